@@ -14,11 +14,14 @@ from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, reason, shown_path
 from mmdec.types import InputError
 
-MAX_PIXELS = 64_000_000  # maximum pixels of an image; a decompression bomb has more
+# maximum pixels of an image. A small malicious file (a "decompression bomb") can declare more, to fill the memory
+MAX_PIXELS = 64_000_000
 MAX_BYTES = 64_000_000  # maximum bytes of an image file
-MAX_RATIO = 1000  # maximum ratio of an image's longer side to its shorter one
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")  # others are rare, or PIL runs other programs for them
-_ORIENTATION = 0x0112  # number of EXIF's tag for the orientation
+# maximum ratio of the longer side to the shorter one; a processor would resize a thinner image to a huge one
+MAX_RATIO = 1000
+# the file formats that are read: for some other formats PIL would start external programs
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF")
+_ORIENTATION = 0x0112  # the number of the EXIF tag that holds the orientation
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -88,7 +91,7 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
         raise InputError(f"{what} must have at most {MAX_BYTES} bytes, but has more. Make it smaller.")
 
     def opened() -> np.ndarray:
-        Image.init()  # registers all formats, because `formats` below names some
+        Image.init()  # loads PIL's format plugins, so that `formats` below can name some of them
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _shrink(image, max_pixels)
             return _decode(image, what, max_pixels)
@@ -97,10 +100,13 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
 
 
 def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
-    """Call `decode`, which uses PIL, and raise InputError if it fails. what: the image's name in errors. size: the
-    file's size in bytes; None without a file."""
+    """Call `decode`, which uses PIL, and convert any exception to an InputError.
+    decode: decodes the image and returns its pixels, (H, W, 3) uint8. what: the image's name in errors. size: the
+        file's size in bytes; None if the image is not from a file.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PIL warns of large pictures, which `_bound` refuses, and of odd metadata
+        # PIL warns of large images, which `_bound` rejects with an error, and of unusual metadata, which does no harm
+        warnings.simplefilter("ignore")
         try:
             return decode()
         except (InputError, MemoryError):

@@ -1,8 +1,9 @@
 """The errors that mmdec raises, the types that drafters, targets and the verifier exchange, and the supported versions
 of transformers.
 
-B rows, N nodes of a draft, A nodes of an accepted path, P prompt columns, S encoder states, V vocabulary, H hidden
-size. This module does not import torch, so that `mmdec --help` starts quickly.
+Letters in shapes: B rows of the batch, N nodes of a draft tree, A nodes of an accepted path, P prompt tokens (padding
+included), S encoder states, V vocabulary, H hidden size. This module does not import torch, so that `mmdec --help`
+starts quickly.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class InputError(MmdecError, ValueError):
     """
 
 
-OLDEST, FIRST_REFUSED = (5, 23), (5, 25)  # versions of transformers: first supported, first refused
+# versions of transformers: the oldest that mmdec supports, and the first that it does not support yet
+OLDEST, FIRST_REFUSED = (5, 23), (5, 25)
 
 
 @lru_cache
@@ -55,14 +57,16 @@ def check_transformers() -> None:
         )
 
 
-# name of the key-value cache among the inputs and outputs of transformers' models; it depends on the release
+# argument name of the key-value cache in transformers' models; transformers renamed it in version 5.24
 CACHE = "cache" if transformers_release() >= (5, 24) else "past_key_values"
 
 
 @contextmanager
 def told() -> Generator[None]:
-    """For command-line programs: if the block raises an mmdec error, print it on stderr and exit with code 2.
-    An error that was raised from an mmdec error (its `__cause__`) counts, too.
+    """Context manager for command-line programs: print an mmdec error on stderr and exit with code 2 (`REFUSED`).
+
+    An exception whose chain of causes (`__cause__`) contains an mmdec error is handled in the same way. Other
+    exceptions are not changed.
     """
     try:
         yield
@@ -100,108 +104,124 @@ class Scores:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verifier's decision. `tokens` is the text of this round: the path's tokens below the root, then `next`.
+    """The verifier's decision about one draft.
 
-    A row that is done ends where plain decoding would end; its `next` is not used for another round.
+    `tokens` is the text that this round adds: the tokens of the accepted path after the root, then `next`. A row that
+    is done ends where plain decoding would end; its `next` starts no further round.
     """
 
     path: Tensor  # (B, A) int64, accepted nodes from the root down, -1 beyond
     next: Tensor  # (B,) int64, the root of the next draft: correction or bonus token
-    done: Tensor  # (B,) bool: whether the row ends here, by EOS, a stopping criterion or its maximum length
+    done: Tensor  # (B,) bool: True if the row ends in this round, by EOS, a stopping criterion or its maximum length
     tokens: Tensor  # (B, T) int64, -1 beyond a row's last token
     lengths: Tensor  # (B,) int64, number of tokens of each row in this round, at least 1
 
 
 @dataclass(frozen=True)
 class Prior:
-    """How often a drafter's guesses are expected to be right, before anything was measured in a run."""
+    """A drafter's expected acceptance rates, used until the rates of actual generation have been measured."""
 
-    ranks: tuple[tuple[float, ...], ...]  # [depth][k]: chance that the k-th best token is right if all above it are
-    measured: bool = True  # False: assumed values; they shape trees but do not set the budget
+    # ranks[depth][k]: probability that the drafter's k-th best token at this depth is right, given that its parent is
+    ranks: tuple[tuple[float, ...], ...]
+    measured: bool = True  # False: assumed values, which are used for tree shapes but not for draft sizes
 
     @property
     def chain(self) -> tuple[float, ...]:
-        """Return the chance of each node of a chain of best tokens; () where nothing was measured."""
+        """Return the acceptance probability at each depth of a chain of best tokens; () if the values were not
+        measured."""
         return tuple(row[0] for row in self.ranks) if self.measured else ()
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter reads besides logits. The target puts it into `Context` and `Scores`."""
+    """What a drafter reads besides tokens and logits. The target puts it into `Context` and `Scores`."""
 
-    layers: tuple[int, ...] = ()  # target layers, from 0, after which it reads hidden states; -1: the last, normed ones
+    # indices of the target layers whose output hidden states it reads; -1: the last layer's, after the final norm
+    layers: tuple[int, ...] = ()
     embeds: bool = False  # whether it reads the input embeddings of the prompt
     memory: bool = False  # whether it reads the encoder's hidden states and the encoder's input features
-    prior: Prior | None = None  # first values for tree shapes and the budget; None: the drafter shapes its own trees
-    travels: bool = False  # whether a chat stores the drafter's memory for the next turn (`Context.carried`)
-    stops: bool = False  # whether it ends chains early, by `Plan.threshold`
+    # initial acceptance rates, for tree shapes and draft sizes; None: the drafter chooses its tree shapes itself
+    prior: Prior | None = None
+    travels: bool = False  # whether a chat keeps the drafter's state for the next turn (`Context.carried`)
+    stops: bool = False  # whether it ends a chain early if its tokens become improbable, see `Plan.threshold`
 
 
 class TreeShape(Protocol):
-    """Chooses the likeliest nodes of a tree, for a drafter that guesses each depth independently. Several runs may use
-    the same object."""
+    """Chooses the tree nodes that are most probably accepted, for a drafter that predicts each depth independently.
+    Several generate() calls may share one object."""
 
-    width: int  # number of ranks (k-th best tokens) that a tree may use at each depth
+    width: int  # number of the best tokens at each depth from which a tree may choose
 
     def tree(self, nodes: int, depth: int) -> Sequence[tuple[int, int, int]]:
-        """Return (parent, depth from 0, rank) of each node below the root."""
+        """Choose the tree's nodes. Returns (parent, depth from 0, rank) of each node below the root.
+
+        nodes: maximum number of nodes. depth: maximum depth.
+        """
         ...
 
     def learn(self, depth: int, rank: int | None) -> None:
-        """Record which rank was right at `depth` (from 0); None: no rank was right."""
+        """Record which of the ranked tokens was right at `depth` (from 0). rank: its index, 0 is the best; None: none
+        was right."""
         ...
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the prompt's pass computed, for drafters that read it.
+    """What the pass over the prompt computed, for drafters that read it.
 
-    `features`, `embeds`, `visual` and `positions` cover only the last F columns of the prompt: those that the caller's
-    cache did not hold yet. Without such a cache F = P.
+    `features`, `embeds`, `visual` and `positions` cover only the last F tokens of the prompt: those that were not yet
+    in the key-value cache that the caller passed. Without such a cache F = P.
     """
 
     tokens: Tensor  # (B, P) int64, the prompts' token ids
     mask: Tensor  # (B, P) bool, False at padding
-    positions: Tensor  # (1 or 3, B, F), the target's positions; 3 with M-RoPE
+    positions: Tensor  # (1 or 3, B, F), the target's position ids; 3 with M-RoPE
     next_position: Tensor  # (B,), the target's position of the first root; M-RoPE's rope_delta is included
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> its hidden states (B, F, H)
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
-    visual: Tensor | None = None  # (B, F) bool, True at placeholders of images, video or sound
-    pictures: Tensor | None = None  # (B, P) bool, the same for all of `tokens`
-    images: Mapping[str, Any] | None = None  # the processor's pixels, sizes and sound, if the target received them
+    visual: Tensor | None = None  # (B, F) bool, True at the placeholder tokens of images, video or audio
+    pictures: Tensor | None = None  # (B, P) bool, as `visual`, but for all prompt tokens
+    # the processor's outputs for images and audio (pixels, sizes, features), if the target received them
+    images: Mapping[str, Any] | None = None
     memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
-    sound: Tensor | None = None  # (B, mels, T), the encoder's input features; None: not known
+    sound: Tensor | None = None  # (B, mels, T), the speech encoder's input features; None: not known
     source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if the decoder has the same tokens
-    room: Tensor | None = None  # (B,), number of positions left before the target's maximum; None: no maximum
-    columns: bool = False  # whether each node of a draft needs a position of its own; else each depth has one
+    room: Tensor | None = None  # (B,), number of further tokens until the target's maximum length; None: no maximum
+    # True: each node of a draft takes up one of the target's positions; False: nodes of the same depth share one
+    columns: bool = False
     chains: bool = False  # whether a draft must be a chain
-    shape: TreeShape | None = None  # tree shapes by chances learned in earlier runs; None without `Needs.prior`
-    past: int = 0  # number of columns that the caller's cache already held
+    # chooses tree shapes by the acceptance rates of earlier generate() calls; None without `Needs.prior`
+    shape: TreeShape | None = None
+    past: int = 0  # number of tokens that were in the caller's key-value cache before this call
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
-    summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of each image's states (vision tower)
-    carried: Any = None  # the drafter's memory from the previous turn of a chat; None: there is none
+    # (images, 2 * width): mean and standard deviation of each image's states in the vision tower
+    summaries: Tensor | None = None
+    carried: Any = None  # the drafter's state from the previous turn of a chat; None: there is none
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The size and kind of a round's draft: `nodes` below the root in total, at most `depth` deep."""
+    """The maximum size of a round's draft, and how to choose its tokens.
+
+    nodes: number of nodes below the root. depth: maximum depth of the tree.
+    """
 
     nodes: int
     depth: int
     temperature: float | None = None  # sample children at this temperature and return `probs`; None: deterministic
     generator: torch.Generator | None = None  # for sampling children, on the target's device
-    # A chain (nodes <= depth) of likeliest tokens ends at the first node whose estimated chance to be accepted together
-    # with all nodes before it, averaged over the rows, is below `threshold`.
+    # A chain (nodes <= depth) of most probable tokens ends at the first node for which the estimated probability that
+    # it and all nodes before it are accepted (mean over the rows) is below `threshold`.
     threshold: float = 0.0
-    # Such a chain is not drafted at all if fewer than `least` of its tokens are expected to be accepted, averaged over
-    # the rows: it would not pay for a pass over several columns. Only drafters that take no time read this.
+    # A chain is not drafted at all if fewer than `least` of its tokens are expected to be accepted (mean over the
+    # rows): checking it takes the target more time than it saves. Only drafters that take no time themselves read this.
     least: float = 0.0
 
 
 class Target(Protocol):
     """A model that scores drafts. It does not know how drafts are made.
 
-    The object holds weights only. `prefill` returns a session, which holds the state of one run.
+    The object holds weights only. `prefill` returns a session, which holds the state of one generate() call.
     """
 
     vocab_size: int
@@ -218,7 +238,9 @@ class Target(Protocol):
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Any, Context, Draft, Scores]:
         """Run the prompt. Returns (session, context, draft, scores).
 
-        The draft holds only the last prompt token, whose column is in the cache already: committing it changes nothing.
+        inputs: the arguments of the model's forward. needs: what the drafter reads.
+        The draft has one node, the last prompt token. Its keys and values are in the cache already, so committing it
+        changes nothing.
         """
         ...
 
@@ -227,7 +249,7 @@ class Target(Protocol):
         ...
 
     def commit(self, session: Any, verdict: Verdict) -> None:
-        """Keep the columns of the accepted path in the cache, and drop the draft's others."""
+        """Keep the keys and values of the accepted path in the cache, and remove those of the draft's other nodes."""
         ...
 
     def select(self, session: Any, live: Tensor) -> None:
@@ -236,9 +258,10 @@ class Target(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes drafts and never accepts them.
+    """Proposes drafts. Whether they are accepted is decided by the verifier.
 
-    It holds weights only: `start` returns the memory of a run, and `DecodingStatistics` stores what runs measure.
+    The object holds weights only. `start` returns the state of one generate() call, and `DecodingStatistics` stores
+    what is measured during the calls.
     """
 
     needs: Needs
@@ -253,7 +276,7 @@ class Drafter(Protocol):
         ...
 
     def start(self, context: Context) -> Any:
-        """Read the prompt and return the drafter's memory of this run."""
+        """Read the prompt and return the drafter's state for this generate() call."""
         ...
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
@@ -261,8 +284,8 @@ class Drafter(Protocol):
         ...
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Learn from the verdict on a draft. Called after every round: also after plain rounds, after drafts of another
-        drafter, and after the prompt's pass."""
+        """Update the drafter's state after a round. Called after every round: also after rounds without a draft, after
+        rounds in which another drafter drafted, and after the prompt's pass."""
         ...
 
     def select(self, memory: Any, live: Tensor) -> None:

@@ -1,9 +1,9 @@
-"""Reads and writes sound files. A length in a header serves only to refuse files that are too long; every file is
-decoded to its real end. Output is written atomically.
-libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`) reads the sound of mp4, m4a, mov, webm and mka.
-PyAV contains FFmpeg. This module tells FFmpeg the format: if FFmpeg guessed it, some formats could open other files or
-the network.
-FFmpeg reads only the open file, and decodes only the first sound track.
+"""Reads and writes sound files. The length in a file's header is used only to reject files that are too long: every
+file is decoded to its actual end. Output files are written atomically.
+
+libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`), which contains FFmpeg, reads the audio of mp4,
+m4a, mov, webm and mka. This module tells FFmpeg the format: if FFmpeg guessed it, some formats could make it open other
+files or the network. FFmpeg reads only the open file, and decodes only the first audio track.
 """
 
 import io
@@ -26,9 +26,9 @@ from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, unreadable, write_whole
 from mmdec.types import InputError
 
-MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, which is read into memory
-BLOCK = 1 << 20  # maximum samples, of all channels, that are read at once
-UNKNOWN = 2**63 - 1  # the length that libsndfile returns if the header has none
+MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, because it is read into memory
+BLOCK = 1 << 20  # maximum number of samples, summed over all channels, that are read at a time
+UNKNOWN = 2**63 - 1  # the length in frames that libsndfile reports if the header has none
 READABLE = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST")  # libsndfile's names
 WRITABLE = {  # suffix: libsndfile's format and subtype
     ".wav": ("WAV", "PCM_16"),
@@ -44,31 +44,31 @@ WRITABLE = {  # suffix: libsndfile's format and subtype
 }
 
 AudioSource = str | os.PathLike[str] | BinaryIO
-MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names of two families of containers: mp4, m4a, mov; and mkv, mka, webm
+MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names of two container formats: for mp4, m4a, mov; and for mkv, mka, webm
 KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
 
 
 def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
     """Read one sound file, mix it down to mono and resample it.
 
-    It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, of 8 to 32 bit integers or floats; and with PyAV (extra
-    `mmdec[av]`) the sound of mp4, m4a, mov, webm and mka. The whole content is read, even if the header declares less.
-    Floats beyond full scale are scaled down to it.
-    source: a path, or a binary file object. sample_rate: the result's, in Hz. Default 16 kHz.
+    It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, with integers of 8 to 32 bits or floats; and with PyAV
+    (extra `mmdec[av]`) the audio of mp4, m4a, mov, webm and mka. The whole content is read, even if the header declares
+    less. Floats beyond full scale are scaled down to it.
+    source: a path, or a binary file object. sample_rate: Hz of the result. Default 16 kHz.
     max_seconds: longer audio raises an error; if the header shows that it is longer, nothing is decoded.
     Returns: samples (T,) float32 in [-1, 1].
-    Raises: InputError for any other file, and for audio that `check_samples` or `check_peak` refuses.
+    Raises: InputError for any other file, and for audio with samples that are not finite, too large or missing.
     """
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
     of = _of(source)
-    for rate, block in _blocks(source, max_seconds):  # (<= 2^20 / channels, channels)
+    for rate, block in _blocks(source, max_seconds):  # block: (at most 2^20 / channels, channels)
         rates.append(rate)
         peak = float(
             np.fmax.reduce(np.abs(block), axis=None, initial=peak)
         )  # peak over all channels: in the mix, two may cancel
-        with np.errstate(all="ignore"):  # infinite samples are detected below
+        with np.errstate(all="ignore"):  # infinite samples are found by the check after the loop
             blocks.append(block.mean(axis=1))
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
     check_samples(samples, of)
@@ -77,10 +77,11 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:
-    """Measure a sound file's length in seconds, by decoding it to its end. Raises InputError as `load_audio` does."""
+    """Measure a sound file's duration in seconds by decoding the whole file. Raises InputError for files that
+    `load_audio` rejects."""
     of, seconds, peak = _of(path), 0.0, 0.0
     for rate, block in _blocks(path, MAX_SECONDS):
-        with np.errstate(all="ignore"):  # infinite samples are detected below, as in `load_audio`
+        with np.errstate(all="ignore"):  # infinite samples are found by the check that follows
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
         seconds += len(block) / rate
@@ -91,7 +92,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 def _of(source: AudioSource) -> str:
-    """Return the end of an error message, which names the source: " in 'a.wav'"."""
+    """Return text for the end of an error message that names the source: " in 'a.wav'"; "" if it has no name."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
     return " in the file object"
@@ -106,18 +107,21 @@ def _check_seconds(seconds: float, most: float, name: str) -> None:
 
 
 class _FrontToBack(soundfile.SoundFile):
-    """A file that is read without seeking. soundfile seeks after each block, which GSM 6.10 does not support."""
+    """A sound file that is read without seeking. soundfile itself seeks after each block, which fails for the GSM 6.10
+    encoding."""
 
     def seekable(self) -> bool:
         return False
 
 
 def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield a sound file's rate and samples (T, channels) in pieces, until the decoder returns none.
+    """Yield (sample rate in Hz, samples (T, channels)) for each block of a sound file, until the decoder returns no
+    more.
 
-    No declared length is trusted: each piece holds only the frames that the decoder returned. `SoundFile.blocks` would
-    return as many as the header declares: if the file is cut or damaged, the rest is uninitialised memory, such as
-    another recording's samples.
+    The length in the header is not trusted: each block holds only the frames that the decoder returned.
+    `SoundFile.blocks` would return as many frames as the header declares. If the file is cut off, the rest would be
+    uninitialised memory, such as samples of another recording.
+    source: a path or a file object. max_seconds: longer audio raises InputError.
     """
     frames = 0
     path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
@@ -134,7 +138,7 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
                 yield rate, block
         except InputError:
             raise
-        except Exception as error:  # whether a decoder, soundfile or the system raised it, this file is the cause
+        except Exception as error:  # of a decoder, soundfile or the system: this file is the cause
             reason = files.reason(error)
             if isinstance(error, soundfile.LibsndfileError):
                 reason = error.error_string.rstrip(".") or f"error {error.code}"
@@ -149,7 +153,12 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
 
 
 def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float) -> Generator[tuple[int, np.ndarray]]:
-    """Decode an open file by its content: with libsndfile, or with PyAV where libsndfile does not know the format."""
+    """Decode an open file with libsndfile, or with PyAV if libsndfile does not know the format.
+
+    content: a file descriptor, or the file's bytes. name: the file's name, for errors. path: its path; "" for a file
+        object. max_seconds: longer audio raises InputError.
+    Yields: (sample rate in Hz, samples (T, channels)) for each block.
+    """
     try:
         file = _FrontToBack(content, closefd=False)
     except soundfile.LibsndfileError:
@@ -171,7 +180,8 @@ def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float
 
 
 class _Content(io.BytesIO):
-    """A file's bytes. A seek before the beginning (a damaged header may cause one) does nothing, as in a file."""
+    """A file's bytes as a file object. A seek to before the beginning, which a damaged header may cause, does nothing
+    instead of raising."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:
@@ -181,7 +191,8 @@ class _Content(io.BytesIO):
 
 
 def _read_whole(source: BinaryIO) -> io.BytesIO:
-    """Read a file object to its end, in pieces. Raises InputError above `MAX_BYTES`, for example for an endless one."""
+    """Read a file object to its end. Raises InputError if it has more than `MAX_BYTES`, so that an endless stream
+    cannot fill the memory."""
     content = _Content()
     while piece := _read_piece(source):
         if not isinstance(piece, bytes):
@@ -198,7 +209,7 @@ def _read_whole(source: BinaryIO) -> io.BytesIO:
 def _read_piece(source: BinaryIO) -> bytes:
     try:
         return source.read(1 << 20)
-    except Exception as error:  # a closed or broken file, or a class of the caller's, may raise anything
+    except Exception as error:  # a closed file, or a class of the caller, may raise any
         raise unreadable("audio", "the file object", error, "Open it anew, or give its path.") from error
 
 
@@ -221,7 +232,7 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
     check_rate(sample_rate)  # above 200 kHz, libsndfile's Vorbis encoder crashes the process
     kind, subtype = WRITABLE[suffix]
     data = _writable(samples)  # with NaN, the MP3 encoder crashes the process
-    content = io.BytesIO()  # encoders do not report a full disk
+    content = io.BytesIO()  # encode into memory first, because the encoders do not report a full disk
     try:
         with soundfile.SoundFile(content, "w", sample_rate, 1, format=kind, subtype=subtype) as file:
             for start in range(0, len(data), 1 << 16):  # libsndfile's Vorbis encoder fails on minutes of sound at once
@@ -260,10 +271,12 @@ def container_of(content: int | io.BytesIO) -> str:
 
 
 def container_blocks(content: int | io.BytesIO, container: str, name: str, path: str) -> Iterator[tuple[int, Any]]:
-    """Decode the first sound track: yields rate and samples (T, channels) float32, in pieces, to the end.
+    """Decode the first audio track of a file to its end. Yields (sample rate in Hz, samples (T, channels) float32) for
+    each block.
 
-    name: the file's name in errors. path: its path; "" for a file object.
-    Raises: InputError if PyAV is not installed, or the file has no sound track or is damaged.
+    content: a file descriptor, or the file's bytes. container: FFmpeg's name of the file's format. name: the file's
+        name in errors. path: its path; "" for a file object.
+    Raises: InputError if PyAV is not installed, or the file has no audio track or is damaged.
     """
     try:
         av: Any = import_module("av")
@@ -289,9 +302,10 @@ def container_blocks(content: int | io.BytesIO, container: str, name: str, path:
 
 
 def conversion(path: str, convert: str = "Convert") -> str:
-    """Return the remedy for an unreadable sound file: FFmpeg's command that converts it, if its name is printable.
+    """Return advice for an unreadable sound file: an FFmpeg command that converts it. The command is left out if the
+    file's name is not printable.
 
-    convert: how the sentence begins.
+    convert: how the advice begins.
     """
     if not path or not path.isprintable():
         return f"{convert} it to 16-bit PCM wav."
@@ -304,12 +318,12 @@ def conversion(path: str, convert: str = "Convert") -> str:
 
 
 def _plain(path: str) -> str:
-    """Change a path so that FFmpeg reads it neither as an option ("-i") nor as an address ("a:b")."""
+    """Change a path so that FFmpeg does not take it for an option ("-i") or a URL ("a:b")."""
     return f"file:{path}" if path.startswith("-") or ":" in path else path
 
 
 def _file(content: int | io.BytesIO) -> BinaryIO:
-    """Return a file object at the beginning of `content`. Closing it leaves `content` open."""
+    """Return a file object that reads `content` from its beginning. Closing the object does not close `content`."""
     if isinstance(content, int):
         os.lseek(content, 0, os.SEEK_SET)
         return open(content, "rb", closefd=False)

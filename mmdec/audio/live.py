@@ -1,7 +1,7 @@
-"""Reads sound that arrives in pieces: resamples it, detects speech, and cuts it into windows at pauses.
+"""Reads audio that arrives in chunks: resamples it, detects speech, and cuts it into windows at pauses.
 
-The sound is read in blocks of 0.1 s counted from the stream's beginning, so that the cuts do not depend on the pieces
-in which it arrives. Memory is bounded by one window and ten seconds of levels.
+The audio is processed in blocks of 0.1 s, counted from the stream's beginning. So the cuts do not depend on how the
+audio is divided into chunks. The memory is limited to one window and the levels of the last ten seconds.
 """
 
 from __future__ import annotations
@@ -21,31 +21,34 @@ from torch import Tensor
 from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
 from mmdec.types import InputError
 
-FRAMES = 10  # frames of 10 ms in a block
-BLOCK = FRAMES * STEP  # samples in a block
-HISTORY = 100  # number of newest blocks from which the levels of loud parts and of noise are estimated
-FAINT = 3e-4  # part of full scale (-70 dB): anything fainter is no voice
-BELOW_LOUD = 10 ** (-35 / 20)  # a voice is at most 35 dB below the loud parts
-ABOVE_NOISE = 2.5  # a voice is at least so many times as loud as the noise
-SETTLED = 10  # number of blocks after which the level of the noise is known
-VOICED = 3  # minimum frames with voice that make a block voiced
-LEAD, TAIL = 3, 4  # blocks that a window keeps before its first and after its last voiced block
-LONG_SILENCE = 8.0  # seconds of silence that end a window of a recording; shorter silences stay inside windows
-CLEAR = 5  # minimum blocks of a clear pause; with `latest`, a full window is cut at its last clear pause
-LEAST = 2  # minimum voiced blocks of a window; a window with fewer is dropped, as noise
+FRAMES = 10  # number of 10 ms frames in a block
+BLOCK = FRAMES * STEP  # number of samples in a block (0.1 s)
+HISTORY = 100  # number of the newest blocks (10 s) from which the levels of loud speech and of noise are estimated
+FAINT = 3e-4  # RMS level, 1 is full scale (this is -70 dB): a frame with a lower level is silence
+BELOW_LOUD = 10 ** (-35 / 20)  # a voiced frame's minimum RMS level, as a factor on the level of loud frames: -35 dB
+ABOVE_NOISE = 2.5  # a voiced frame's minimum RMS level, as a factor on the level of the noise
+SETTLED = 10  # number of blocks (1 s) after which the estimate of the noise level is used
+VOICED = 3  # a block counts as voiced if at least this many of its 10 frames are voiced
+LEAD, TAIL = 3, 4  # number of blocks of silence that a window includes before its first and after its last voiced block
+LONG_SILENCE = 8.0  # seconds of silence at which `cut_at_pauses` ends a window; shorter silences stay inside it
+# minimum blocks (0.1 s each) of a clear pause; if `latest` is set, a full window is cut at its last clear pause
+CLEAR = 5
+LEAST = 2  # minimum number of voiced blocks in a window; a window with fewer is taken for noise and dropped
 
 
 @final
 class StreamResampler:
-    """Resamples an endless stream to 16 kHz, to the same samples that `resample` gives for the whole sound."""
+    """Resamples a stream to 16 kHz, chunk by chunk. The samples equal those of `resample` for the whole recording."""
 
     def __init__(self, rate: int) -> None:
-        """rate: the arriving sound's sample rate in Hz."""
+        """rate: the sample rate in Hz of the audio that arrives."""
         self._stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
 
     def add(self, samples: np.ndarray, last: bool = False) -> Tensor:
-        """Resample the next samples (T,). Returns: the samples at 16 kHz that are complete. last: whether the stream
-        ends here; then all remaining samples are returned."""
+        """Resample the next samples (T,). last: whether the stream ends with them.
+
+        Returns: the samples at 16 kHz that can be computed so far; with `last`, all that remain.
+        """
         data = np.ascontiguousarray(samples, dtype=np.float32)
         if self._stream is not None:
             data = self._stream.resample_chunk(data, last=last)
@@ -54,37 +57,44 @@ class StreamResampler:
 
 @final
 class VoiceGate:
-    """Decides for each block of a stream whether it contains speech, from the sound so far.
+    """Voice activity detection: decides for each block of a stream whether it contains speech, from the audio so far.
 
-    The noise of a room is known after a second of it. Until then blocks wait, so that noise at the beginning of a
-    stream does not pass for a voice.
+    The noise level is estimated from the first second. Until then blocks wait for their decision, so that noise at a
+    stream's beginning is not taken for speech.
     """
 
     def __init__(self, detector: str = ENERGY) -> None:
-        """detector: "energy", or "webrtc" (extra `mmdec[vad]`). Raises InputError for an unknown detector, or if its
-        package is not installed."""
+        """detector: "energy" (level above noise), or "webrtc" (extra `mmdec[vad]`). Raises InputError for an unknown
+        detector, or if its package is not installed."""
         check_detector(detector)
         self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
-        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)  # levels of each block's frames that are not `FAINT`
-        self._settled = detector != ENERGY  # whether the noise is known
-        self._waiting: list[tuple[Tensor, np.ndarray]] = []  # blocks and levels, until the noise is known
+        # for each recent block: the RMS levels of its frames, without those below `FAINT`
+        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
+        # whether the noise level has been estimated; WebRTC's detector does not need it
+        self._settled = detector != ENERGY
+        # blocks that wait for the noise estimate, each with its frames' levels
+        self._waiting: list[tuple[Tensor, np.ndarray]] = []
 
     @property
     def waiting(self) -> int:
-        """Return the number of blocks that are not decided yet."""
+        """Return the number of blocks that wait for their decision."""
         return len(self._waiting)
 
     def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
-        """Add the stream's next block, samples (BLOCK,). Returns the blocks that are decided now, each with whether it
-        contains a voice."""
+        """Add the stream's next block, samples (BLOCK,).
+
+        Returns: the blocks that are decided now, each as (block, whether it contains speech).
+        """
         frames = block.reshape(FRAMES, STEP)
         if self._webrtc is not None:
             integers = (frames.clamp(-1, 1) * 32767).to(torch.int16).numpy().astype("<i2")
             spoken = sum(self._webrtc.is_speech(frame.tobytes(), SAMPLE_RATE) for frame in integers)
             return [(block, spoken >= VOICED)]
-        level = (frames - block.mean()).square().mean(1).sqrt().numpy()  # a microphone may add a constant
+        # the mean is subtracted, because a microphone may add a constant
+        level = (frames - block.mean()).square().mean(1).sqrt().numpy()
         audible = bool((level >= FAINT).any())
-        self._levels.append(level[level >= FAINT])  # a microphone that was off says nothing about the room
+        # digital silence (a microphone that is off) must not lower the noise estimate
+        self._levels.append(level[level >= FAINT])
         if not audible and not self._waiting:
             return [(block, False)]
         if self._settled:
@@ -93,7 +103,10 @@ class VoiceGate:
         return self.end() if len(self._waiting) == SETTLED else []
 
     def end(self) -> list[tuple[Tensor, bool]]:
-        """Decide all waiting blocks: the noise is known, or the stream has ended. Returns them as `add` does."""
+        """Decide all waiting blocks, because the noise level is now known or the stream has ended.
+
+        Returns: a list of (block, whether it contains speech).
+        """
         told = [(block, self._voiced(level)) for block, level in self._waiting]
         self._waiting, self._settled = [], True
         return told
@@ -106,48 +119,52 @@ class VoiceGate:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a stream that contains speech."""
+    """A section of a stream that contains speech and is decoded by itself."""
 
-    start: int  # index of its first sample in the stream at 16 kHz
+    start: int  # index in the 16 kHz stream of the window's first sample
     samples: Tensor  # (T,) float32 at 16 kHz
 
     @property
     def end(self) -> int:
-        """Return the index, in the stream, after the window's last sample."""
+        """Return the index in the 16 kHz stream of the first sample after the window."""
         return self.start + len(self.samples)
 
 
 def cut_at_pauses(samples: Tensor, most: int) -> list[Window]:
-    """Cut a recording (T,) of 16 kHz at pauses into windows of at most `most` samples, as few as its pauses allow."""
+    """Cut a 16 kHz recording (T,) at pauses into as few windows as possible. most: maximum samples of a window. Long
+    silences are left out."""
     windows = SpeechWindows(LONG_SILENCE, most, latest=True)
     return [*windows.add(samples), *windows.end()]
 
 
 @final
 class SpeechWindows:
-    """Cuts a stream into windows with speech. What lies between them is silence, and is dropped.
+    """Cuts a stream into windows with speech, and drops the silence between them. Holds the blocks of the window that
+    is still open.
 
-    A window begins shortly before a voice. It closes when the voice has paused, or when it is full: then it is cut in
-    its longest pause, or where it is quietest, and the rest begins the next window.
+    A window begins shortly before speech. It closes after a pause, or when it is full. A full window is cut at its
+    longest pause, else at its quietest block, and what follows the cut begins the next window.
     """
 
     def __init__(self, pause: float, most: int, detector: str = ENERGY, latest: bool = False) -> None:
-        """pause: seconds without a voice that close a window. most: samples of the longest window. latest: a full
-        window is cut at its last clear pause, if it has one."""
+        """pause: a window closes after this many seconds without speech. most: maximum samples of a window.
+        detector: "energy" or "webrtc". latest: whether a full window is cut at its last clear pause instead of its
+            longest pause.
+        """
         self._latest = latest
         self._gate, self._pause, self._most = VoiceGate(detector), max(round(pause * 10), TAIL + 1), most // BLOCK
-        self._blocks: list[Tensor] = []  # blocks of the open window; if none is open, the newest blocks
-        self._voiced: list[bool] = []  # for each of these blocks, whether it contains a voice
-        self._start = 0  # index of the first block's first sample
-        self._rest = torch.zeros(0)  # samples that do not fill a block yet
+        self._blocks: list[Tensor] = []  # blocks of the open window; while there is no speech, only the newest blocks
+        self._voiced: list[bool] = []  # for each block in `_blocks`: whether it contains speech
+        self._start = 0  # index in the stream of the first sample in `_blocks`
+        self._rest = torch.zeros(0)  # samples at the end of the stream that do not fill a block yet
 
     @property
     def heard(self) -> int:
-        """Return the number of samples of the stream so far."""
+        """Return the number of samples that were added to the stream so far."""
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
     def add(self, samples: Tensor) -> list[Window]:
-        """Append 16 kHz samples (T,) to the stream. Returns the windows that they close."""
+        """Append 16 kHz samples (T,) to the stream. Returns the windows that are complete now."""
         closed = list[Window]()
         whole = torch.cat([self._rest, samples])
         count = len(whole) // BLOCK
@@ -158,7 +175,7 @@ class SpeechWindows:
         return closed
 
     def end(self) -> list[Window]:
-        """End the stream. Returns the window that this closes, if one is open."""
+        """End the stream. Returns a list with the last window, or an empty one."""
         rest, self._rest = self._rest, torch.zeros(0)
         told = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
         closed = self._add([*told, *self._gate.end()])
@@ -169,8 +186,10 @@ class SpeechWindows:
         return closed
 
     def open(self) -> tuple[Window, bool] | None:
-        """Return the open window so far, and whether a pause has begun. If so, the window will close as it is, unless
-        the voice continues. None if no window is open."""
+        """Return the open window as it is now, and whether a pause has begun; None if no window is open.
+
+        After the beginning of a pause, the window will close unchanged unless speech continues.
+        """
         if sum(self._voiced) < LEAST:
             return None
         cut = self._last() + TAIL
@@ -190,12 +209,12 @@ class SpeechWindows:
         return closed
 
     def _last(self) -> int:
-        """Return the number of blocks up to the last voiced one, which is included."""
+        """Return the number of blocks up to and including the last one with speech."""
         return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
 
     def _pause_inside(self) -> int:
-        """Return where a full window is cut, in blocks, in its second half: in the middle of the longest pause (with
-        `latest`, of the last clear pause), else at the quietest block."""
+        """Find where to cut a full window, as a number of blocks. The cut is in the second half: in the middle of the
+        longest pause, or with `latest` of the last clear pause; without a pause at the quietest block."""
         half, runs, begin = len(self._blocks) // 2, list[tuple[int, int]](), 0
         for index, voiced in enumerate([*self._voiced, True]):
             if voiced:
@@ -212,7 +231,8 @@ class SpeechWindows:
         return half + levels.index(min(levels))
 
     def _close(self, cut: int) -> list[Window]:
-        """Return the first `cut` blocks as a window. The others begin the next one."""
+        """Return a list with the first `cut` blocks as a window; an empty list if they contain too little speech. The
+        other blocks begin the next window."""
         window = Window(self._start, torch.cat(self._blocks[:cut]))
         spoken = sum(self._voiced[:cut]) >= LEAST
         self._drop(cut)
@@ -226,39 +246,47 @@ class SpeechWindows:
             del self._blocks[:count], self._voiced[:count]
 
 
-ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}  # samples' encoding -> NumPy's dtype
-BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # encoding -> bytes of one sample
-PIECE = 1 << 14  # maximum bytes that are read at once
-WAITING = 30.0  # maximum seconds of sound that wait for the caller; then the pipe is not read further
-HEADER = 1 << 20  # maximum bytes of a wav's header, its chunks before the samples
-ENDLESS = 2**31 - 2**16  # a declared size of at least this means that the size is unknown
-FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")  # first bytes of sound files but wav
-PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes by which a wav's header names its encoding
+# name of a sample encoding -> the NumPy dtype with which its bytes are read
+ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}
+BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # name of a sample encoding -> bytes per sample
+PIECE = 1 << 14  # maximum bytes that are read from a pipe at a time
+WAITING = 30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
+HEADER = 1 << 20  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
+# a wav header with at least this size in bytes comes from a program that did not know the length
+ENDLESS = 2**31 - 2**16
+# the first bytes of sound files in formats other than wav
+FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes for the sample format in a wav header
 
 
 @dataclass(frozen=True)
 class PipedSound:
-    """A stream of samples whose format is known."""
+    """A stream of raw samples, with its format and the bytes that were already read."""
 
     rate: int  # sample rate in Hz
     channels: int
     encoding: str  # a key of `ENCODINGS`
-    size: int | None  # bytes of samples that the header declares; None: unknown
-    head: bytes  # bytes of samples that were read together with the header
+    size: int | None  # number of bytes of samples that the header declares; None: unknown
+    head: bytes  # first bytes of samples, which were read together with the header
 
 
 def looks_like_a_file(head: bytes) -> bool:
-    """Return whether the first 12 bytes are those of a sound file other than wav. Such a file must be read whole."""
+    """Return whether a stream is a sound file other than wav, which can only be decoded when it is complete. head: its
+    first 12 bytes."""
     return head.startswith(FILES) or head[4:8] == b"ftyp"
 
 
 def is_wav(head: bytes) -> bool:
-    """Return whether the first 12 bytes are those of a wav stream."""
+    """Return whether a stream is a wav file. head: its first 12 bytes."""
     return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
 
 
 def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
-    """Read a wav's header up to its samples. head: the first 12 bytes. Raises InputError if it cannot be read."""
+    """Read a wav header from a stream, up to its samples.
+
+    head: the first 12 bytes, which were read already. stream: continues after them. Returns: the format, and the
+        stream's first samples. Raises: InputError if the header cannot be read.
+    """
     form, left = None, HEADER
     while True:
         name, size = struct.unpack("<4sI", _exactly(stream, 8))
@@ -300,8 +328,10 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
-    """Convert the bytes of whole frames to samples (T,) float32: the channels' mean; integers are scaled by their
-    range."""
+    """Convert bytes to samples (T,) float32: the mean of the channels; integers are scaled to [-1, 1].
+
+    content: a whole number of frames. encoding: a key of `ENCODINGS`.
+    """
     data = np.frombuffer(content, ENCODINGS[encoding])
     if encoding == "s24":
         wide = np.zeros((len(data) // 3, 4), np.uint8)
@@ -317,7 +347,8 @@ def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
 
 
 def pieces(sound: PipedSound, stream: BinaryIO) -> Iterator[np.ndarray]:
-    """Yield samples (T,) as they arrive. Up to `WAITING` seconds of sound are collected while the caller works.
+    """Yield arrays of samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up to
+    `WAITING` seconds ahead.
 
     Raises: InputError at the end, if the last sample is incomplete.
     """
@@ -338,7 +369,8 @@ def pieces(sound: PipedSound, stream: BinaryIO) -> Iterator[np.ndarray]:
 
 
 class _Backlog:
-    """Reads a stream in a thread, so that a microphone's pipe does not overflow."""
+    """Reads a stream in a thread and buffers its bytes, so that a microphone's pipe does not overflow while the caller
+    works."""
 
     def __init__(self, stream: BinaryIO, sound: PipedSound, most: int) -> None:
         self._stream, self._most, self._left = stream, most, sound.size
@@ -372,7 +404,7 @@ class _Backlog:
                         self._change.wait()
                     self._waiting += piece
                     self._change.notify_all()
-        except Exception as error:  # such as a closed pipe; the caller's thread reads it from here
+        except Exception as error:  # for example a closed pipe; `take` raises it in the caller
             self._error = error
         finally:
             with self._change:

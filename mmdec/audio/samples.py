@@ -1,8 +1,9 @@
-"""Checks samples, scales and resamples them, finds pauses (WebRTC's detector: extra `mmdec[vad]`), computes features.
+"""Checks, scales and resamples audio samples, finds pauses (also with WebRTC's detector, extra `mmdec[vad]`), and
+computes features.
 
-The translator's encoder reads Kaldi's 80 filterbanks (25 ms window, 10 ms hop), normalised per utterance. All features
-of the target (the translated speech) have the same frame grid: 16 kHz, window and FFT 1024, hop 256, centred, so T
-samples give 1 + T // 256 frames.
+The translator's encoder reads Kaldi's 80 log-mel filterbanks (25 ms window, 10 ms hop), normalised per utterance.
+Features of the target (the translated speech) use another frame grid: 16 kHz, window and FFT size 1024, hop 256,
+centred, so T samples give 1 + T // 256 frames.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from transformers.audio_utils import mel_filter_bank, window_function
 from mmdec.checks.arguments import show
 from mmdec.types import InputError
 
-SAMPLE_RATE = 16_000  # sample rate in Hz that all networks of mmdec read
-HOP = 256  # samples between two frames of the target's (the translation's) spectrogram
-WINDOW = 1024  # samples in a frame of the target's spectrogram
-MELS = 80  # mel bands of a spectrogram
-LOG_FLOOR = 1e-5  # minimum mel magnitude, before the logarithm
-HIGHEST, DIP = 400.0, 0.2  # of a voiced frame: the highest fundamental in Hz, and the largest difference at YIN's dip
+SAMPLE_RATE = 16_000  # sample rate in Hz of the audio that all networks of mmdec read
+HOP = 256  # hop of the spectrogram of the translated speech, in samples
+WINDOW = 1024  # window and FFT size of that spectrogram, in samples
+MELS = 80  # number of mel bands
+LOG_FLOOR = 1e-5  # minimum mel magnitude: smaller ones are raised to it before the logarithm
+# a frame counts as voiced if YIN finds a fundamental below 400 Hz whose normalised difference is at most 0.2
+HIGHEST, DIP = 400.0, 0.2
 MOMENTUM = 0.99  # momentum of fast Griffin-Lim
-_KALDI_FLOOR = float(np.finfo(np.float32).eps)  # minimum energy of a filter, before the logarithm
+# minimum filter energy: smaller ones are raised to it before the logarithm
+_KALDI_FLOOR = float(np.finfo(np.float32).eps)
 
 
 def fbank(samples: Tensor) -> Tensor:
@@ -50,30 +53,35 @@ def fbank(samples: Tensor) -> Tensor:
 
 
 def magnitudes(samples: Tensor) -> Tensor:
-    """Compute the magnitudes (..., 513, F) of 16 kHz samples (..., T) on the target frame grid. Differentiable."""
+    """Compute the STFT magnitudes (..., 513, F) of 16 kHz samples (..., T) on the frame grid of the target (1024
+    window, hop 256). Differentiable."""
     spectrum = torch.stft(
         samples, WINDOW, HOP, window=_window(samples.device), center=True, pad_mode="constant", return_complex=True
     )
-    return (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()  # the floor keeps the gradient finite at 0
+    # 1e-9 keeps the gradient of the root finite at 0
+    return (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
 
 
 def log_mel(samples: Tensor) -> Tensor:
-    """Compute the target features (..., F, 80) of 16 kHz samples (..., T): natural log of mel magnitudes.
-    Differentiable."""
+    """Compute the log-mel features (..., F, 80) of the target from 16 kHz samples (..., T): natural logarithms of mel
+    magnitudes. Differentiable."""
     mel = magnitudes(samples).transpose(-1, -2) @ _mel_filters(samples.device)  # (..., F, 80)
     return mel.clamp(min=LOG_FLOOR).log()
 
 
 def energy(samples: Tensor) -> Tensor:
-    """Compute the L2 norm (..., F) of each frame's magnitudes, from 16 kHz samples (..., T), as in FastSpeech 2."""
+    """Compute each frame's energy as in FastSpeech 2: the L2 norm (..., F) of its STFT magnitudes, linear. samples:
+    (..., T) at 16 kHz."""
     return magnitudes(samples).square().sum(dim=-2).sqrt()
 
 
 def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
-    """Compute the fundamental (F,) in Hz of 16 kHz samples (T,) on the target frame grid; 0 for an unvoiced frame.
+    """Compute the fundamental frequency (F,) in Hz of 16 kHz samples (T,), one value for each frame of the target's
+    grid; 0 for an unvoiced frame.
 
-    YIN (de Cheveigne and Kawahara, 2002): the first dip of the cumulative mean normalised difference below
-    `DIP`, refined by a parabola. The search is from `low` to `HIGHEST` Hz.
+    low: lowest frequency in Hz that is searched; the highest is `HIGHEST`.
+    Source: YIN (de Cheveigne and Kawahara, 2002): the first local minimum of the cumulative mean normalised difference
+        that is below `DIP`, refined by a parabola.
     """
     padded = torch.nn.functional.pad(samples, (WINDOW // 2, WINDOW // 2))
     frames = padded.unfold(0, WINDOW, HOP)  # (F, 1024)
@@ -82,7 +90,7 @@ def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
     head = torch.fft.rfft(frames[:, :width], n=WINDOW)
     correlation = torch.fft.irfft(torch.fft.rfft(frames, n=WINDOW) * head.conj(), n=WINDOW)[:, :lags]  # < 512: no wrap
     total = torch.nn.functional.pad(frames.square().cumsum(dim=1), (1, 0))
-    power = total[:, width : width + lags] - total[:, :lags]  # (F, lags), of each shifted window
+    power = total[:, width : width + lags] - total[:, :lags]  # (F, lags), energy of each shifted window
     difference = (power[:, :1] + power - 2 * correlation).clamp(min=0)
     steps = torch.arange(1, lags, device=samples.device)
     mean = difference[:, 1:].cumsum(dim=1) / steps
@@ -91,7 +99,7 @@ def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
     first = math.floor(SAMPLE_RATE / HIGHEST)
     inner = dip[:, first : lags - 1]
     bottom = (inner <= dip[:, first - 1 : lags - 2]) & (inner < dip[:, first + 1 : lags]) & (inner < DIP)
-    voiced = bottom.any(dim=1) & (power[:, 0] > 1e-4 * width * 1e-2)  # quieter than -60 dB is silence
+    voiced = bottom.any(dim=1) & (power[:, 0] > 1e-4 * width * 1e-2)  # frames quieter than -60 dB count as silent
     lag = bottom.int().argmax(dim=1) + first
     left, middle, right = (dip.gather(1, (lag + shift)[:, None])[:, 0] for shift in (-1, 0, 1))
     curve = (left - 2 * middle + right).clamp(min=1e-9)
@@ -100,9 +108,9 @@ def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
 
 
 def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
-    """Convert a log mel (F, 80) to samples (F * 256,) without trained weights: used if there is no trained vocoder.
+    """Convert log-mel features (F, 80), natural logarithm, to samples (F * 256,) without a trained vocoder.
 
-    Source: Perraudin et al., "A fast Griffin-Lim algorithm", 2013.
+    iterations: number of steps that estimate the phase. Source: Perraudin et al., "A fast Griffin-Lim algorithm", 2013.
     """
     filters = _mel_filters(mel.device)  # (513, 80)
     power = (mel.exp() @ torch.linalg.pinv(filters)).clamp(min=0).T  # (513, F)
@@ -120,7 +128,7 @@ def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _window(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # a window made while decoding must also work in training
+    with torch.inference_mode(False):  # no inference tensor, because the cached window is used in training, too
         return torch.hann_window(WINDOW, device=device)
 
 
@@ -133,22 +141,23 @@ def _mel_filters(device: torch.device) -> Tensor:  # (513, 80)
 
 @lru_cache(maxsize=8)
 def _kaldi(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return Povey's window (400,), and the filters (257, 80) of 20 to 8000 Hz."""
+    """Return Povey's window (400,) and Kaldi's mel filters (257, 80) from 20 to 8000 Hz."""
     filters = mel_filter_bank(257, MELS, 20.0, 8000.0, SAMPLE_RATE, mel_scale="kaldi", triangularize_in_mel_space=True)
     with torch.inference_mode(False):
         window = window_function(400, "povey", periodic=False)
         return torch.from_numpy(window).float().to(device), torch.from_numpy(filters).float().to(device)
 
 
-SHORTEST_PAUSE = 0.15  # seconds: what is shorter is part of a word
-KEPT = 0.12  # seconds of silence that stay at each end of a recording that is trimmed
-STEP = 160  # samples in 10 ms, the time resolution of pauses
-MIN_RATE, MAX_RATE = 8_000, 192_000  # Hz
+SHORTEST_PAUSE = 0.15  # minimum seconds of a pause; a shorter silence may be inside a word
+KEPT = 0.12  # seconds of silence that `trim_silence` leaves at each end
+STEP = 160  # number of samples in 10 ms, the time resolution with which pauses are found
+MIN_RATE, MAX_RATE = 8_000, 192_000  # sample rates in Hz that are accepted
 MAX_SECONDS = 3_600.0
-MAX_PEAK = 2.0**31  # maximum absolute value: 32-bit integers may be stored as floats without scaling
+# maximum absolute sample value that is accepted: some files hold 32-bit integers as floats, without scaling
+MAX_PEAK = 2.0**31
 ENERGY, WEBRTC = "energy", "webrtc"
-FRAME = SAMPLE_RATE // 100  # samples in 10 ms, the shortest frame that WebRTC's detector accepts
-AGGRESSIVENESS = 2  # 0 to 3: with a higher value, WebRTC's detector counts fewer frames as voice
+FRAME = SAMPLE_RATE // 100  # number of samples in 10 ms, the shortest frame that WebRTC's detector accepts
+AGGRESSIVENESS = 2  # WebRTC's detector has levels 0 to 3; with a higher one, it counts fewer frames as speech
 
 
 def check_rate(rate: int, of: str = "") -> None:
@@ -183,7 +192,8 @@ def check_samples(samples: Tensor, of: str = "") -> None:
 
 
 def check_peak(peak: float, of: str = "") -> None:
-    """Raise InputError for a peak above that of 32-bit integers stored as floats. of: text appended to the error."""
+    """Raise InputError if the largest absolute sample exceeds `MAX_PEAK`, that of 32-bit integers. of: text appended to
+    the error, such as " in 'a.wav'"."""
     if peak > MAX_PEAK:
         raise InputError(
             f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "
@@ -235,7 +245,7 @@ def split_at_pauses(
     pauses = [(a, b) for a, b in pauses if b - a >= SHORTEST_PAUSE * 100 and a > 0 and b < len(level)]
 
     pieces: list[tuple[int, int]] = []
-    waiting = [(0, len(level))]  # in frames of 10 ms
+    waiting = [(0, len(level))]  # pieces that may be too long, as (first frame, end frame) of 10 ms
     while waiting:
         start, end = waiting.pop()
         inside = [(b - a, (a + b) // 2) for a, b in pauses if start < a and b < end]
@@ -245,9 +255,10 @@ def split_at_pauses(
             pieces.append((start * STEP, min(end * STEP, length)))
             continue
         if not inside:
-            margin = min(100, (end - start) // 4)  # no cut near the edges, where a piece would be half a word
+            # the cut keeps this many frames away from both ends, because a very short piece would be half a word
+            margin = min(100, (end - start) // 4)
             cut = start + margin + int(np.argmin(level[start + margin : end - margin]))
-        waiting += [(cut, end), (start, cut)]  # a stack: the left part comes next
+        waiting += [(cut, end), (start, cut)]  # a stack: the left half is cut next, so that pieces come in order
     return pieces
 
 
@@ -261,8 +272,8 @@ def trim_silence(samples: Tensor) -> Tensor:
 
 
 def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each 10 ms of samples (T,), the smoothed level (N,), and whether it is quiet (N,): 35 dB below the
-    loud parts."""
+    """Return for each 10 ms of samples (T,) the smoothed level (N,), and whether it is quiet (N,) bool: at least 35 dB
+    below the loud frames."""
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
     level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
@@ -270,7 +281,7 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_detector(detector: object) -> None:
-    """Raise InputError if the detector is unknown, or its package is not installed."""
+    """Raise InputError if the detector of pauses is neither "energy" nor "webrtc", or its package is not installed."""
     if not isinstance(detector, str) or detector not in (ENERGY, WEBRTC):
         raise InputError(f"`pauses` must be {ENERGY} or {WEBRTC}, but is {show(detector)}. Choose one.")
     if detector == WEBRTC:
@@ -278,8 +289,8 @@ def check_detector(detector: object) -> None:
 
 
 def voiced_frames(samples: Tensor) -> np.ndarray:
-    """Find, by WebRTC's detector, which parts of 10 ms of 16 kHz samples (T,) contain a voice. Returns (ceil(T / 160),)
-    bool."""
+    """Find speech in 16 kHz samples (T,) with WebRTC's detector. Returns (ceil(T / 160),) bool, for each 10 ms whether
+    it contains speech."""
     detector: Any = webrtc_package().Vad(AGGRESSIVENESS)
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % FRAME))
     integers = (padded.clamp(-1, 1) * 32767).to(torch.int16).cpu().numpy().astype("<i2")

@@ -1,1 +1,1 @@
-"""Checks of user input (arguments, files, weights); child processes that end with their parent."""
+"""Checks of user input: arguments, devices, files, weights."""

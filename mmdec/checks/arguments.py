@@ -1,4 +1,5 @@
-"""Checks of arguments that several calls take: argument, rule, value and remedy in one InputError. No torch here."""
+"""Checks of arguments that several calls have. Each InputError names the argument, what it must be, its value and what
+to do. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ from typing import TypeVar, cast, final
 from mmdec.types import InputError
 
 T = TypeVar("T")
-SHOWN = 80  # maximum characters of a value in an error
-MAX_THREADS = max(64, os.cpu_count() or 1)  # with more threads than a machine can start, OpenMP aborts the process
-MAX_NODES = 1024  # maximum nodes of a draft, whose mask grows with the square
+SHOWN = 80  # maximum characters of a value that an error message quotes
+# maximum CPU threads: if the system cannot start that many, OpenMP aborts the process
+MAX_THREADS = max(64, os.cpu_count() or 1)
+MAX_NODES = 1024  # maximum nodes of a draft; the size of the attention mask grows with the square of this number
 
 
 def show(value: object) -> str:
-    """Return a value as text for an error: its repr if it is short and plain, else its type. There is no memory address
-    in it, so that it is the same in every process."""
+    """Convert a value to text for an error message: its repr if it is short, else its type. The text contains no memory
+    address, so it is the same in every process."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         try:
             text = repr(value)
@@ -43,8 +45,11 @@ def show(value: object) -> str:
 
 
 def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
-    """Return `value` as an int; raise InputError unless it is a whole number from `least` to `most`. NumPy's integers
-    are accepted, True and "2" are not. name: the argument, for the error. remedy: the error's last sentence."""
+    """Return `value` as an int; raise InputError unless it is a whole number from `least` to `most`.
+
+    NumPy's integers are accepted; True and "2" are not. name: the argument's name in the error. remedy: the error's
+    last sentence.
+    """
     number: int | None = None
     if not isinstance(value, bool):
         try:
@@ -57,14 +62,14 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
 
 
 def check_threads(threads: object) -> int | None:
-    """Return a valid number of torch's threads; None means that it is chosen later. Raises InputError."""
+    """Return a valid number of torch's threads, or None: it is then chosen later. Raises InputError."""
     if threads is None:
         return None
     return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out to have them chosen.")
 
 
 def check_nodes(nodes: object) -> int | tuple[int, int] | None:
-    """Return a valid draft size: nodes of a chain, (nodes, depth) of a tree, or None. Raises InputError."""
+    """Return a valid draft size: an int (tokens of a chain), (nodes, depth) of a tree, or None. Raises InputError."""
     name, remedy = "num_speculative_tokens", "Give nodes, or (nodes, depth) of a tree; 0 is plain decoding."
     if nodes is None:
         return None
@@ -142,7 +147,7 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
 
 @final
 class UnknownOption(InputError):
-    """An option that neither the call nor transformers' `generate` has."""
+    """Raised for an option that neither the mmdec call nor transformers' `generate` has."""
 
     def __init__(self, name: str, names: Iterable[str]) -> None:
         """name: the unknown option. names: all valid options, for a suggestion."""
@@ -153,13 +158,14 @@ class UnknownOption(InputError):
         )
 
     def __reduce__(self) -> tuple[type[UnknownOption], tuple[str, list[str]]]:
-        """Make the error picklable, so that other processes can pass it on."""
+        """Make the error picklable, so that it can be passed between processes."""
         return UnknownOption, (self.name, self.names)
 
 
 @contextmanager
 def naming_options(names: Iterable[str]) -> Iterator[None]:
-    """Add `names` to the suggestions of an `UnknownOption` raised in the block."""
+    """Context manager: if the block raises `UnknownOption`, add `names` to the valid names among which the error looks
+    for a similar one."""
     try:
         yield
     except UnknownOption as error:
@@ -167,9 +173,10 @@ def naming_options(names: Iterable[str]) -> Iterator[None]:
 
 
 def options_error(given: Collection[str], error: Exception, names: Collection[str]) -> InputError:
-    """Make the error for options that transformers' `generate` refused.
+    """Make the InputError for options that transformers' `generate` rejected.
 
-    given: the options' names, as the caller passed them. error: the exception that it raised. names: all valid names.
+    given: names of the options that the caller passed. error: the exception that `generate` raised. names: all valid
+        option names, for a suggestion.
     """
     for name in sorted(given):
         if name not in names and repr(name) in str(error):

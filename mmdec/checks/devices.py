@@ -7,7 +7,7 @@ import torch
 from mmdec.checks.arguments import show
 from mmdec.types import InputError
 
-# errors that reach the caller as they are, where any other error of a library becomes an InputError
+# exceptions that the caller gets unchanged; any other exception of a library is converted to an InputError
 PASSED_ON = (InputError, MemoryError, torch.OutOfMemoryError)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -38,8 +38,10 @@ def check_device(device: str | torch.device | None) -> torch.device:
 
 
 def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
-    """Return the torch dtype for a dtype or its name; None means float32. integers: whether int8 is accepted, too.
-    Raises InputError for any other value."""
+    """Convert a dtype or its name to a torch dtype; None means float32.
+
+    integers: whether int8 is accepted, too. Raises: InputError for any other value.
+    """
     found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
@@ -51,18 +53,19 @@ def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
 
 
 def check_same_dtype(dtype: object, own: torch.dtype) -> None:
-    """Raise InputError if a loaded model has another dtype; None is always accepted."""
+    """Raise InputError unless `dtype` is None or equals `own`, the dtype of a loaded model."""
     if dtype is not None and check_dtype(dtype) != own:
         raise InputError(f"`dtype` must be that of the loaded `model`, {own}, but is {dtype}. Leave it out.")
 
 
 def quick_dtype(device: str | torch.device | None) -> torch.dtype:
-    """Return bfloat16 on a GPU that supports it in hardware, else float32. Raises InputError for an impossible
-    device."""
+    """Return the fastest dtype of sufficient precision: bfloat16 on a GPU that supports it in hardware, else float32.
+    Raises InputError for an impossible device."""
     quick = check_device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if quick else torch.float32
 
 
 def fast_bfloat16(device: torch.device) -> bool:
-    """Return whether bfloat16 products are faster than float32 ones on this device: not on a CPU without AVX-512."""
+    """Return whether matrix products in bfloat16 are faster than in float32 on this device. On a CPU without AVX-512
+    they are not."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

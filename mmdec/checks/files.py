@@ -1,7 +1,7 @@
-"""Opens only regular files, and writes files atomically.
+"""Opens regular files only, and writes files atomically.
 
-A caller's path may be a pipe that blocks, an unreadable folder, or on a full disk, and its name may hold any bytes.
-Each case has its own error.
+A path from the caller may be a pipe that blocks, an unreadable folder or on a full disk, and its name may hold any
+bytes. Each of these cases has its own error message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from mmdec.types import InputError, MmdecError
 
-PART = ".mmdec-"  # prefix of the names of temporary files, which are not complete yet
+PART = ".mmdec-"  # name prefix of temporary files, which are still being written
 KINDS = (
     (stat.S_ISDIR, "a directory", "Name the files in it"),
     (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
@@ -26,9 +26,10 @@ KINDS = (
     (stat.S_ISCHR, "a device", "Name a file"),
     (stat.S_ISBLK, "a device", "Name a file"),
 )
-MAX_PATH = 4096  # maximum letters of a path
-SHOWN = 240  # letters of a path that an error shows
-ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)  # a URL; one slash, because pathlib merges two
+MAX_PATH = 4096  # maximum characters of a path: longer ones are rejected
+SHOWN = 240  # maximum characters of a path that an error message quotes
+# a URL, such as http://; a single slash is enough, because pathlib turns // into /
+ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
@@ -37,7 +38,7 @@ def printable(text: str) -> str:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return a path for an error: one line of limited length."""
+    """Convert a path to text for an error message: one line of limited length."""
     text = printable(os.fsdecode(path))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -78,17 +79,22 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
 
 
 def unreadable(argument: str, name: str, error: Exception, remedy: str) -> InputError:
-    """Make the error for a file `name` that the system cannot read. argument: the caller's argument that names it."""
+    """Make the error for a file that the system cannot read.
+
+    argument: the caller's argument that names the file. name: the file's name, for the message. remedy: the message's
+        last sentence.
+    """
     return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Yield a temporary file to write in; it is renamed to `path` when the block ends. Makes missing folders.
+    """Context manager that yields a temporary file to write in. When the block ends, the file is renamed to `path`.
+    Missing folders are made.
 
-    It gets the permissions of the earlier file, else those of the umask. If the block raises, an earlier file stays as
-    it was. Raises: OSError with `path` in it (a full disk, no permission); InputError if `path` is something other than
-    a file.
+    The file gets the permissions of the file that it replaces, else those of the umask. If the block raises, an
+    existing file stays as it was.
+    Raises: OSError that names `path` (disk full, no permission); InputError if `path` exists and is no regular file.
     """
     path = Path(path)
     try:
@@ -121,8 +127,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
 
 
 def _replaced_mode(path: Path) -> int | None:
-    """Return the permissions of the file to replace; None if there is none. Raises InputError if it is not a regular
-    file."""
+    """Return the permissions of the file that will be replaced; None if there is none. Raises InputError if it is not a
+    regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -132,7 +138,7 @@ def _replaced_mode(path: Path) -> int | None:
 
 
 def reason(error: Exception) -> str:
-    """Return the reason of an error in a few words: the system's own text if it is an OSError."""
+    """Describe an error in a few words: an OSError by the system's text, others by their message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error)) or type(error).__name__
@@ -164,11 +170,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Convert a value to readable JSON. Bytes of a file name that are not valid UTF-8 are escaped: readers of the JSON
-    get the same name."""
+    """Convert a value to readable JSON text. File names with bytes that are not valid UTF-8 are escaped, so that a
+    program that reads the JSON gets the same name."""
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def failure(error: Exception) -> str:
-    """Return the one-line message for an input that failed. Errors other than mmdec's own include their type."""
+    """Return a one-line message for an input that failed. For errors that are not mmdec's it begins with the error's
+    type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"

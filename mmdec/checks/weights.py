@@ -1,7 +1,8 @@
-"""Loads weights: safetensors inside one folder, complete and finite, into networks of the same shapes.
+"""Loads weights from safetensors files of one folder, checks that they are complete and finite, and fills networks with
+them.
 
-All content of a folder is checked: an index may not name files outside it, and a configuration may not describe a
-network larger than its weights. Every fault raises InputError.
+A folder is not trusted: an index may not name files outside the folder, and a configuration may not describe a network
+larger than its weights. Each violation raises InputError.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 MAX_JSON_BYTES = 64 * 2**20
-ALL = ("",)  # prefixes that select every tensor: "" begins every name
-COUNTS = ("layers", "blocks")  # last words of the settings that count a network's layers
-BOUND = "max_"  # prefix of settings that only bound a count: Qwen's `max_window_layers` is 80 for any number of layers
-# Settings by which transformers would download or run code, or read files outside the folder.
+ALL = ("",)  # a value for `prefixes` that selects every tensor, because every name begins with ""
+COUNTS = ("layers", "blocks")  # a setting whose name ends with one of these is the number of a network's layers
+# settings with this prefix are limits, not numbers of layers: Qwen's `max_window_layers` is 80 in models of any depth
+BOUND = "max_"
+# Settings that make transformers download or run code, or read files outside the folder. They are rejected.
 NOT_FOLLOWED = (
     "auto_map",
     "attn_implementation",
@@ -43,7 +45,8 @@ NOT_FOLLOWED = (
     "kernel_config",
     "transformers_weights",
 )
-# head counts of mmdec's networks -> the setting of the channels that they must divide; "": they must only be positive
+# Settings that are numbers of attention heads, each with the setting that it must divide (the channels). "": it need
+# only be positive.
 HEADS = {"heads": "d_model", "link_heads": ""}
 N = TypeVar("N", bound=nn.Module)
 P = TypeVar("P", bound="PreTrainedModel")
@@ -51,9 +54,10 @@ P = TypeVar("P", bound="PreTrainedModel")
 
 @contextmanager
 def damaged(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
-    """Raise an InputError instead of any error in the block: other libraries raise various errors for damaged files.
+    """Context manager: if the block raises any error, raise InputError instead. Libraries raise errors of many types
+    for damaged files.
 
-    message: the rule, and how the file breaks it.
+    message: what the file must be, and what is wrong with it. remedy: the message's last sentence.
     """
     try:
         yield
@@ -83,10 +87,12 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
 
 
 def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
-    """Return the weight files of a model in transformers' layout: one file, or those in its index.
+    """Return the weight files of a folder that transformers wrote: the single safetensors file, or those that its index
+    lists.
 
-    prefixes: how the names of the needed tensors begin. Raises: InputError unless each is a safetensors file inside the
-        folder.
+    argument: name of the caller's argument, for errors. prefixes: only tensors whose names begin with one of these are
+        needed.
+    Raises: InputError unless each file is a safetensors file inside the folder.
     """
     if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
         return [checked_file(folder, WHOLE, argument)]
@@ -103,10 +109,10 @@ def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = AL
 
 
 def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
-    """Return the path of a folder's safetensors file. Raises InputError if it is missing, a pickle, or outside the
-    folder.
+    """Return the path of a safetensors file in a folder.
 
-    A snapshot in the hub's cache links to the cache's `blobs`, which counts as inside.
+    A file in the cache of the Hugging Face hub may be a link to the cache's `blobs` folder, which counts as inside.
+    Raises: InputError if the file is missing, is a pickle, or lies outside the folder.
     """
     file, shown = folder / name, printable(name)
     if not name.endswith(SUFFIX):
@@ -135,7 +141,8 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
 
 
 def lies_inside(file: Path, folder: Path) -> bool:
-    """Return whether the real path of a file or folder is inside `folder`, or in its hub cache's blobs."""
+    """Return whether the real path of a file or folder is inside `folder`, or in the `blobs` of the hub cache that
+    holds `folder`."""
     try:
         real, home = file.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a circular link, or an invalid name
@@ -145,7 +152,8 @@ def lies_inside(file: Path, folder: Path) -> bool:
 
 
 def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL) -> dict[str, Tensor]:
-    """Read the tensors whose names have one of `prefixes`. Raises InputError if one is damaged or not finite."""
+    """Read the tensors whose names begin with one of `prefixes`, by name. Raises InputError if a file is damaged or a
+    tensor is not finite."""
     state: dict[str, Tensor] = {}
     for file in files:
         try:
@@ -163,7 +171,7 @@ def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple
 
 
 def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: str = "model") -> None:
-    """Raise InputError, with the tensor's name, for a tensor that holds NaN or infinity."""
+    """Raise InputError, which names the tensor, if a tensor holds NaN or infinity."""
     for name, tensor in state.items():
         if not is_finite(tensor):
             raise InputError(
@@ -173,21 +181,24 @@ def check_finite_weights(state: Mapping[str, Tensor], source: Path, argument: st
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether no element is NaN or infinite, nor too large for float32."""
+    """Return whether all elements are finite, also after conversion to float32."""
     if tensor.is_complex():  # float() would drop the imaginary part
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     if tensor.element_size() == 1:  # float8 has no `aminmax`
         tensor = tensor.float()
-    low, high = tensor.aminmax()  # propagates NaN; makes no copy of the tensor
+    low, high = tensor.aminmax()  # `aminmax` propagates NaN, and needs no copy of the tensor
     return bool(low.float().isfinite()) and bool(high.float().isfinite())  # a float64 may be too large for float32
 
 
 def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
-    """Raise InputError if settings have more layers than the tensors, or channels that do not divide into heads.
+    """Check numbers of layers and heads in a configuration before a network is built from it.
 
-    Too many layers would build a network of any size; a wrong number of heads does not show in the tensors' shapes.
+    Raises InputError if the configuration has more layers than there are tensors: otherwise it could describe a network
+    of any size. Also raises it if the channels are not divisible by the number of heads, which the shapes of the
+    tensors do not show.
+    settings: the configuration. state: the tensors by name.
     """
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -208,10 +219,10 @@ def _is_count(name: str) -> bool:
 
 
 def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
-    """Build a network and load these weights in float32.
+    """Build a network and load weights into it, in float32.
 
-    build: makes the network. source: the file or folder, for messages. Raises: InputError if names or shapes do not
-        match, before memory is allocated.
+    build: makes the network. state: the tensors by name. source: their file or folder, for error messages.
+    Raises: InputError if names or shapes do not match. This is checked before memory is allocated.
     """
     with torch.device("meta"):
         own = {name: value.shape for name, value in build().state_dict().items()}
@@ -233,10 +244,10 @@ def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, sou
 
 
 def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model") -> P:
-    """Load the weights in `folder` into a network of transformers, in float32 and evaluation mode.
+    """Load the weights in `folder` into one of transformers' networks, in float32 and evaluation mode.
 
-    The caller has read config and generation config. Raises: InputError if weights are missing, of other shapes,
-    damaged or not finite.
+    network: the class. config: its configuration, which the caller has read from the folder.
+    Raises: InputError if weights are missing, have other shapes, are damaged or are not finite.
     """
     state = read_weights(shards(folder, argument), argument)
     check_counts(config.to_dict(), state, argument)
@@ -279,7 +290,8 @@ def _check_shapes(
 
 
 def check_generation(settings: Any, config: Any, folder: Path) -> None:
-    """Raise InputError if a value of the generation config, or of the model's config, is impossible for this model."""
+    """Raise InputError if the generation config or the model's config has a value that is impossible for this model,
+    such as a token id beyond the vocabulary."""
 
     def is_id(value: Any) -> bool:
         return type(value) is int and 0 <= value < config.vocab_size
@@ -334,8 +346,10 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
 
 
 def read_pickle(path: Path, remedy: str) -> Any:
-    """Read a published checkpoint's pickle, with only the classes that torch considers safe. remedy: the error's last
-    sentence. Raises InputError if the pickle is damaged or names other classes."""
+    """Read the pickle of a published checkpoint; only tensors and the types that torch considers safe are created.
+
+    remedy: the error's last sentence. Raises: InputError if the pickle is damaged or names other classes.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged archive raises various errors
@@ -345,18 +359,19 @@ def read_pickle(path: Path, remedy: str) -> Any:
         ) from error
 
 
-LARGEST = {  # maxima for the feature extractor; published models have 128 mels and FFTs of 400
+LARGEST = {  # maximum values of the feature extractor's settings; published models have 128 mel bands and FFTs of 400
     "feature_size": 1024,
     "n_fft": 2**14,
     "hop_length": 2**14,
     "chunk_length": 3600,
     "sampling_rate": 192_000,
 }
-EXTRACTORS = ("processor_config.json", "preprocessor_config.json")  # the current name, and the earlier one
+# file names of the feature extractor's settings: in current and in earlier versions of transformers
+EXTRACTORS = ("processor_config.json", "preprocessor_config.json")
 
 
 def check_extractor(folder: Path) -> None:
-    """Raise InputError if the feature extractor's sizes exceed those of any published model, because its filters could
+    """Raise InputError if a setting of the feature extractor is larger than in any published model: its filters could
     exhaust the memory."""
     for name in EXTRACTORS:
         if not (folder / name).is_file():

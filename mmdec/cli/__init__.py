@@ -1,7 +1,7 @@
-"""The command line, `mmdec`: a file for each verb, or for a few that belong together; `info` is here.
+"""The command line `mmdec`. Each file in this folder has one subcommand, or a few related ones; `info` is defined here.
 
-Results go to stdout. Progress, errors and warnings of the library's loggers go to stderr. Exit codes: see `EPILOG`.
-Each verb imports torch only when it runs, so that `--help` is fast.
+Results go to stdout. Progress, errors and log messages go to stderr. Exit codes: 0 done, 1 some inputs failed, 2 wrong
+arguments; `EPILOG` has all. Torch is imported only when a subcommand runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Run the `mmdec` script. An `MmdecError` prints one line on stderr and exits with 2."""
+    """Run the command line: entry point of the script `mmdec`. An `MmdecError` prints one line on stderr, and exits
+    with 2."""
     show_logs()
     try:
         check_transformers()
@@ -96,7 +97,8 @@ def main() -> None:
 
 
 def show_logs() -> None:
-    """Send the library's log messages to stderr. Only the program does this, not the library."""
+    """Send the library's log messages to stderr. Only the command line does this; a program that imports mmdec decides
+    by itself."""
     level = logging.getLevelNamesMapping().get(os.environ.get("MMDEC_LOG", "warning").upper(), logging.WARNING)
     ours = logging.getLogger("mmdec")
     ours.setLevel(level)
@@ -107,11 +109,12 @@ def show_logs() -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Prints to the current stderr: while a progress bar is shown, messages then appear above the bar."""
+    """Prints log messages to the present `sys.stderr`. While rich shows a progress bar, it replaces `sys.stderr`, and
+    messages appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record; `logging` calls this."""
         try:
             print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:  # as in logging's own handlers
+        except Exception:  # a log message must not end the program; `handleError` prints the traceback
             self.handleError(record)

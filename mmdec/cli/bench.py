@@ -1,4 +1,5 @@
-"""`mmdec bench`: time models against their baselines once outputs are equal; run all benchmarks; show saved runs."""
+"""`mmdec bench`: compares the outputs of a model and its baseline, then times both; runs all benchmarks; shows saved
+results."""
 
 from __future__ import annotations
 
@@ -53,9 +54,10 @@ ORDER = (
     "compressor",
     "paper",
 )
-SAMPLES = Path("data/samples/english")  # recordings that are used if there is no corpus
-SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")  # test set, else samples
-GRACE = 10  # seconds that a benchmark has to end after its time limit
+SAMPLES = Path("data/samples/english")  # recordings for `bench asr` if the corpus data/english is missing
+# Questions for `bench vlm`: the test set, or samples if it is missing.
+SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")
+GRACE = 10  # seconds from SIGTERM, at a benchmark's time limit, to SIGKILL
 
 Names = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="One of all; repeat it for several. Default: all.")
@@ -118,14 +120,22 @@ def sample_questions() -> Path | None:
 
 
 def _told(found: list[Path], where: Path) -> list[Path]:
-    """Return the samples; if there are any, print that they are used."""
+    """Return `found`, sample files. If there are any, print on stderr that they are measured because there is no
+    corpus.
+
+    where: path of the samples, for the message.
+    """
     if found:
         log(f"no corpus is here: the samples are measured, {where}")
     return found
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
-    """Run a benchmark in a process; its progress goes to stderr. Returns why there is no report, or ""."""
+    """Run a benchmark in another process. What it writes to stderr is shown.
+
+    command: program and arguments. seconds: time limit.
+    Returns: ""; or why there is no report: the time limit, or the last line on stderr.
+    """
     last = deque[str](maxlen=1)
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"

@@ -135,7 +135,11 @@ def describe(
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:
-    """Make a callback that prints pieces of text; with several pictures, it first prints the picture's name."""
+    """Return a callback that prints pieces of an answer. If there are several pictures, print this picture's name at
+    once.
+
+    image: name of the picture, or names of the pictures.
+    """
     if several:
         print(f"{printable(str(image))}:", flush=True)
     return lambda text: print(text, end="", flush=True)
@@ -153,12 +157,19 @@ def _descriptions(
     speaker: Callable[[Any], Callable[[str], None]] | None,
     comparer: Comparer,
 ) -> Iterator[Description | str]:
-    """Yield the description of each picture (or tuple of pictures), in order, or an error message."""
+    """Decode the questions, and yield for each, in order, the answer or an error message.
+
+    questions: the path of a picture, or a tuple of paths for one question about several pictures.
+    options: keyword arguments of `mmdec.describe`.
+    speaker: takes an entry of `questions`, and returns the callback that prints its answer while it is decoded; None:
+        decode in batches, and print nothing.
+    comparer: for `--compare`, decodes each question without drafts, too.
+    """
     from mmdec import describe
 
     call = partial(describe, prompt=prompt, model=vlm, **options)
     if speaker is not None:
-        call([])  # an empty call raises for wrong arguments, so later errors are a picture's
+        call([])  # an empty call only checks the arguments; later errors come from one picture
         for source in questions:
             yield _streamed(source, call, speaker)
         return
@@ -189,8 +200,12 @@ def _streamed(
 def _report(
     image: Any, target: Path | None, result: Description, as_json: bool, several: bool, compared: dict[str, Any]
 ) -> str:
-    """Write the lines that are printed for one answer. target: the file that has it, if any. several: there are other
-    pictures. compared: the comparison with plain decoding."""
+    """Format the lines to print for one answer: text, or one JSON object.
+
+    image: path of the picture, or a tuple of paths. target: the file with the answer; None: there is none.
+    several: whether there are other pictures; then the picture's name is printed.
+    compared: fields of the comparison with plain decoding, for JSON; {} without `--compare`.
+    """
     names = [str(source) for source in (image if isinstance(image, tuple) else (image,))]
     if as_json:
         paths = {"input": names if isinstance(image, tuple) else names[0], "output": target and str(target)}

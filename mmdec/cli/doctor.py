@@ -1,4 +1,5 @@
-"""`mmdec doctor`: tests whether a drafter is run as in its training, and measures how many tokens are accepted."""
+"""`mmdec doctor`: tests whether a drafter's checkpoint is read as in its training, and measures how many drafted tokens
+are accepted."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def doctor(
 
 
 def _text(found: Examination) -> str:
-    """Write the examination in words and tables."""
+    """Format the result of `examine` as text with tables."""
     template = "with the chat template" if found.template else "without a chat template"
     pictures = f", {found.pictures} with pictures" if found.pictures else ""
     lines = [

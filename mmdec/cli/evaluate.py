@@ -1,4 +1,4 @@
-"""`mmdec eval`: score a model on a split of a corpus; and its reports as tables of 80 columns."""
+"""`mmdec eval`: scores a model on a split of a corpus, and formats the report as tables of 80 columns."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def vlm(
 
 
 TOGETHER = 2  # number of systems side by side; more do not fit into 80 columns
-LABEL = 30  # width of a label in columns; labels may be wrapped, figures not
+LABEL = 30  # most characters of a label on one line; longer labels are wrapped, figures are not
 
 
 def grid_of(*names: str) -> Table:
@@ -288,7 +288,12 @@ Show = Callable[[dict[str, Any]], str]  # takes a report, and returns one figure
 
 
 def _rate(entry: Any) -> str:
-    """Format a share, or a rate with its interval, in percent."""
+    """Format a share in percent, with its interval if there is one.
+
+    entry: a share in [0, 1]; or a dict with "value", perhaps "low" and "high", all in [0, 1], and "n", the number of
+        cases.
+    Returns: the text; "-" if there is no value or no case.
+    """
     if not isinstance(entry, dict):
         return f"{100 * entry:.1f}"
     if entry.get("n") == 0 or entry["value"] is None:

@@ -1,4 +1,4 @@
-"""`mmdec export`: write drafters and translators in the layouts of other engines."""
+"""`mmdec export`: writes drafters and translators in the file formats of other engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inputs and outputs of one call: files and folders, the result of each, progress on stderr, and `--compare`.
+"""Shared code of the subcommands that decode files: input and output files, failed inputs, progress, and `--compare`.
 
 Wrong paths are reported before a model is loaded. Suffixes only select files in a folder; the type of a file is
 detected from its content.
@@ -33,7 +33,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 @final
 @dataclass(frozen=True)
 class InputFile:
-    """A file that the user named, or a file in a folder that the user named. refusal: why it cannot be read, or ""."""
+    """A file that the user named, or a file in a folder that the user named. refusal: why it cannot be read; "" if it
+    can."""
 
     name: str
     refusal: str = ""
@@ -48,14 +49,15 @@ def input_files(
 ) -> list[InputFile]:
     """List the given files, and the files in given folders and their subfolders, sorted by name.
 
-    argument: the word for a file in errors. suffixes: suffixes of the files to take from a folder. output: a folder of
-        outputs, whose files are not inputs.
+    argument: the argument's name in error messages. suffixes: in a folder, only files with these suffixes are taken.
+    output: the folder of the outputs, whose files are not inputs; None: there is none.
     """
     return [file for name in given for file in _files(str(name), argument, suffixes, output)]
 
 
 def together_as_one(files: Sequence[InputFile]) -> InputFile:
-    """Combine several files that form one input; if one of them is refused, the input is refused."""
+    """Combine files into one input, for a question about several pictures. If one file cannot be read, the input
+    cannot."""
     refusal = next((file.refusal for file in files if file.refusal), "")
     return InputFile(", ".join(file.name for file in files), refusal)
 
@@ -94,12 +96,14 @@ def _refusal(name: str, argument: str) -> str:
 def output_paths(
     inputs: Sequence[Path], output: Path | None, suffixes: Sequence[str], suffix: str, count: int | None = None
 ) -> Sequence[Path | None]:
-    """Choose the output file of each input: `output` itself, if it ends in one of `suffixes`, or a file in the
-    directory `output` that ends in `suffix`. Inputs with the same name get different outputs, which differ in more than
-    capitals and accents' encoding, as some file systems need; no input is overwritten.
+    """Choose the output file of each input.
 
-    count: number of outputs, named after the first inputs; None: one for each input.
-    Returns: the paths; None for each input if `output` is None: nothing is written.
+    If `output` ends in one of `suffixes`, it is the file of the only input. Else it is a directory, and each input gets
+    a file there, with its own name and `suffix`. Inputs with the same name get different files. Names that differ only
+    in case or in the encoding of accents count as the same, because some file systems do not distinguish them.
+    count: only the first `count` inputs get a file; None: all do.
+    Returns: the paths; if `output` is None, None for each input: nothing is written.
+    Raises: InputError for an impossible output, or one that would overwrite an input.
     """
     named = inputs[:count]
     if output is None:
@@ -124,7 +128,7 @@ def output_paths(
                 name, number = f"{source.stem}-{number}", number + 1
             targets.append(output / f"{name}{suffix}")
             taken.add(same)
-    sources = {os.path.realpath(source) for source in inputs}  # resolve() raises for circular links
+    sources = {os.path.realpath(source) for source in inputs}  # Path.resolve() would raise for circular links
     for target in targets:
         if os.path.realpath(target) in sources:
             raise InputError(f"`--output` must not overwrite an input, but '{target}' is one. Name another directory.")
@@ -137,28 +141,32 @@ def unwritten(path: Path, error: OSError) -> str:
 
 
 def try_write(target: Path | None, text: str) -> str:
-    """Write an output if it has a file. Returns the error message, or ""."""
+    """Write `text` to `target`; None: write nothing. Returns the error message, or ""."""
     if target is None:
         return ""
     try:
         write_whole(target, text.encode())
     except OSError as error:
         return unwritten(target, error)
-    except InputError as error:  # a folder's limits or a pipe, for example, make writing in one step impossible
+    except InputError as error:  # from `write_whole`, if it cannot replace the file in one step: a pipe, for example
         return failure(error)
     return ""
 
 
-LIKELY_WRONG = 0.5  # a lower confidence causes a warning
+LIKELY_WRONG = 0.5  # an output with a lower confidence (0 to 1) causes a warning
 Target = TypeVar("Target")
 
 
 @final
 class Jobs(Generic[Target]):
-    """The inputs of a call. Reports at the end which inputs failed and which outputs are likely wrong."""
+    """The readable inputs of a command with their outputs (`todo`). Collects failed inputs and confidences, and reports
+    them at the end."""
 
     def __init__(self, files: Sequence[InputFile], targets: Sequence[Target], model: str) -> None:
-        """Print on stderr, before anything is loaded, which inputs cannot be read. Exits with 1 if none can be read."""
+        """Print on stderr, before anything is loaded, which inputs cannot be read. Exits with 1 if none can be read.
+
+        targets: the output of each file. model: its name; low confidences cause a warning only if it is calibrated.
+        """
         self.todo = [(file, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
         self.several = len(files) > 1
         self._total, self._model = len(files), model
@@ -194,8 +202,8 @@ def _say(name: str, message: str) -> None:
 
 
 def warn_of_unsure(results: Sequence[tuple[str, float]], model: str) -> None:
-    """Warn on stderr of each output that is likely wrong, if the model's confidence is calibrated. results: (input's
-    name, confidence)."""
+    """Warn on stderr of each output whose confidence is below `LIKELY_WRONG`, if the model's confidence is calibrated.
+    results: (input's name, confidence)."""
     unsure = [(name, value) for name, value in results if value < LIKELY_WRONG]
     if not unsure or not _fitted(model):
         return
@@ -221,8 +229,8 @@ def _fitted(model: str) -> bool:
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-AFTER = 0.5  # seconds of loading before a message is printed
-EVERY = 30.0  # seconds between two lines; shorter work prints none
+AFTER = 0.5  # seconds of loading before "loading ..." is printed
+EVERY = 30.0  # seconds between two lines of progress; shorter work prints none
 
 
 @contextmanager
@@ -251,7 +259,8 @@ class Lines:
         self._count, self._last = count, time.monotonic()
 
     def tell(self, task: Any) -> None:
-        """Print a line. task: a task of rich, with description, completed and total."""
+        """Print a line, if the last one is `EVERY` seconds old. task: rich's task, with description, completed and
+        total."""
         now = time.monotonic()
         if now - self._last < EVERY:
             return
@@ -269,7 +278,7 @@ def progress_bar(count: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     class Told(Progress):
-        """A progress of rich that also passes every step to `lines`."""
+        """A progress bar of rich, hidden, that calls `lines.tell` at every step."""
 
         def update(self, task_id: TaskID, *arguments: Any, **options: Any) -> None:
             super().update(task_id, *arguments, **options)
@@ -287,8 +296,8 @@ def progress_bar(count: bool) -> Iterator[Progress]:
         yield progress
 
 
-TURNS = 2  # runs with and without drafts, in turn; the faster one of each counts: the first also fills caches
-DIFFERS = 2  # exit code if a text differs
+TURNS = 2  # calls with and without drafts, in turn. The faster of each counts, because the first also fills caches
+DIFFERS = 2  # exit code if a text with drafts differs from the one without
 
 Compare = Annotated[
     bool,
@@ -302,7 +311,7 @@ class Comparison:
 
     drafted: float  # fewest seconds with drafts
     plain: float  # fewest seconds without drafts
-    same: bool  # whether the tokens of all runs are equal
+    same: bool  # whether all calls gave the same tokens
 
     def __str__(self) -> str:
         """Write the comparison in words, with the times: "2.9 times faster, same text"."""
@@ -316,9 +325,12 @@ class Comparison:
 
 
 class Comparer:
-    """Runs calls with and without drafts, for `--compare`. compare: whether that option was given; if not, do nothing.
+    """Decodes inputs with and without drafts, for `--compare`. Holds the comparison for the last input.
 
-    Raises InputError if `drafter` is "none", or if an option in `refused` (name -> whether it was given) was given.
+    compare: whether the option was given; if not, do nothing. drafter: value of `--drafter`.
+    refused: option name -> whether it was given; these options do not go with `--compare`.
+
+    Raises InputError if `--compare` was given, and `drafter` is "none" or an option in `refused` was given, too.
     """
 
     def __init__(self, compare: bool, drafter: str, **refused: bool) -> None:
@@ -332,8 +344,9 @@ class Comparer:
                 raise InputError(f"`--compare` must come without `--{name}`, but that is given. Drop one of them.")
 
     def both(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call`, which decodes a list of one input: it then runs with and without drafts, in turn, and returns
-        the first drafted result. Without `--compare`, return `call` itself."""
+        """Wrap `call`, which decodes a list of one input and has a keyword `drafter`. The wrapped call decodes with and
+        without drafts, in turn, stores the comparison, and returns the first drafted result. Without `--compare`,
+        return `call` itself."""
         if not self.on:
             return call
 
@@ -352,7 +365,7 @@ class Comparer:
         return compared
 
     def fields(self) -> dict[str, Any]:
-        """Return the comparison's fields for the last input's JSON; none without `--compare`."""
+        """Return {"compared": ...}, the comparison for the last input, to add to its JSON; {} without `--compare`."""
         return {"compared": self._last.to_dict()} if self._last is not None else {}
 
     def tell(self, source: object, several: bool) -> None:

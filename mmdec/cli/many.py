@@ -1,4 +1,4 @@
-"""Options that `translate`, `transcribe` and `describe` share for many inputs: lists, `--shard` and `--engine`."""
+"""Options that `translate`, `transcribe` and `describe` share for many inputs: manifests, `--shard` and `--engine`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ TableKind = Annotated[
 @final
 @dataclass(frozen=True)
 class Spread:
-    """Options for calls with many inputs: how the rows are divided, and the format of the results."""
+    """The options for many inputs: the share of the rows to process, the engine and its workers, and the results'
+    format."""
 
     shard: Shard = None
     engine: EngineName = None
@@ -52,8 +53,8 @@ class Spread:
     table: TableKind = None
 
     def wanted(self, inputs: Sequence[str | Path]) -> bool:
-        """Return whether the inputs are processed in parts: if one is a list, or `--shard` or `--engine` is given.
-        Raises InputError for options that need this."""
+        """Return whether there are many inputs: one is a manifest, or `--shard` or `--engine` is given. Raises
+        InputError for `--workers` or `--table` without many inputs."""
         several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
         if not several and (self.workers, self.table) != (None, None):
             name = "table" if self.workers is None else "workers"
@@ -70,9 +71,9 @@ class Spread:
     ) -> None:
         """Process all rows of the inputs that have no result yet. Exits with 1 if some failed.
 
-        work: processes the rows. output: the folder of results.
-        files: the word for a file in errors, and the suffixes of files to take from folders.
-        without: options that must not be given here, with their values.
+        work: the model, and what to do with each row. output: the folder of results.
+        files: the argument's name in errors, and the suffixes of the files to take from folders.
+        without: option name -> value, for options that are impossible here: a given one raises InputError.
         """
         for name, value in without.items():
             if value:
@@ -122,7 +123,11 @@ class Spread:
 def _rows(
     verb: str, inputs: Sequence[str | Path], output: Path, files: tuple[str, Sequence[str]]
 ) -> tuple[list[Row], str]:
-    """Return the rows of a list, or a row for each file; and the folder to which relative paths are relative."""
+    """List the rows to process: those of a manifest, or one for each file.
+
+    files: the argument's name in errors, and the suffixes to take from folders.
+    Returns: the rows, and the folder that their relative paths start from.
+    """
     if not any(is_manifest(name) for name in inputs):
         found = input_files(inputs, *files, output)
         return [Row(index, file.name, refusal=file.refusal) for index, file in enumerate(found)], os.getcwd()
@@ -133,5 +138,5 @@ def _rows(
 
 
 def spreading(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb for typer: add the options of `Spread` and pass them as its argument `spread`."""
+    """Decorate a typer command: add the options of `Spread`, and pass them to it as one argument, `spread`."""
     return with_options(verb, Spread, lambda spread, values: verb(spread=spread, **values))

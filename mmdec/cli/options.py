@@ -1,5 +1,5 @@
-"""Shared parts of the verbs (commands): options, an example in the help, and errors that name options as they are
-typed."""
+"""Shared by the subcommands: types of options, an example at the end of each help, and errors that name options as the
+user types them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,11 @@ def language_or_none(language: str) -> str | None:
 
 
 def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False) -> torch.dtype:
-    """Return the dtype of this name; None: bfloat16 on a GPU, else float32. integers: allow int8. Raises InputError."""
+    """Convert the name of a dtype. None: bfloat16 if `device` is a GPU, else float32.
+
+    device: None: a GPU if there is one. integers: allow int8, too.
+    Raises: InputError for another name.
+    """
     from mmdec.checks.devices import check_dtype, quick_dtype
 
     return quick_dtype(device) if dtype is None else check_dtype(dtype, integers)
@@ -171,7 +175,8 @@ def _errors_as_typed(params: Iterable[Any]) -> Iterator[None]:
 
 
 def as_typed(message: str, params: Iterable[Any]) -> str:
-    """Replace argument names in a library's error by the verb's options."""
+    """Replace the names of arguments in an error message of the library by the options. params: the command's
+    parameters."""
     for option in params:
         if isinstance(option, TyperOption) and option.name:
             typed = next(name for name in option.opts if name.startswith("--"))
@@ -180,16 +185,18 @@ def as_typed(message: str, params: Iterable[Any]) -> str:
 
 
 def as_verb(example: str) -> dict[str, Any]:
-    """Make the arguments of typer's `command`. example: an example call without `mmdec`, which ends the help."""
+    """Return keyword arguments for typer's `command`. example: arguments of `mmdec`, shown at the end of the help."""
     return {"cls": Verb, "epilog": f"Example: mmdec {example}"}
 
 
 def with_options(
     verb: Callable[..., Any], kind: type[Options], run: Callable[[Options, dict[str, Any]], None]
 ) -> Callable[..., None]:
-    """Decorate a verb for typer: the annotated fields of the dataclass `kind` become options, too.
+    """Decorate a typer command: the annotated fields of the dataclass `kind` become options, too.
 
-    run: called with the dataclass and the verb's own values. An argument `spread` of the verb is no option.
+    run: called instead of the command, with an object of `kind` and the values of the command's other options.
+
+    An argument `spread` of the command does not become an option: `run` passes it.
     """
     own = [option for name, option in signature(verb, eval_str=True).parameters.items() if name != "spread"]
     options = [

@@ -1,4 +1,4 @@
-"""The outputs of `mmdec bench` and `mmdec eval` reports: screen, JSON, Markdown, plots, comparison with a saved run."""
+"""Writes the reports of `mmdec bench` and `mmdec eval`: screen, JSON, Markdown, plots, comparison with a saved run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_js
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WIDTH = 80  # the most columns of a table, even on a wider terminal
+WIDTH = 80  # most characters in a line of a table, even on a wider terminal
 
 
 def report_target(name: str, suffix: str, printed: bool = True) -> Callable[[Any], Any]:
     """Make a callback that checks an option's file before anything is measured: its name must end in `suffix`.
 
-    printed: whether the option also accepts "-". `--json` takes the next word as its file: without this check, that
-        word could name a recording, and the report would overwrite it.
+    name: the option's name in errors. printed: whether "-" is allowed, too: print to stdout.
+
+    `--json` takes the next word as its file. Without this check, that word could be a recording, and the report would
+    overwrite it.
     """
 
     def checked(target: Any) -> Any:
@@ -81,9 +83,10 @@ Against = Annotated[
 
 @dataclass(frozen=True)
 class Destinations:
-    """The destinations of a benchmark's report. Make it before anything is measured: it refuses impossible ones.
+    """Where a benchmark's report goes: files, plots, screen, and a saved run to compare with.
 
-    A benchmark that `reporting` decorates has the annotated fields as options.
+    Create it before anything is measured: it raises InputError for impossible destinations. For a command that
+    `reporting` decorates, the annotated fields are options.
     """
 
     output: Report = None
@@ -91,7 +94,7 @@ class Destinations:
     markdown: MarkdownTo = None
     plots: PlotsTo = None
     against: Against = None
-    metrics: Path | None = None  # training's metrics.csv, to plot; only for `bench show`
+    metrics: Path | None = None  # metrics.csv of a training run, to plot; only for `bench show`
 
     def __post_init__(self) -> None:
         if self.json == STDOUT and self.markdown == STDOUT:
@@ -106,7 +109,7 @@ class Destinations:
             check_plots(self.metrics)
 
     def deliver(self, run: BenchRun) -> None:
-        """Write the run to the files that were named, and print its tables."""
+        """Write the results to the named files and plots. Print tables, unless JSON or Markdown is printed."""
         from mmdec.evaluation.bench.report import against, markdown, screen
 
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
@@ -128,9 +131,10 @@ class Destinations:
 
 
 def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None]:
-    """Decorate a benchmark for typer: add the options of `Destinations`, and write its report there.
+    """Decorate a typer command that returns a benchmark's report: add the options of `Destinations`, and write the
+    report there.
 
-    The exit code is 1 if a run lacks a benchmark.
+    The exit code is 1 if a benchmark was left out.
     """
 
     def deliver(to: Destinations, values: dict[str, Any]) -> None:
@@ -149,7 +153,11 @@ def deliver_report(
     json_to: str | None,
     table: Callable[[dict[str, Any]], RenderableType],
 ) -> None:
-    """Print an evaluation's report as a table or as JSON; also write it as JSON if a file is given."""
+    """Print an evaluation's report as a table or as JSON; also write it as JSON if a file is given.
+
+    output: JSON file; None: none. json_to: another JSON file; "-": print JSON instead of the table; None: neither.
+    table: makes the table of the report.
+    """
     text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
     for path in (output, None if json_to in (None, STDOUT) else Path(str(json_to))):
         if path is not None:
@@ -170,10 +178,10 @@ def show(table: RenderableType) -> None:
 
 
 def print_result(result: Mapping[str, Any], as_json: bool, text: str) -> None:
-    """Print the result of a verb that writes a folder: a sentence, or one JSON object."""
+    """Print the result of a command: `result` as one JSON object if `as_json`, else the sentence `text`."""
     print(json_text(dict(result)) if as_json else text)
 
 
 def print_written(path: Path, as_json: bool) -> None:
-    """Print the file or folder that a verb wrote: its path, or one JSON object."""
+    """Print the path of the file or folder that a command wrote, as text or as one JSON object."""
     print_result({"output": str(path)}, as_json, str(path))

@@ -1,4 +1,5 @@
-"""`mmdec train`: trains the shipped models, or a drafter for the user's model; `mmdec promote`: replaces a model."""
+"""`mmdec train`: trains the shipped models, or a drafter for the user's model; `mmdec promote`: replaces a shipped
+model by a newly trained one."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def drafter(
 
 
 def train(minutes: float, fresh: bool = False, as_json: bool = False) -> None:
-    """Train the shipped models, see `root`."""
+    """Train or resume each shipped model, in runs/, within a time limit in minutes. fresh: start from random weights.
+    as_json: print the outcomes as one JSON object."""
     start = time.time()  # importing the training code counts towards the minutes
     check_finite("minutes", minutes, "Give 25, for instance.")
     from mmdec.training.make_train import main

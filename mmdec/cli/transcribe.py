@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
     from mmdec.pipelines.transcription.transcript import Transcript
 
-FALLBACK = "Long recordings, and windows that are decoded again"  # a separate table of the help: its names are long
-REFILLED = 8  # with --cut-at-pauses, the recordings of this many batches are read at once
+FALLBACK = "Long recordings, and windows that are decoded again"  # a table of its own in the help: its names are long
+REFILLED = 8  # with --cut-at-pauses, batches of recordings in one call: their pieces then fill batches better
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Inputs = Annotated[
@@ -229,7 +229,12 @@ def _files(
     options: dict[str, Any],
     comparer: Comparer,
 ) -> None:
-    """Transcribe files and folders. form: the output's format, whether JSON is printed. placed: device, dtype."""
+    """Transcribe files and folders, write the outputs, and print the results.
+
+    form: the output's format (text, json, srt or vtt), and whether JSON is printed. placed: device and dtype; None:
+        default.
+    options: keyword arguments of `mmdec.transcribe`. comparer: for `--compare`, decodes without drafts, too.
+    """
     kind, as_json = form
     files = input_files(inputs, "audio", SOUNDS, output)
     targets = output_paths([file.path for file in files], output, tuple(SUFFIXES.values()), SUFFIXES[kind])
@@ -242,7 +247,10 @@ def _files(
 
 
 def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: bool, comparer: Comparer) -> None:
-    """Write each file's transcript and print its lines; for a file that failed, record the error."""
+    """Write each file's transcript and print its lines; for a file that failed, record the error.
+
+    results: for each file in `jobs.todo`, its transcript or an error message. kind: text, json, srt or vtt.
+    """
     for (file, target), result in zip(jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else try_write(target, result.format(kind))
         if error:
@@ -256,7 +264,8 @@ def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: b
 
 
 def _context(text: str | None) -> str | float | None:
-    """Convert the value of `--audio-context` to a number, if it is one."""
+    """Convert the value of `--audio-context`: a number of seconds to float; other text, such as "auto", stays as it
+    is."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -271,7 +280,11 @@ def _live(
     placed: tuple[str | None, str | None],
     options: dict[str, Any],
 ) -> None:
-    """Transcribe standard input. form: rate and encoding; None: not given. placed: device, dtype."""
+    """Transcribe standard input while it arrives.
+
+    kind: text, json, srt or vtt. form: rate in Hz and encoding of samples without a header; None: not given.
+    placed: device and dtype; None: default. options: keyword arguments of `LiveTranscriber`.
+    """
     with loading(model, quiet=as_json):
         whisper = _load(model, *placed)
 
@@ -299,7 +312,10 @@ def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscribe
 def _transcripts(
     inputs: Sequence[Path], whisper: LoadedTranscriber, options: dict[str, Any], comparer: Comparer
 ) -> Iterator[Transcript | str]:
-    """Yield each input's transcript, in order, or an error message. Inputs are decoded in batches."""
+    """Transcribe the inputs in batches, and yield for each, in order, its transcript or an error message.
+
+    options: keyword arguments of `mmdec.transcribe`. comparer: for `--compare`, decodes without drafts, too.
+    """
     from mmdec import transcribe
 
     size = options["batch_size"] * (REFILLED if options["cut_at_pauses"] and not comparer.on else 1)
@@ -341,8 +357,12 @@ def _report(
     several: bool,
     compared: dict[str, Any],
 ) -> str:
-    """Write the lines that are printed for one file. target: the file that has the transcript, if any. several: there
-    are other files. compared: the comparison with plain decoding."""
+    """Format the lines to print for one file. kind: text, json, srt or vtt.
+
+    target: the file that has the transcript; None: there is none.
+    several: whether there are other files; then this one's name is printed.
+    compared: fields of the comparison with plain decoding, for JSON; {} without `--compare`.
+    """
     if as_json:
         paths = {"input": str(source), "output": None if target is None else str(target)}
         return json_text({**paths, **result.to_dict(), **compared})
@@ -367,8 +387,9 @@ ERASE = "\r\x1b[K"  # moves to the start of a terminal's line, and clears it
 def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mapping[str, object]) -> bool:
     """Return whether the input is standard input.
 
-    of_files, of_live: options for files alone, and for standard input alone; None or False: not given.
-    Raises: InputError if standard input is not alone, or an option does not fit.
+    of_files: name -> value of the options for files alone. of_live: the same of the options for standard input alone.
+        None or False: not given.
+    Raises: InputError if standard input is not the only input, or a given option does not fit the input.
     """
     given, others = (
         [f"`--{name.replace('_', '-')}`" for name, value in options.items() if value is not None and value is not False]
@@ -396,9 +417,11 @@ def transcribe_input(
     live: Callable[..., Any],
     whole: Callable[[BinaryIO], str],
 ) -> None:
-    """Print the text of a stream: while it arrives for samples or a wav, at its end for another sound file.
+    """Print the transcript of a stream of sound. Samples and wav are transcribed while they arrive, another sound file
+    at its end.
 
-    kind: text, json, srt or vtt. form: rate and encoding; if one of them is given, the stream has no header.
+    kind: text, json, srt or vtt. as_json: print each update as a line of JSON.
+    form: rate in Hz and encoding. If one of them is given, the stream is samples without a header.
     live: makes a `LiveTranscriber` for a rate. whole: transcribes a file object, and returns the lines to print.
     """
     from mmdec.pipelines.transcription.live import piped
@@ -414,7 +437,7 @@ def transcribe_input(
         for piece in pieces:
             for update in transcriber.feed(piece):
                 printer.show(update)
-    except KeyboardInterrupt:  # the recording ends here, and what was said is still written down
+    except KeyboardInterrupt:  # Ctrl-C ends the recording; the sound that has arrived is still transcribed
         pass
     except InputError as error:
         failure = error

@@ -101,7 +101,8 @@ def translate(
 
 
 def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: bool) -> None:
-    """Translate all files that can be read, and show a progress bar. call: translates one path."""
+    """Translate all readable files with a progress bar, print the results, and record failures in `jobs`. call:
+    translates one path."""
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(jobs.todo))
         for source, target in jobs.todo:
@@ -118,14 +119,18 @@ def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: boo
 def _translated(
     source: Path, target: Path | None, call: Callable[[Path], Translation], report: Callable[..., str]
 ) -> float | str:
-    """Translate one file by `call` and print the result by `report`. target: where the sound is written; None: nowhere.
-    Returns the confidence of the translation, or the error message."""
+    """Translate one file, and print the result.
+
+    target: where the sound is written; None: nowhere. call: translates a path.
+    report: formats the result from (source, target, result, seconds).
+    Returns: the confidence of the translation, or the error message.
+    """
     start = time.monotonic()
     try:
         result = call(source)
         if target is not None:
             result.save(target)
-    except OSError as error:  # from writing; reading raises InputError
+    except OSError as error:  # from writing the output: reading the input raises InputError
         return failure(error) if target is None else unwritten(target, error)
     except Exception as error:  # one file must not stop the others
         return failure(error)
@@ -136,7 +141,7 @@ def _translated(
 
 
 def _json_line(source: Path, target: Path | None, result: Translation, seconds: float) -> str:
-    """Write one translation as a line of JSON. seconds: wall clock of the call."""
+    """Format one translation as a line of JSON. seconds: wall clock of the call."""
     told = result.to_dict()
     return json_text(
         {
@@ -154,7 +159,7 @@ def _json_line(source: Path, target: Path | None, result: Translation, seconds: 
 
 
 def _plain_lines(source: Path, target: Path | None, result: Translation, seconds: float, several: bool) -> str:
-    """Write one translation as text for people. several: there are other inputs, so print this one's name."""
+    """Format one translation as text. several: there are other inputs, so this one's name is printed."""
     if target is None:
         return f"{printable(str(source))}:\n  {result.text}" if several else result.text
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())

@@ -1,24 +1,25 @@
-"""How much to draft in each round: chosen while decoding, for the most expected tokens per second.
+"""Chooses before each round how many tokens to draft, so that decoding is expected to be fastest.
 
-A chain of k nodes yields (1 + E(k)) / (T(1 + k) + D(k)) tokens a second in each row: E is the expected number of
-accepted nodes, T the time of the target's pass over the draft, D the drafter's time (the hardware-aware objective of
-Sequoia, Chen et al. 2024, section 3.3, measured online instead of profiled beforehand). Plain decoding yields 1 / T(1).
+The target passes over the last token and k drafted ones. A chain of k nodes yields (1 + E(k)) / (T(1 + k) + D(k))
+tokens a second in each row. E is the expected number of accepted nodes. T is the time of the target's pass, by its
+number of tokens. D is the drafter's time. Plain decoding yields 1 / T(1). This is the hardware-aware objective of
+Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding, not in advance.
 
-- The curves of T and D go through the lower quartiles of a few buckets of timings (monotone, piecewise linear), because
-  a single timing may be wrong by several times. A draft size close to a timed one counts as cheap until it was timed
-  often enough itself.
-- E of a chain follows from the chance p_i that node i is accepted if node i - 1 was; each tree size has its own mean.
-- A drafter that estimates its own accuracy ends a chain early: at the first node whose chance to be accepted, with all
-  nodes before it, is below (seconds of one more node) x (tokens a second in each row). Such chains are counted
-  separately.
-- If the thread waited for a CPU, the round's wall time measures the machine's load, not the draft's cost: it is not
-  recorded. While there are too few timings, CPU time is recorded instead, so that a busy machine drafts, too.
-- A ledger records what drafting has cost beyond plain decoding. A round that could overdraw it is plain, so even a
-  drafter that is always wrong costs little. While drafting does not pay, it is tried at growing intervals. A drafter
-  that takes no time and estimates its own accuracy is still called each round: it ends chains where they do not pay.
+- T and D are curves through measured times (monotone, piecewise linear). Similar sizes share a bucket, and each bucket
+  is represented by its lower quartile, because a single time may be wrong by a factor of several.
+- E of a chain follows from p_i, the chance that node i is accepted if node i - 1 was. For trees, the mean number of
+  accepted nodes is measured for each tree size.
+- Some drafters estimate their own accuracy and end a chain early. The chain ends at the first node that is too
+  unlikely to be accepted together with all nodes before it. The limit is (seconds of one more node) x (tokens a second
+  in each row).
+- If the thread waited for a CPU, the wall time of the round is not recorded: it shows how busy the machine is. CPU time
+  is recorded instead while there are few times.
+- A ledger sums the time that drafting has lost against plain decoding. If a draft could lose more than is allowed, the
+  round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
+  tried again at growing intervals.
 
-Planning and learning use plain floats and take a few tens of microseconds a round. Measurements are stored in the run's
-`DecodingStatistics` (`statistics.py`); the ledger belongs to the run.
+Planning takes a few tens of microseconds a round. Measurements are stored in `DecodingStatistics`, which several
+`generate` calls may share. The ledger belongs to one call.
 """
 
 from __future__ import annotations
@@ -34,53 +35,57 @@ from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
 # a draft's size: nodes of a chain, or (nodes, depth) of a tree; None: the budget chooses it each round
 Nodes = int | tuple[int, int] | None
 
-# Numbers of nodes that the budget compares; with the root these are 2, 3, 4, 6, 8, ... columns of a pass.
+# draft sizes that the budget compares; with the root, the target's pass has 2, 3, 4, 6, 8, ... tokens
 CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
 TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
-FIRST = 3  # maximum nodes of a draft until longer passes were timed
-FIRST_WITH_PRIOR = 7  # the same maximum for a drafter that has a prior or may end chains early
-RELIABLE = 0.5  # up to this acceptance chance of the first node, a single slow timing can rule out a plan
-NEARLY_BEST = 0.93  # rates above this part of the best count as equal: seconds are noisy
-MARGIN = 1.02  # the expected gain over plain decoding must be at least this
-LOSS_AT_FIRST = 2.0  # maximum loss of a new run, in plain passes, if the drafter has a prior or may end chains early
-LOSS_TO_GUESSES = 1.0  # the same for other drafters: losing 2 passes costs an answer of 20 tokens a tenth of its time
-LOSS_PER_TOKEN = 0.04  # each new token raises the maximum loss by so many plain passes
-LOSS_OF_GAINS = 8.0  # maximum of earlier gains, in plain passes, that a run may lose again
-NOTICED = 0.02  # a loss below this part of a plain pass's time counts as none
+FIRST = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
+FIRST_WITH_PRIOR = 7  # the same for drafters whose accuracy was estimated beforehand, or that may end chains early
+RELIABLE = 0.5  # if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
+NEARLY_BEST = 0.93  # draft sizes with at least this share of the best tokens per second count as equal: times are noisy
+MARGIN = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
+LOSS_AT_FIRST = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
+LOSS_TO_GUESSES = 1.0  # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
+LOSS_PER_TOKEN = 0.04  # each new token allows the drafts to lose this much more time, in passes over one token
+LOSS_OF_GAINS = 8.0  # maximum time gained earlier that drafts may lose again, in passes over one token
+NOTICED = 0.02  # a loss below this fraction of a pass over one token is ignored
 RARELY = 256  # maximum rounds between two trial drafts while drafting does not pay
-CHAINS_RARELY = 96  # after at most so many rounds with trees, a chain is tried again
-ENDING_RARELY = 24  # the same maximum for chains that may end early: trying them costs little
-SETTLED = 6  # rounds at a new batch size after which its own timings are preferred to those of larger batches
-GAP_OF_NEW_RUN = 8  # maximum rounds between two trial drafts when a run begins
-ATTEMPT = 7  # maximum nodes of a trial draft, from which no gain is expected
-LENGTH = 8  # maximum nodes of the chains from which the cost of one more node is estimated
-UNTIMED = 0.3  # acceptance chance below which a chain ends, while too little is timed to compute it
-THRESHOLD = (0.02, 0.6)  # bounds of this chance once it is computed
-INSTANT = 1e-9  # seconds that a round counts at least: some clocks do not move in so short a time
-PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: rounds until the next plain pass, if n were timed
+CHAINS_RARELY = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
+ENDING_RARELY = 24  # the same for drafters that may end chains early: their chains cost little
+SETTLED = 6  # rounds at a batch size after which its own times are used; before, those of a larger batch size
+GAP_OF_NEW_RUN = 8  # maximum rounds between two trial drafts when a `generate` call begins
+ATTEMPT = 7  # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
+LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
+UNTIMED = 0.3  # a chain ends below this acceptance chance, until enough is timed to compute a better limit
+THRESHOLD = (0.02, 0.6)  # least and largest acceptance chance that may be computed as that limit
+INSTANT = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
+PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: maximum rounds with drafts before the next pass without one, if n were timed
 
 
 @final
 class Budget:
-    """Plans the rounds of one run and records their results for later runs. Make one for each run."""
+    """Chooses the draft size of each round of one `generate` call, and records times and accepted tokens.
+
+    It holds the ledger of this call. Its other measurements go to a `DecodingStatistics`, where later calls read them.
+    """
 
     def __init__(
         self, statistics: DecodingStatistics, pair: Pair, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
-        """statistics: measurements of earlier runs; this run adds its own. pair: target, device and drafter.
-        prior: acceptance chances of a chain's nodes, used until there are measurements. stops: whether the drafter may
-            end chains early (`Needs.stops`).
+        """statistics: measurements of earlier calls; this call adds to them. pair: names of target, device and drafter.
+        prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
+        stops: whether the drafter may end chains early.
         """
         self._stops = stops
         self._patience = LOSS_AT_FIRST if stops or prior else LOSS_TO_GUESSES
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
-        self._attempt = False  # whether the plan is a trial draft: no gain is expected from it
+        self._attempt = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
         self._waited = 0  # rounds since the last trial draft
-        self._unplain = 0  # rounds since the last plain pass
-        self._tokens = 0.0  # new tokens per row so far
-        self._rate = 0.0  # tokens a second that the best plan is expected to give
-        self.ledger: dict[int, tuple[float, float]] = {}  # batch size -> (seconds, tokens) of rounds with a drafter
+        self._unplain = 0  # rounds since the last target pass without a draft
+        self._tokens = 0.0  # new tokens per row so far, mean over the rows
+        self._rate = 0.0  # tokens a second in each row that the best draft size is expected to give
+        # batch size -> (seconds, new tokens per row) of all rounds in which the drafter was called
+        self.ledger: dict[int, tuple[float, float]] = {}
         self._lock = statistics.lock
         with self._lock:
             self._measured = statistics.of(pair, prior)
@@ -89,7 +94,10 @@ class Budget:
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
-        """Return a budget that always plans `nodes` nodes, at most `depth` deep (None: a chain). 0: plain decoding."""
+        """Return a budget that plans the same draft in every round.
+
+        nodes: number of drafted tokens; 0: plain decoding. depth: maximum depth of the tree; None: a chain.
+        """
         if nodes < 0:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
         if depth is not None and not (1 if nodes else 0) <= depth:
@@ -99,7 +107,7 @@ class Budget:
         return budget
 
     def plan(self, batch: int) -> Plan:
-        """Plan the next round for `batch` rows. With 0 nodes the round is plain and the drafter is not called."""
+        """Return the draft size of the next round for `batch` rows. If it has 0 nodes, the drafter is not called."""
         if self._constant is not None:
             return self._constant
         with self._lock:
@@ -118,12 +126,12 @@ class Budget:
         draft_seconds: float,
         starved: bool = False,
     ) -> None:
-        """Record the result of the last plan.
+        """Record the times and the accepted tokens of the round that `plan` planned last.
 
-        batch: number of rows. draft_sizes: each row's number of nodes, root included. depth: depth of the draft.
+        batch: number of rows. draft_sizes: each row's number of nodes, root included. depth: depth of the deepest node.
         accepted: each row's number of accepted nodes, root excluded.
         target_seconds: seconds of the target's pass. draft_seconds: seconds of the drafter; 0 if it was not called.
-        starved: whether the thread waited for a processor; then the seconds are CPU time.
+        starved: whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
         """
         if self._constant is not None:
             return
@@ -143,11 +151,11 @@ class Budget:
             ending = self._stops and plan.nodes == plan.depth
             levels = max(columns - 1, 1) if ending else plan.depth
             if (columns > 1 or not ending) and not (starved and draft.samples(levels) >= ENOUGH):
-                draft.add(levels, draft_seconds)  # an empty draft has 0 levels, but takes time
+                draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
-                cost = min(cost, tokens * plain)  # an accepted draft is no loss until it was timed again
+                cost = min(cost, tokens * plain)  # with few timings, a round with accepted tokens counts as no loss
             spent, gained = self.ledger.get(batch, (0.0, 0.0))
             self.ledger[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * plain
@@ -158,11 +166,13 @@ class Budget:
                 self._waited = 0
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the cost curves in seconds: the target's pass by columns; the drafter's chains and trees by depth."""
+        """Return this batch size's cost curves: seconds of a target pass by its number of tokens, and seconds of the
+        drafter's chains and of its trees by depth."""
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the cost curves to plan with: a larger batch size's, if this size has few timings."""
+        """Return the cost curves (target, chains, trees) to plan with: those of a larger batch size if this one has few
+        timings."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -173,7 +183,10 @@ class Budget:
         return own
 
     def plain_seconds(self, batch: int) -> float:
-        """Return the seconds of a plain pass; without timings, estimated from passes with more rows, else 0."""
+        """Return the seconds of a target pass over one token a row.
+
+        If none was timed at this batch size, they are estimated from longer passes; 0 if nothing was timed.
+        """
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
             return own.at(1)
@@ -182,7 +195,8 @@ class Budget:
         return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
-        """Return the chance below which a chain's next node does not pay; `UNTIMED` if too little was timed."""
+        """Return the acceptance chance below which a chain's next node is expected to cost more time than it saves.
+        Returns `UNTIMED` if too little was timed."""
         target, chain, _ = self._best_curves(batch)
         nodes = min(target.reach - 1, chain.reach, LENGTH)
         if nodes < FIRST:
@@ -192,21 +206,26 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _least(self, batch: int) -> float:
-        """Return how many accepted tokens pay for a pass over two columns instead of one; 0 until one was timed."""
+        """Return how many accepted tokens a draft needs to pay for itself: the extra time of a target pass over two
+        tokens instead of one, in passes over one token. 0 until such a pass was timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
         return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
 
     def _affordable(self, plain: float) -> float:
-        """Return the seconds that this round may lose against a plain pass, which takes `plain` seconds."""
+        """Return how many seconds this round may lose against plain decoding. plain: seconds of a one-token pass."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
         return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _rated(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[tuple[float, float, Plan, CostCurve]]:
-        """Rate all plans of fewer than `reach` nodes by cost curves and chances of a chain's nodes. Returns: (tokens a
-        second, accepted nodes, plan, drafter's cost curve) of each plan, the best first."""
+        """Compute the expected tokens per second of all plans of fewer than `reach` nodes.
+
+        target, chain, tree: cost curves, as `_curves` returns them. chances: [i]: chance that node i + 1 of a chain is
+            accepted if node i was.
+        Returns: (tokens a second, accepted nodes, plan, drafter's cost curve) of each plan, the best plan first.
+        """
         acceptance, plain = self._acceptance, target.at(1)
         drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
         if self._stops:
@@ -227,18 +246,18 @@ class Budget:
         return sorted(rated, key=_rate, reverse=True)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
-        """Choose the next plan. Returns: the plan, and whether it is a trial draft, from which no gain is expected."""
+        """Choose the next plan. Returns: the plan, and whether it is a trial draft, made only to measure."""
         no_draft, acceptance = Plan(0, 0), self._acceptance
         target, chain, tree = self._best_curves(batch)
         own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
         if own.timed >= SETTLED and not own.samples(1):
             return no_draft, False
-        # a prior replaces one timing of a plain pass
+        # if the drafter's accuracy was estimated beforehand, one timing less of a pass without a draft is needed
         timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
         if self._unplain >= PLAIN_EVERY[timed_plain]:
             return no_draft, False
         plain, own_plain = target.at(1), self.plain_seconds(batch)
-        # The loss is in seconds of this batch size; convert it to seconds of the curves that are used for planning:
+        # The curves may be those of another batch size: scale the allowed loss by the ratio of their one-token passes.
         affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior or self._stops else FIRST
@@ -248,7 +267,7 @@ class Budget:
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
-            """Return whether the run can afford the plan if no node is accepted."""
+            """Return whether the plan loses at most the allowed time if no node is accepted. draft: its cost curve."""
             columns = plan.nodes + 1
             risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
             timed = target.samples(columns)
@@ -256,7 +275,7 @@ class Budget:
                 risk = min(risk, self._patience / 2 * plain)  # one slow pass must not exclude a reliable drafter
             return risk <= affordable
 
-        # the affordable plans, best rate first
+        # the plans that lose at most the allowed time if nothing is accepted, those with most tokens per second first
         able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))
         best, most, chosen = next(able, (0.0, 0.0, no_draft))
         if best * plain >= MARGIN:
@@ -267,7 +286,7 @@ class Budget:
                 if gain > most:
                     most, chosen = gain, plan
             if chosen.nodes > chosen.depth and not has_prior and acceptance.since_chain >= acceptance.chain_gap:
-                # Only chains show what chains accept: without occasional chains the budget would plan trees for ever.
+                # Draft a chain now and then: only chains show what chains accept, and the budget might prefer them.
                 chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
                 if chains:
                     rarely = ENDING_RARELY if self._stops else CHAINS_RARELY
@@ -295,10 +314,11 @@ def _product(left: float, right: float) -> float:
 def learned(
     statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: Nodes
 ) -> tuple[Budget, TreeShape | None]:
-    """Make a run's budget, and the tree shape of a drafter with a prior, from the statistics.
+    """Make the budget of one `generate` call, and the object that shapes its trees, from earlier calls' measurements.
 
-    drafter: None for plain decoding. nodes: number of nodes of every draft; None lets the budget choose.
-    Returns: the budget, and the `TreeShape` or None.
+    drafter: None for plain decoding. nodes: fixed size of every draft, or (nodes, depth) of a tree; None: the budget
+        chooses a size before each round.
+    Returns: the budget, and the tree shape; None for a drafter without `Needs.prior`, which shapes its trees itself.
     """
     if drafter is None or nodes == 0:
         return Budget.fixed(0), None

@@ -1,4 +1,5 @@
-"""Wrappers of drafters. `Guard` protects a run: after an error or an invalid draft it continues without drafts."""
+"""Wrappers of drafters. `Guard` protects decoding from a faulty drafter: after an error or an invalid draft, decoding
+continues without drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ R = TypeVar("R")
 
 
 class Guard:
-    """Calls a run's drafter and holds its memory. After the drafter's first error it warns once and drafts no more."""
+    """Calls the drafter of one `generate` call and holds its state (`memory`). After the drafter's first error it warns
+    once, and all later drafts are empty."""
 
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
@@ -25,16 +27,16 @@ class Guard:
         self.columns = self.chains = False
 
     def start(self, context: Context) -> None:
-        """Start the drafter with the prompt's context."""
+        """Start the drafter, which reads what the target computed for the prompt (`context`)."""
         self.columns, self.chains = context.columns, context.chains
         if self.drafter is not None:
             self.memory = self._try(self.drafter.start, context)
 
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
-        """Ask the drafter for a valid draft below each root (B,).
+        """Return the drafter's draft below each root (B,), checked and cut to the allowed size.
 
-        room: how many tokens this round may add to each row, the bonus token included.
-        Returns: a draft that fits the plan and is less deep than each row's `room`.
+        plan: the maximum size. room: how many tokens this round may add to each row, the bonus token included.
+        Returns: a draft within the plan, in each row at most room - 1 deep; only the roots if there is no valid draft.
         """
         if self.columns:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
@@ -88,7 +90,7 @@ class Guard:
             raise ValueError("a root that is not the pending token")
         nodes = zip(int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size), strict=True)
         for tokens, parents, count in nodes:
-            # The target computes positions and masks of all nodes: padding needs a parent, too.
+            # padding nodes need a valid parent, too, because the target computes positions and masks of all nodes
             if not 1 <= count <= size or parents[0] != -1 or not all(0 <= parents[i] < i for i in range(1, size)):
                 raise ValueError("a tree whose nodes do not follow their parents")
             if not all(0 <= token < self.vocab_size for token in tokens):
@@ -110,15 +112,15 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
     """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
 
-    room: how many tokens this round may add to each row, the bonus token included; so a draft has at most room - 1
-        levels. The model may have no positions for deeper nodes.
-    chains: whether to keep the chain of first children alone.
+    room: how many tokens this round may add to each row, the bonus token included. A draft has at most room - 1 levels,
+        because the model may have no positions for deeper nodes.
+    chains: whether to reduce each tree to a chain, which follows the first child of each node.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
     kept: list[list[int]] = []
     for row, limit in enumerate(room):
         deepest = min(plan.depth, limit - 1)
-        nodes, last = {0: None}, 0  # kept nodes (a dict, because sets have no order), and the last one
+        nodes, last = {0: None}, 0  # nodes that stay (a dict, because sets have no order), and the last of them
         for node, depth in enumerate(depths(parents[row][: sizes[row]])):
             above = parents[row][node] == last if chains else parents[row][node] in nodes
             if node and depth <= deepest and len(nodes) <= plan.nodes and above:
@@ -145,7 +147,8 @@ def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
 
 
 class ForwardingDrafter:
-    """Forwards every call to `drafter` and has its name. Subclasses override the calls that they observe."""
+    """A drafter that forwards every call to another drafter, `drafter`, and has its name. Subclasses override the calls
+    that they want to observe or change."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.needs = drafter, drafter.needs
@@ -171,5 +174,5 @@ class ForwardingDrafter:
         self.drafter.update(memory, draft, scores, verdict)
 
     def select(self, memory: Any, live: Tensor) -> None:
-        """Select the rows of the wrapped drafter."""
+        """Keep only the rows with the indices `live` (K,) in the wrapped drafter's memory, in that order."""
         self.drafter.select(memory, live)

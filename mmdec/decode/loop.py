@@ -1,7 +1,7 @@
 """Speculative decoding, on one screen: draft, one pass of the target, verify, commit.
 
-The loop does not depend on models, tokenizers or kinds of drafters: see `mmdec.types` for Target and Drafter,
-`verify.py` for what is accepted, `budget.py` for how much is drafted, `guard.py` for drafters that fail.
+The loop does not depend on models, tokenizers or kinds of drafters. `mmdec.types` describes targets and drafters,
+`verify.py` accepts tokens, `budget.py` chooses draft sizes, and `guard.py` handles drafters that fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
-    """The part of a budget that the loop calls: it decides how much to draft."""
+    """What the loop needs to choose draft sizes: `plan` returns the next round's size, `observe` gets its result."""
 
     def plan(self, batch: int) -> Plan: ...
 
@@ -34,17 +34,18 @@ class Planner(Protocol):
         accepted: list[int],
         target: float,
         drafter: float,
-        starved: bool,  # whether the thread waited for a processor; then the seconds are CPU time
+        starved: bool,  # whether the thread waited for a free CPU; then the seconds are CPU time
         /,
     ) -> None: ...
 
 
 @dataclass(frozen=True)
 class Round:
-    """The result of one draft and one target pass. Lists have one entry for each row that took part."""
+    """The result of one round: one draft and one target pass. Its lists have one entry for each batch row that had not
+    ended before."""
 
-    index: int  # number of the round in the call; 0 is the prompt's pass
-    rows: list[int]  # indices in the call's batch of the rows that took part
+    index: int  # number of the round in this `generate` call; 0 is the pass over the prompt
+    rows: list[int]  # indices in the batch of the rows that had not ended before
     tokens: list[list[int]]  # new tokens of each row, bonus or correction included
     drafted: list[int]  # number of each row's drafted nodes, root excluded
     accepted: list[int]  # number of each row's drafted nodes that were accepted
@@ -68,15 +69,13 @@ def decode(
     budget: Planner,
     shape: TreeShape | None = None,
 ) -> Iterator[Round]:
-    """Yield rounds until every row has ended; close the iterator to cancel.
+    """Decode a batch speculatively. Yields each round, until every row has ended; close the iterator to cancel.
 
-    A row's tokens are those of plain decoding with the same rule. They do not depend on drafter, budget or batch.
-
-    inputs: model inputs for `target.prefill`. text: the prompts (B, P); receives the new tokens. rule: accepts tokens.
-    drafter: None for plain decoding. budget: plans each draft. shape: chooses the nodes of trees, for drafters with
-        `Needs.prior`.
+    inputs: model inputs for `target.prefill`. text: holds the prompts (B, P) and receives the new tokens.
+    rule: decides which drafted tokens are accepted. drafter: None for plain decoding. budget: chooses draft sizes.
+    shape: chooses the nodes of trees, for drafters that guess each depth independently (`Needs.prior`).
     """
-    device = target.device  # looked up once, because the lookup searches all parts of a large model
+    device = target.device  # read once, because it is slow: the property searches all submodules of a large model
     watch, guard = Watch(device), Guard(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.lap("target")
@@ -117,7 +116,8 @@ def decode(
 
 
 def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
-    """Return the log-probabilities (B, T) float32 of the verdict's tokens, from the target's raw logits (B, N, V).
+    """Return the log-probabilities (B, T) float32 of the T new tokens of a round, from the target's raw logits (B, N,
+    V).
 
     Entries after a row's last token are undefined. The result stays on the device, without synchronisation.
     """
@@ -127,7 +127,7 @@ def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
         rows = logits[0, nodes[0]][None]
     else:
         rows = logits[torch.arange(len(tokens), device=logits.device)[:, None], nodes]
-    rows = rows.float()  # before the sum: in half precision, probabilities near 1 are rounded to 1
+    rows = rows.float()  # float32 before logsumexp: half precision would round probabilities near 1 to 1
     return rows.gather(2, tokens[..., None])[..., 0] - rows.logsumexp(2)
 
 

@@ -1,6 +1,6 @@
-"""The steps of plain decoding: apply a row's logits processors, choose its next token, check whether the row ends.
+"""The steps of plain autoregressive decoding: apply logits processors, choose the next token, check whether a row ends.
 
-Each step handles one row at one position, in autoregressive order, on exactly the tensors that transformers' own loop
+Each step handles one row of the batch at one position. Its tensors are exactly those that transformers' `generate`
 would pass: ids (1, L), left padding included, and float32 logits (1, V). Nothing here depends on drafts.
 """
 
@@ -19,15 +19,16 @@ from mmdec.decode.tree import int_rows
 from mmdec.types import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
-Steps = tuple[Tensor, ...]  # a row's processed scores (1, V) at every token so far
-Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # whether a row ends: ids (1, L), scores -> (1,) bool
-Listener = Callable[[int, Tensor, Tensor], None]  # receives a row's index, ids (1, L), scores (1, V) at each position
+Steps = tuple[Tensor, ...]  # one row: for each new token, the processed logits (1, V) that it was chosen from
+Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # ids (1, L), `Steps` -> (1,) bool: whether a row ends
+Listener = Callable[[int, Tensor, Tensor], None]  # called at each position: row index, ids (1, L), logits (1, V)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When a row ends: a token of `eos`, `max_length` columns (prompt and padding included), or any of `criteria`."""
+    """The conditions that end a row: a token of `eos`, a length of `max_length` tokens (prompt and padding included),
+    or any of the stopping criteria."""
 
     max_length: int
     eos: frozenset[int] = frozenset()
@@ -36,9 +37,9 @@ class Stop:
 
 @dataclass
 class WholeBatch:
-    """Applies a processor that is bound to the batch (it holds a value per row, or needs the row's index) to one row.
+    """Applies to a single row a processor that works only on the whole batch, because it holds a value for each row.
 
-    It gives the processor `batch` copies of the row and returns the output at the row's own index.
+    It gives the processor `batch` copies of the row and returns the output at index `row`.
     """
 
     processor: Processor
@@ -52,9 +53,10 @@ class WholeBatch:
 
 @dataclass
 class WholeBatchCriterion:
-    """Applies a stopping criterion that is bound to the batch to one row: it gets `batch` copies of the row.
+    """Applies to a single row a stopping criterion that works only on the whole batch.
 
-    If it returns one answer per row, the answer at the row's own index counts; else its single answer counts.
+    It gives the criterion `batch` copies of the row. If the criterion returns one answer per row, the answer at index
+    `row` is used, else its single answer.
     """
 
     criterion: Criterion
@@ -70,10 +72,10 @@ class WholeBatchCriterion:
 @final
 @dataclass(frozen=True, eq=False)
 class Suppression:
-    """A processor that forbids `tokens` (K,) int64, at every position or only at one.
+    """A logits processor that forbids `tokens` (K,) int64: it sets their logits to -inf.
 
-    only_at: forbid them only where the text, prompt included, has this many columns; None: everywhere.
-    The processor reads nothing else of the text, so it can be applied to all nodes of a draft at once.
+    only_at: forbid them only if the text, prompt and padding included, has this many tokens; None: at every position.
+    The processor reads only the text's length, so it can be applied to all nodes of a draft at once.
     """
 
     tokens: Tensor
@@ -87,10 +89,10 @@ class Suppression:
 
 @dataclass
 class ListenerProcessor:
-    """A processor that passes its inputs to a listener and returns the scores unchanged.
+    """A logits processor that passes its inputs to a callback, `listener`, and returns the logits unchanged.
 
-    Copies of it share the listener. At each position the listener receives the ids and scores that plain decoding would
-    have there; `ScoreRecorder` is such a listener.
+    Copies of it share the listener. At each position the listener receives the ids and logits that plain decoding would
+    have there. `ScoreRecorder` is such a listener.
     """
 
     listener: Listener
@@ -105,7 +107,8 @@ class ListenerProcessor:
 
 
 class Sequences:
-    """The rows of a run: their ids as the plain loop would hold them, their processors and stopping criteria."""
+    """The texts of a batch while it is decoded: each row's prompt and new tokens, logits processors and stopping
+    criteria."""
 
     def __init__(
         self,
@@ -115,9 +118,10 @@ class Sequences:
         steps: Callable[[int, int], Steps] | None = None,
     ) -> None:
         """prompt: (B, P) int64. stop: the conditions that end a row.
-        processors: copied for each row, since they may hold state; networks in them (classifier-free guidance) are
-            shared.
-        steps: returns a row's first n processed scores, for criteria that read them; None if not needed.
+        processors: logits processors; copied for each row, since they may hold state. A network inside a processor, as
+            in classifier-free guidance, is not copied.
+        steps: called with (row index, n); returns the processed logits (1, V) that each of the row's first n new tokens
+            was chosen from. Stopping criteria read them; None if not needed.
         """
         batch, start = prompt.shape
         if start == 0:
@@ -130,7 +134,7 @@ class Sequences:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each row
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
-        self.holds: list[int] | None = None  # for each row, how many new tokens the target has positions for; None: any
+        self.holds: list[int] | None = None  # for each row, for how many new tokens the target has positions; None: any
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
@@ -140,11 +144,11 @@ class Sequences:
                 if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
                     each.row = row
         suppressions = [processor for processor in given if isinstance(processor, Suppression)]
-        # None: not known in advance, because some processor depends on the position and must run at each one.
+        # None if any processor is not a `Suppression`: then all processors must be called at each position
         self._suppressions = suppressions if len(suppressions) == len(given) else None
-        # A tensor of the text is needed only if something reads it.
+        # prompt and new tokens in one tensor, for processors and criteria; without them just the prompt
         self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
-        self._written = [0] * batch  # for each row, how many of its tokens were copied into its ids
+        self._written = [0] * batch  # for each row, how many of its new tokens `_ids` holds
 
     def row(self, row: int) -> Tensor:
         """Return the ids (1, L) of the row with index `row`: prompt with padding, and generated tokens."""
@@ -158,31 +162,35 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Return whether the row's processors, from this position on, only forbid the tokens that `suppressed` does."""
+        """Return whether `suppressed` gives the same logits as the row's processors, from this position on."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
         return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
 
     def suppressed(self, logits: Tensor) -> Tensor:
-        """Return raw logits (..., V) in float32, without the tokens that are forbidden at every position."""
-        logits = logits.to(torch.float32)  # float32 as in `warped`, so that ties are the same in both
+        """Return the logits (..., V) in float32, with -inf at the tokens that are forbidden at every position.
+
+        logits: the target's raw logits (..., V).
+        """
+        logits = logits.to(torch.float32)  # `warped` uses float32, too, so both break ties between logits equally
         for each in self._suppressions or ():
             if each.only_at is None:
                 logits = logits.index_fill(-1, each.tokens, -torch.inf)
         return logits
 
     def room(self, row: int) -> int:
-        """Return how many more tokens the row may get before it ends by its maximum length."""
+        """Return how many more tokens the row may get before it reaches its maximum length."""
         return self.stop.max_length - self.start - len(self.tokens[row])
 
     def reach(self, row: int) -> int:
-        """Return how many tokens the next round may add to the row, by its `room` and the target's positions."""
+        """Return how many tokens the next round may add to the row: limited by its maximum length and by the number of
+        positions of the target model."""
         room = self.room(row)
         return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
 
     def warped(self, row: int, logits: Tensor) -> Tensor:
-        """Apply the row's processors: raw logits (V,) of the next token -> (1, V) float32."""
+        """Return the next token's logits after the row's processors, (1, V) float32. logits: raw logits (V,)."""
         scores = logits[None].to(torch.float32, copy=True)
         if self.processors is not None:
             ids = self.row(row)
@@ -214,19 +222,20 @@ class Sequences:
         done = token in self.stop.eos or self.room(row) <= 0
         if self._criteria[row]:
             ids, steps = self.row(row), None if self._steps is None else self._steps(row, len(self.tokens[row]))
-            for criterion in self._criteria[row]:  # call every criterion, as the plain loop does: it may hold state
+            for criterion in self._criteria[row]:  # call all, even after the first True: a criterion may hold state
                 done = bool(criterion(ids, steps)) or done
         return done
 
     def padded(self, pad: int) -> Tensor:
-        """Return the ids (B, longest) of all rows with their prompts, padded on the right with `pad`."""
+        """Return the ids (B, longest) of all rows, prompts included, padded on the right with the token id `pad`."""
         longest = max(map(len, self.tokens))
         rows = [row + [pad] * (longest - len(row)) for row in self.tokens]
         return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Return one more row's criteria: those bound to the batch are copied, the others, without state, are shared."""
+    """Return the stopping criteria for one more row. A `WholeBatchCriterion`, which holds its row's index, is copied;
+    the others are shared."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]
@@ -243,7 +252,7 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
                 networks[id(value)] = value
     try:
         return copy.deepcopy(given, networks)
-    except Exception as error:  # a caller's class may raise anything
+    except Exception as error:  # the processor is the caller's code and may raise anything
         names = ", ".join(type(each).__name__ for each in bare)
         raise InputError(
             f"`{argument}` must be copyable for a batch and for block verification, but is {names}: "
@@ -251,34 +260,35 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
         ) from error
 
 
-# chooses plain decoding's next token from processed logits (1, V), the text before it and the row's index in the text
+# chooses the next token; arguments: processed logits (1, V), all rows' texts, the row's index among these texts
 Choice = Callable[[Tensor, Sequences, int], int]
 
 
 def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
-    """Return greedy decoding's next token: the index of the largest of the scores (1, V)."""
+    """Return greedy decoding's next token. scores: processed logits (1, V). text, row: not used."""
     return int(scores.argmax(-1))
 
 
 def most_probable_each(scores: Tensor) -> list[list[int]]:
-    """Return the most probable token at every node, as B lists of N ids. scores: (B, N, V) float32."""
+    """Return the most probable token after every node, as B lists of N ids. scores: logits (B, N, V) float32."""
     if scores.device.type == "cpu":
-        # NumPy takes a tenth of torch's time; both return the first maximum
+        # NumPy is ten times faster here; like torch it returns the first of equal maxima
         return scores.detach().numpy().argmax(-1).tolist()
     return int_rows(scores.argmax(-1))
 
 
 def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
-    """Sample as `generate(do_sample=True)` does at batch 1: one `torch.multinomial` with torch's own generator."""
+    """Sample a token from processed logits (1, V) as transformers' `generate(do_sample=True)` does with one row: one
+    `torch.multinomial` with torch's global generator. text, row: not used."""
     return int(torch.multinomial(scores.softmax(-1), 1))
 
 
 @dataclass(frozen=True)
 class KeyedSample:
-    """Samples with Gumbel noise that depends on (seed, row index, position among the generated tokens, token).
+    """Samples a token by the Gumbel-max method; the noise is seeded by (seed, row index, number of new tokens before).
 
-    The token at a position depends on the seed, the row's index and the text before it: not on drafts, rounds or other
-    rows.
+    So the token at a position depends only on the seed, the row's index and the text before it: drafts and other rows
+    do not change it.
     """
 
     seed: int
@@ -286,17 +296,17 @@ class KeyedSample:
     def __call__(self, scores: Tensor, text: Sequences, row: int) -> int:
         generator = keyed(scores.device, self.seed, "token", row, len(text.tokens[row]))
         noise = torch.empty_like(scores).exponential_(generator=generator)
-        return int((scores - noise.log()).argmax(-1))  # -log of an exponential is Gumbel noise
+        return int((scores - noise.log()).argmax(-1))  # -log of an exponential variable is Gumbel noise
 
 
 def keyed(device: torch.device, *key: int | str) -> torch.Generator:
-    """Return a generator seeded by the key alone; different keys give independent streams."""
+    """Return a random generator on `device`, seeded by a hash of `key`; different keys give independent numbers."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 class Dice:
-    """The random choices of rejection sampling. Tests replace it to enumerate every outcome."""
+    """Makes the random choices of rejection sampling with torch's `generator`. Tests replace it to try all outcomes."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -312,29 +322,33 @@ class Dice:
 
 
 def keyed_dice(device: torch.device, *key: int | str) -> Dice:
-    """Make a `Dice` whose choices depend on the key alone."""
+    """Make a `Dice` on `device`. Equal keys give equal choices."""
     return Dice(keyed(device, *key))
 
 
 @final
 class ScoreRecorder:
-    """Records the scores (V,) at every position of every row. If a position is visited twice, the last scores count."""
+    """A listener that records the logits (V,) at every position of every row. If a position is visited again, the new
+    logits replace the old ones."""
 
     def __init__(self, rows: int, start: int) -> None:
-        """rows: number of rows in the batch. start: number of columns of the prompt."""
+        """rows: number of rows in the batch. start: number of tokens of a prompt, padding included."""
         self._start = start
         self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
-        # a copy, because later processors may write to their input
+        # a copy, because the processors after this one may change the tensor in place
         self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
 
     def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
-        """Return a row's first `count` scores, (1, V) each."""
+        """Return the recorded logits of a row's first `count` new tokens, (1, V) each."""
         return tuple(self._kept[row][step][None] for step in range(count))
 
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return the scores (B, V) for each new token of the longest row; zeros after a row's end."""
+        """Return one tensor of recorded logits (B, V) for each new token of the longest row; zeros after a row's end.
+
+        lengths: each row's number of new tokens.
+        """
         blank = torch.zeros_like(self._kept[0][0])
         return tuple(
             torch.stack([row[step] if step < size else blank for row, size in zip(self._kept, lengths, strict=True)])
@@ -345,11 +359,12 @@ class ScoreRecorder:
 @final
 @dataclass
 class BatchCollector:
-    """Collects the scores of all rows at the first position, then calls a processor once with the whole batch."""
+    """A listener that collects the logits of all rows at the first new position. When it has them all, it calls
+    `processor` once with the whole batch: ids (B, P), logits (B, V)."""
 
     processor: Processor
     rows: int  # number of rows in the batch
-    start: int  # number of columns of the prompt, by which the first position is recognised
+    start: int  # number of tokens of a prompt, padding included; ids of this length are at the first new position
     _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:

@@ -1,12 +1,11 @@
-"""`DecodingStatistics` stores what a run measures, for later runs: the seconds of passes (`CostCurve`), the acceptance
-of drafts (`Acceptance`), and the accuracy of heads.
+"""Measurements of decoding that later `generate` calls use: the seconds of target passes and of the drafter
+(`CostCurve`), how often drafts were accepted (`Acceptance`), and the accuracy of heads (`HeadAccuracy`).
 
-The object is passed in: runs that share it use each other's measurements; runs with different objects are independent.
-It belongs to no model and no drafter. Threads may share it: take `lock` to read or write its contents. A saved file
-carries the measurements to a new process.
+`DecodingStatistics` holds them. Calls that get the same object share its measurements. Threads may share it, too: take
+`lock` to read or write its contents. A file that `save` wrote carries the measurements to a new process.
 
-Keys are the names of weights (`Target.name`, `Drafter.name`) and the device, never memory addresses, which a later
-model may reuse. At most `MOST` pairs are stored; the least recently used are dropped.
+The key is the names of the target's and the drafter's weights and the device. Memory addresses are not used, because a
+later model may have the same one. At most `MOST` pairs are stored; the least recently used are dropped.
 """
 
 from __future__ import annotations
@@ -25,43 +24,45 @@ from mmdec.checks.files import write_whole
 from mmdec.decode.tree import HeadAccuracy
 from mmdec.types import InputError, Plan, Prior
 
-DEEPEST = 31  # maximum nodes of a chain
-FADE = 0.95  # per round, the weight of earlier rounds decays by this factor
-SLOW = 0.98  # the same factor for chains that end early: their statistics change little, so old rounds stay useful
-UNKNOWN = 0.6  # assumed acceptance chance of a node without any observation
-CHAIN_GAP = 6  # rounds with trees until the first trial chain
-PRIOR_WEIGHT = 2.0  # a drafter's prior counts as so many observed rounds
-WINDOW = 15  # maximum timings that are stored for each bucket of a cost curve: the newest ones
+DEEPEST = 31  # maximum nodes of a chain; statistics are kept for so many depths
+FADE = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
+SLOW = 0.98  # the same factor for chains that end early: their counts change slowly, so old rounds are still valid
+UNKNOWN = 0.6  # assumed chance that a node is accepted, before any observation
+CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
+PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
+WINDOW = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
 FORMAT = {"format": "mmdec decoding statistics", "version": 1}
-LARGEST = 16 << 20  # maximum bytes of a file of statistics
-ENOUGH = 3  # minimum timings of a bucket of the target's curve: with fewer it is not used
-MOST = 256  # maximum pairs of target and drafter that are stored
+LARGEST = 16 << 20  # maximum bytes of a file of statistics; `load` refuses larger ones
+ENOUGH = 3  # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
+MOST = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
 
 
 @final
 class Acceptance:
-    """Acceptance statistics of one drafter with one target: a chance for each node of a chain, a mean for each tree
-    size. Recent rounds weigh more.
+    """How often the drafts of one drafter are accepted by one target. Recent rounds weigh more.
 
-    A drafter may end a chain early where it is unsure (`Plan.threshold`). The chances then hold only for nodes that
-    were drafted. How often such chains reach node i, and how often node i is accepted, is counted separately.
+    For chains it holds a chance for each node, for trees the mean number of accepted nodes of each tree size. A drafter
+    may end a chain early where it is unsure. For such chains it also counts how often node i is drafted, and how often
+    it is accepted.
     """
 
     def __init__(self, prior: Sequence[float] = ()) -> None:
-        """prior: acceptance chances p_1, p_2, ... in [0, 1], and 0 beyond the last; empty if unknown."""
+        """prior: estimated chances p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond the
+        last count as never accepted. Empty: unknown."""
         self.prior = list(prior)[:DEEPEST]
-        self.hits = [0.0] * (DEEPEST + 1)  # [i]: how often node i of a chain was accepted, per row
-        self.trials = [0.0] * (DEEPEST + 1)  # [i]: how often node i - 1 was accepted, so that node i was tried
-        # Four counts for chains that may end early, by node i: rounds whose plan included node i; and of these, rounds
-        # in which node i was accepted (share of the rows), rounds with a draft, and rounds in which node i was drafted.
+        # sums over rounds of the share of rows in which this happened; older rounds weigh less; [i]: node i of a chain
+        self.hits = [0.0] * (DEEPEST + 1)  # [i]: node i was accepted
+        self.trials = [0.0] * (DEEPEST + 1)  # [i]: node i was drafted and node i - 1 was accepted
+        # Four such lists for chains that may end early. They count only rounds whose plan included node i: all of them;
+        # those in which node i was accepted; those with at least one drafted node; those in which node i was drafted.
         self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
-        # (nodes, depth) -> (weight, weighted accepted nodes)
+        # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
-        self.of_trees = (0.0, 0.0)  # (accepted nodes of all trees, the number predicted from chances of chains)
+        self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and the number that the chances of chains predicted
         self.offered = 1.0  # share of the drafter's calls in which it returned a draft
-        self.chains_only = 0  # how many tree plans were answered by a chain; -1 after the first real tree
+        self.chains_only = 0  # how often a tree was planned but the drafter made a chain; -1 after its first tree
         self.since_chain = 0  # number of rounds with trees since the last chain
-        self.chain_gap = CHAIN_GAP  # number of rounds with trees between two trial chains; grows each time
+        self.chain_gap = CHAIN_GAP  # number of rounds with trees before a chain is tried; grows with each try
         self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
 
     def content(self) -> dict[str, Any]:
@@ -71,8 +72,10 @@ class Acceptance:
         return {**{name: getattr(self, name) for name in names}, "trees": trees}
 
     def chain(self, deepest: int = DEEPEST) -> list[float]:
-        """Return the acceptance chances p_i of nodes i = 1 .. `deepest`. A depth never observed gets the prior's
-        chance, or without a prior that of depth i - 1."""
+        """Return the chances p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
+
+        A node never observed gets the prior's chance; without a prior it gets the chance of node i - 1.
+        """
         chances: list[float] = []
         before = UNKNOWN
         for i in range(1, deepest + 1):
@@ -80,16 +83,16 @@ class Acceptance:
                 before = self.prior[i - 1] if i <= len(self.prior) else 0.0
             chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
             chances.append(chance)
-            # node 1 is also rejected if the drafter proposes nothing, so its chance does not predict later nodes
+            # An empty draft counts as a rejected node 1. So node 1 may have too low a chance to predict node 2.
             before = chance if i > 1 else max(chance, UNKNOWN)
         return chances
 
     def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
-        """Return the expected drafted and accepted nodes of chains that may end early, for maximum lengths 1, 2, ...
+        """Return the expected numbers of drafted and of accepted nodes of chains that may end early.
 
-        chances: acceptance chances, as `chain` returns them. An unobserved depth is assumed to be drafted as often as
-            the depth above, and accepted by its chance.
-        Returns: two lists, each with one number per maximum length.
+        chances: [i]: chance that node i + 1 is accepted if node i was. A node never observed is assumed to be drafted
+            as often as the node before it.
+        Returns: two lists; entry i is for chains of at most i + 1 nodes.
         """
         drafted: list[float] = []
         accepted: list[float] = []
@@ -105,10 +108,12 @@ class Acceptance:
         return drafted, accepted
 
     def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
-        """Return the expected accepted nodes of a tree.
+        """Return the expected number of accepted nodes of a tree.
 
-        For an untried tree size: the prediction from `chances`, scaled by the ratio of accepted to predicted nodes so
-        far.
+        A tree size without observations gets a prediction from the chances of chains. If earlier trees accepted fewer
+        nodes than predicted, the prediction is reduced by this ratio.
+
+        chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
         """
         weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
         accepted_in_all, expected_in_all = self.of_trees
@@ -117,11 +122,11 @@ class Acceptance:
         return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
 
     def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
-        """Add one round.
+        """Add the result of one round.
 
-        plan: the plan that the drafter got. sizes: number of nodes of each row's draft, root included. depth: depth of
-            the deepest node. accepted: number of accepted nodes of each row, root excluded. ends: whether the drafter
-            may end chains early.
+        plan: the draft size that the drafter was asked for. sizes: each row's number of nodes, root included.
+        depth: depth of the deepest node. accepted: each row's number of accepted nodes, root excluded.
+        ends: whether the drafter may end chains early.
         """
         rows, longest = len(sizes), max(sizes)
         self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
@@ -143,8 +148,8 @@ class Acceptance:
                     row[i] = SLOW * row[i] + value
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
-                # A node that was planned but not drafted counts neither as accepted nor as rejected. If a round has no
-                # draft at all, node 1 counts as rejected.
+                # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
+                # rejected node 1.
                 able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
                 if not able:
                     break
@@ -153,10 +158,13 @@ class Acceptance:
 
 
 def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
-    """Predict a tree's accepted nodes from a chain's chances.
+    """Predict the number of accepted nodes of a tree from the acceptance chances of a chain.
 
-    A level with w nodes is assumed to miss 1 / sqrt(w) times as often as one node. Measured for the 1, 2, 4 and 8
-    likeliest children: misses of 0.43, 0.30, 0.22 and 0.16.
+    If a chain's node misses the target's token with chance m, a level of w nodes is assumed to miss it with chance
+    m / sqrt(w). Measured chances for the 1, 2, 4 and 8 likeliest children: 0.43, 0.30, 0.22 and 0.16.
+
+    nodes, depth: size of the tree, root excluded. chances: [i]: chance that node i + 1 of a chain is accepted if node i
+        was.
     """
     miss = (depth / nodes) ** 0.5
     expected, alive = 0.0, 1.0
@@ -168,31 +176,32 @@ def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
 
 @final
 class CostCurve:
-    """Estimates the seconds that a number of items (columns or levels) takes, by a monotone piecewise-linear curve.
-    The curve goes through the lower quartiles of the buckets 1, 2, 3-4, 5-8, ..., so single timings that are off by
-    several times do not move it.
+    """Estimates how many seconds a target pass takes by its number of tokens, or a drafter by the draft's depth.
+
+    It holds the newest timings in buckets of counts (1, 2, 3-4, 5-8, ...). A monotone piecewise-linear curve goes
+    through the lower quartiles of the buckets, so that a few slow timings do not move it.
     """
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
-        """slope: beyond the last bucket, the curve continues with its last slope times this factor.
+        """slope: beyond the largest timed count, the curve continues with its last slope times this factor.
         origin: whether a count of 0 takes 0 seconds.
-        enough: number of timings that a bucket other than the first needs before it is used.
+        enough: minimum timings of a bucket that is used; the bucket of count 1 needs only one.
         """
         self._slope = slope
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
         self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest timings (seconds, count)
-        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> lower quartile: count, seconds
-        self._points: list[tuple[float, float]] = [*self._start]  # the curve's corners: count, seconds
-        self.reach = 0  # the largest count of items that was timed
+        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> (mean count, lower quartile of the seconds)
+        self._points: list[tuple[float, float]] = [*self._start]  # the curve's corners: (count, seconds)
+        self.reach = 0  # the largest count that was timed
         self.timed = 0  # number of timings so far
 
     def samples(self, count: int) -> int:
-        """Return the number of timings in the count's bucket."""
+        """Return the number of stored timings in the bucket of `count` (1, 2, 3-4, 5-8, ...)."""
         return len(self.windows.get((count - 1).bit_length(), ()))
 
     def add(self, count: int, seconds: float) -> None:
-        """Add a timing: the seconds that `count` items took."""
+        """Add a timing: the seconds that a pass over `count` tokens, or a draft of depth `count`, took."""
         self.timed += 1
         bucket = (count - 1).bit_length()
         window = self.windows.setdefault(bucket, deque(maxlen=WINDOW))
@@ -202,8 +211,10 @@ class CostCurve:
         self._connect()
 
     def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
-        """Replace the timings by those of a saved curve. windows: bucket -> (seconds, count), never empty. reach:
-        largest timed count. timed: number of timings.
+        """Replace the timings by those of a saved curve.
+
+        windows: bucket -> its timings (seconds, count), at least one. reach: largest count ever timed. timed: number of
+            timings ever added; `windows` may hold fewer.
         """
         self.windows, self.reach, self.timed = windows, reach, timed
         self._quartiles = {}
@@ -226,15 +237,17 @@ class CostCurve:
         least = math.inf
         for key in sorted(self._quartiles, reverse=True):
             size, quartile = self._quartiles[key]
-            least = min(least, quartile)  # more items take at least as long, so larger buckets bound smaller ones
+            least = min(least, quartile)  # keep the curve monotone: a smaller count takes at most as long
             if not key or len(self.windows[key]) >= self._enough:
                 self._points.append((size, least))
         self._points += self._start
         self._points.reverse()
 
     def at(self, count: float) -> float:
-        """Return the seconds that `count` items take, from buckets with enough timings. Below the first point it
-        returns the first point's seconds, and without any timings 0."""
+        """Return the curve's seconds at `count`. It uses only buckets with enough timings.
+
+        Below the curve's first point it returns the seconds of that point; without any timings 0.
+        """
         if not self._points:
             return 0.0
         before = after = self._points[0]
@@ -248,10 +261,9 @@ class CostCurve:
         return after[1] + self._slope * rise * (count - after[0])
 
     def pessimistic(self, count: int) -> float:
-        """Return a cautious estimate: the lower quartile of the count's own bucket, even if it was timed only once.
+        """Return a cautious estimate of the seconds at `count`: the lower quartile of its bucket, even of one timing.
 
-        A count beyond the largest timed count is assumed to take at least the seconds of that one, times the square
-        root of the ratio of both counts.
+        A count above the largest timed one, c, is assumed to take at least the seconds of c times sqrt(count / c).
         """
         own = self._quartiles.get((count - 1).bit_length())
         if own:
@@ -260,16 +272,18 @@ class CostCurve:
         return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
 
     def capped(self, count: int, plain: float) -> float:
-        """Return `pessimistic(count)`, but at most `count` times `plain`, the seconds of a pass over one column.
+        """Return the cautious estimate of `pessimistic`, but at most `count` times `plain`.
 
-        A slow first pass over a new shape does not measure the cost of the shape.
+        The limit is needed because the first pass over a new shape may be much slower than later ones.
+
+        plain: seconds of a target pass over one token a row.
         """
         return min(self.pessimistic(count), count * plain)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The key of stored measurements: the names of a target, of its device, and of a drafter."""
+    """The key of stored measurements: the names of the target, of its device, and of the drafter."""
 
     target: str
     device: str
@@ -278,17 +292,17 @@ class Pair:
 
 @dataclass
 class PairStatistics:
-    """Measurements of one pair. Times are stored separately for batch sizes up to 1, 2, 4, ... rows: `power` is the
-    base-2 logarithm of that size."""
+    """Measurements of one target with one drafter. Times are stored separately for batches of up to 1, 2, 4, ... rows.
+    The key `power` stands for batches of up to 2 ** power rows."""
 
-    target: dict[int, CostCurve]  # power -> seconds of a target pass by columns; all drafters of the target share it
+    target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens a row; shared by the target's drafters
     acceptance: Acceptance
-    chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the drafter's seconds by depth
-    trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> the same for its trees
-    accuracy: HeadAccuracy | None = None  # only for drafters with `Needs.prior`
+    chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> drafter's seconds for a chain by depth
+    trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> drafter's seconds for a tree by depth
+    accuracy: HeadAccuracy | None = None  # only for drafters that guess each depth independently (`Needs.prior`)
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the curves of the target, the drafter's chains and its trees, for up to 2 ** power rows."""
+        """Return the cost curves of the target, of the drafter's chains and of its trees, for up to 2 ** power rows."""
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:
@@ -297,18 +311,19 @@ class PairStatistics:
 
 
 def target_curve() -> CostCurve:
-    """Return an empty cost curve for a target: seconds by columns."""
+    """Return an empty cost curve for a target: seconds of a pass by its number of tokens a row."""
     return CostCurve(0.5, False, ENOUGH)
 
 
 def drafter_curve() -> CostCurve:
-    """Return an empty cost curve for a drafter: seconds by depth."""
+    """Return an empty cost curve for a drafter: seconds by the draft's depth."""
     return CostCurve(1.0, True, 1)
 
 
 @final
 class DecodingStatistics:
-    """Measurements of runs: seconds of passes and acceptance of drafts, from which later runs choose their drafts.
+    """Measurements of decoding: seconds of passes, and how often drafts were accepted. Later calls use them to choose
+    the size of their drafts.
 
     Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`. Its times
     hold for one machine only: do not use a saved file on another.
@@ -317,13 +332,13 @@ class DecodingStatistics:
     def __init__(self) -> None:
         self.lock = RLock()
         self._targets: dict[tuple[str, str], dict[int, CostCurve]] = {}  # target, device -> power -> curve
-        self._pairs: dict[Pair, PairStatistics] = {}  # in order of use, the least recent first
+        self._pairs: dict[Pair, PairStatistics] = {}  # the least recently used first
 
     def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
-        """Return the measurements of a pair, created if there are none.
+        """Return the measurements of one target with one drafter; creates empty ones if there are none.
 
-        pair: target, device and drafter.
-        prior: acceptance chances in [0, 1] of a chain's nodes 1, 2, ..., used for a new pair. Default (): unknown.
+        pair: names of target, device and drafter.
+        prior: for a new pair: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; (): unknown.
         """
         with self.lock:
             statistics = self._pairs.pop(pair, None)
@@ -336,8 +351,10 @@ class DecodingStatistics:
             return statistics
 
     def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
-        """Return the counts of how often each rank (k-th best token) of the pair's drafter was right. If there are none
-        of this size yet, they begin with `prior`."""
+        """Return the counts of how often the drafter's k-th best token (rank k) was right at each depth.
+
+        prior: initial chances. They are used if there are no counts with the same numbers of depths and ranks yet.
+        """
         with self.lock:
             statistics = self.of(pair, prior.chain)
             accuracy = statistics.accuracy
@@ -346,7 +363,7 @@ class DecodingStatistics:
             return accuracy
 
     def clear(self) -> None:
-        """Remove all measurements. Runs in progress continue with their own."""
+        """Remove all measurements. Calls in progress continue with the measurements that they began with."""
         with self.lock:
             self._pairs.clear()
             self._targets.clear()
@@ -354,7 +371,7 @@ class DecodingStatistics:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the measurements to a JSON file.
 
-        Runs may continue meanwhile. If writing fails, an existing file stays as it was.
+        Decoding in other threads may continue meanwhile. If writing fails, an existing file stays as it was.
 
         path: the file. Returns: the path.
         Raises: OSError if the file cannot be written; InputError if `path` is something other than a file.

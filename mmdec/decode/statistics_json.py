@@ -1,6 +1,6 @@
-"""Reads decoding statistics from JSON. A file may come from anywhere: pydantic checks types, sizes and bounds.
+"""Reads saved decoding statistics from JSON. The file is not trusted: pydantic checks types, sizes and bounds.
 
-Whatever is wrong raises ValueError or KeyError, which `DecodingStatistics.load` turns into one message.
+A malformed file raises ValueError or KeyError. `DecodingStatistics.load` turns both into InputError.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mmdec.decode.statistics import (
 )
 from mmdec.decode.tree import HeadAccuracy
 
-COLUMNS = 1 << 20  # maximum columns of a draft
+COLUMNS = 1 << 20  # maximum tokens of a target pass that a file may name; larger numbers are refused as malformed
 ROUNDS = 10**15
 Name = Annotated[str, Field(max_length=4096)]
 Chance = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[float, Field(ge=0, le=ROUNDS)]
 Columns = Annotated[int, Field(ge=1, le=COLUMNS)]
 Counts = Annotated[list[Count], Field(min_length=DEEPEST + 1, max_length=DEEPEST + 1)]
-Timing = tuple[Annotated[float, Field(ge=0, le=1e6)], Columns]  # one timing: seconds of a pass, and its columns
+Timing = tuple[Annotated[float, Field(ge=0, le=1e6)], Columns]  # (seconds, tokens a row or draft's depth)
 Window = tuple[int, Annotated[list[Timing], Field(min_length=1, max_length=WINDOW)]]
 
 
@@ -40,7 +40,7 @@ class Record(BaseModel):
 
 
 class CurveRecord(Record):
-    """A cost curve for batches of up to 2 ** power rows."""
+    """The JSON form of a `CostCurve`: the timings of batches of up to 2 ** power rows."""
 
     power: Annotated[int, Field(ge=0, le=31)]
     reach: Annotated[int, Field(ge=0, le=COLUMNS)]
@@ -64,7 +64,7 @@ Curves = Annotated[list[CurveRecord], Field(max_length=32)]
 
 
 class AcceptanceRecord(Record):
-    """The attributes of `Acceptance` (how often drafts were accepted), as JSON stores them."""
+    """The JSON form of `Acceptance`, which counts how often drafts were accepted. Attributes have the same names."""
 
     prior: Annotated[list[Chance], Field(max_length=DEEPEST)]
     hits: Counts
@@ -77,7 +77,7 @@ class AcceptanceRecord(Record):
     gap: Annotated[int, Field(ge=1, le=1 << 20)]
 
     def acceptance(self) -> Acceptance:
-        """Restore the saved statistics. Raises ValueError if the counts contradict each other."""
+        """Return the `Acceptance` object. Raises ValueError if the counts contradict each other."""
         for rounds, hits, drafts, reached in zip(*self.ending, strict=True):
             if hits > rounds or drafts > rounds or reached > drafts:
                 raise ValueError("`ending` counts more than there were rounds")
@@ -118,8 +118,10 @@ class File(Record):
 
 
 def fill(targets: dict[tuple[str, str], dict[int, CostCurve]], pairs: dict[Pair, PairStatistics], raw: bytes) -> None:
-    """Read a file's content into empty dictionaries. targets, pairs: receive the curves and the measurements.
+    """Parse a file of statistics into two empty dictionaries.
 
+    targets: receives (target name, device) -> log2 of the batch size -> the target's cost curve.
+    pairs: receives the measurements of each pair of target and drafter.
     raw: the file's bytes.
     """
     file = File.model_validate_json(raw)

@@ -1,4 +1,4 @@
-"""The three lines that `print` shows for a result: the output, the rounds, the seconds. Does not import torch."""
+"""Formats a result as the three lines that `print` shows: output, rounds, seconds. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
     """Format a result as three lines, the third one with the stages' seconds.
 
-    what: the first line: the text, or how much there is of it. rounds: the second line, from `rounds_line`.
+    what: the first line: the text, or its length. rounds: the second line, as `rounds_line` returns it.
     seconds: stage -> seconds; "total", if present, also includes time outside the stages.
     """
     stages = ", ".join(f"{name} {value:.3f}" for name, value in seconds.items() if name != "total")

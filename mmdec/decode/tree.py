@@ -1,5 +1,5 @@
 """Functions for trees of tokens: find depths and ancestors, make drafts from lists, choose the most probable nodes.
-Shapes are as in `mmdec.types`."""
+In shapes, B is the number of rows, N of nodes, V the size of the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from mmdec.types import Draft, InputError
 
-CHUNK = 64  # values in a chunk that `top_indices` searches whole
-FEW = 2**16  # in a tensor of up to so many values, plain `topk` is faster than a search by chunks
-FADE = 0.995  # per observation, the weight of earlier ones decays by this factor
-WEIGHT = 20.0  # the initial chances count as so many observations
-KEPT = 32  # a computed tree is reused for so many observations: chances change slowly
-Node = tuple[int, int, int]  # a node of a tree: parent, depth from 0, rank
+CHUNK = 64  # logits in a chunk: `top_indices` compares the maxima of chunks, then searches only the best chunks
+FEW = 2**16  # for up to this many logits, `torch.topk` over all of them is faster than the search by chunks
+FADE = 0.995  # each observation multiplies the weight of all earlier ones by this factor
+WEIGHT = 20.0  # the initial chances have the weight of this many observations
+KEPT = 32  # a computed tree is reused for this many observations, because the chances change slowly
+Node = tuple[int, int, int]  # a node of a tree: index of its parent, depth (0 below the root), rank (k-th best token)
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 
 
 def int_list(values: Tensor) -> list[int]:
-    """Convert a tensor (B,) of integers to a list. (torch does not type `tolist`; these three functions do.)"""
+    """Convert a tensor (B,) of integers to a list. Exists because `Tensor.tolist` has no precise return type."""
     return cast(Any, values).tolist()
 
 
@@ -46,7 +46,7 @@ def ancestors(parents: Tensor) -> Tensor:
     """Return (B, N, N) bool: [b, i, j] is True if node j is on the path from the root to node i, i included."""
     size = parents.shape[1]
     eye = torch.eye(size, dtype=torch.bool, device=parents.device)
-    # Pointer doubling: after k rounds a node knows its 2^k nearest ancestors.
+    # Pointer doubling: after k steps, `seen` holds each node's 2^k nearest ancestors, the node included.
     seen = eye.expand(parents.shape[0], -1, -1).clone()
     jump = torch.where(parents < 0, 0, parents)
     seen = seen | torch.nn.functional.one_hot(jump, size).bool() if size > 1 else seen
@@ -57,7 +57,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the depth of each node of one row, 0 at the root. parents: each node's parent; the root's is not read."""
+    """Return the depth of each node of one row, 0 at the root. parents: index of each node's parent."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -65,13 +65,16 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def height(draft: Draft) -> int:
-    """Return the depth of the deepest node of any row."""
+    """Return the depth of the deepest node of all rows; the root has depth 0."""
     rows = zip(int_rows(draft.parents), int_list(draft.size), strict=True)
     return max(max(depths(parents[:size])) for parents, size in rows)
 
 
 def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
-    """Make a draft with a chain in each row: the row's root (B,), then the tokens of its tail, which may be empty."""
+    """Make a draft with a chain in each row.
+
+    roots: (B,), first token of each chain. tails: for each row, the other tokens of its chain; may be empty.
+    """
     trees = [(list(tail), list(range(len(tail)))) for tail in tails]
     return trees_from_lists(roots, trees)
 
@@ -79,7 +82,11 @@ def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
 def trees_from_lists(
     roots: Tensor, trees: Sequence[tuple[Sequence[int], Sequence[int]]], probs: Tensor | None = None
 ) -> Draft:
-    """Make drafts from lists: for each row the tokens and the parents of nodes 1, 2, ... (parent 0 is the root)."""
+    """Make a draft from lists.
+
+    roots: (B,). trees: for each row, the tokens and the parents' indices of nodes 1, 2, ...; the root is node 0.
+    probs: (B, N, V), the distributions that the children of each node were sampled from; None: not sampled.
+    """
     size, count = 1 + max((len(tokens) for tokens, _ in trees), default=0), len(trees)
     rows: list[list[int]] = []
     links: list[list[int]] = []
@@ -87,7 +94,7 @@ def trees_from_lists(
         gap = [0] * (size - 1 - len(tokens))
         rows.append([0, *tokens, *gap])
         links.append([-1, *parents, *gap])
-    # one table, because each copy to the device takes time
+    # tokens and parents in one tensor, because each copy to the device takes time
     table = torch.tensor([*rows, *links], dtype=torch.long, device=roots.device).view(2, count, size)
     table[0, :, 0] = roots
     sizes = torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=roots.device)
@@ -95,8 +102,11 @@ def trees_from_lists(
 
 
 def joined(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
-    """Merge chains into one tree. tails: each chain's tokens below the root. If the tree would have more than `nodes`
-    nodes below the root, the last chains are cut. Returns: tokens and parents of nodes 1, 2, ..."""
+    """Merge chains into one tree, in which chains with equal first tokens share nodes.
+
+    tails: each chain's tokens below the root. nodes: maximum number of nodes below the root; later chains are cut.
+    Returns: tokens and parents' indices of nodes 1, 2, ...; the root is node 0.
+    """
     tokens, parents, known = list[int](), list[int](), dict[tuple[int, int], int]()
     for tail in tails:
         at = 0
@@ -112,17 +122,17 @@ def joined(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[
 
 
 def top_indices(values: Tensor, count: int) -> Tensor:
-    """Return the indices (..., count) of the largest values (..., V), the largest first; fewer if V is smaller.
+    """Return the indices (..., count) of the largest of the values (..., V), the largest first; fewer if V is smaller.
 
-    It searches only the `count` chunks with the largest maxima. For a large vocabulary this is several times faster
-    than `topk` over all values.
+    It searches only the `count` chunks of 64 values that have the largest maxima. For a large vocabulary this is
+    several times faster than `topk` over all values.
     """
     size = values.shape[-1]
     chunks = size // CHUNK
     if chunks <= 2 * count or values.numel() <= FEW:
         return values.topk(min(count, size), dim=-1).indices
     body = values[..., : chunks * CHUNK].reshape(*values.shape[:-1], chunks, CHUNK)
-    best = body.amax(-1).topk(count, dim=-1).indices  # (..., count), indices of chunks
+    best = body.amax(-1).topk(count, dim=-1).indices  # (..., count): the chunks with the largest maxima
     index = (best[..., None] * CHUNK + torch.arange(CHUNK, device=values.device)).flatten(-2)
     rest = torch.arange(chunks * CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)
     index = torch.cat([index, rest], -1)
@@ -131,16 +141,15 @@ def top_indices(values: Tensor, count: int) -> Tensor:
 
 @final
 class HeadAccuracy:
-    """Counts how often the drafter's k-th best token (rank k) was right at each depth, given that all tokens above it
-    were right.
+    """Counts how often the drafter's k-th best token (rank k) was right at each depth, if the tokens above were right.
 
-    It shapes trees of drafters that guess each depth independently of the tokens above (Medusa, Cai et al. 2024,
-    section 2.3.3): a node's value is the product of these chances along its path, and a tree of n nodes has the n most
-    valuable ones.
+    From these chances it builds trees for drafters that guess each depth independently of the tokens above (Medusa,
+    Cai et al. 2024, section 2.3.3). A node's chance is the product along its path. A tree of n nodes consists of the n
+    likeliest nodes.
     """
 
     def __init__(self, chances: Sequence[Sequence[float]]) -> None:
-        """chances: [depth][rank], the initial values; each depth sums to at most 1."""
+        """chances: [depth][rank], initial chance that this rank is right; sums to at most 1 over the ranks."""
         for depth, row in enumerate(chances):
             if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(chances[0]):
                 raise InputError(
@@ -156,7 +165,8 @@ class HeadAccuracy:
 
     @classmethod
     def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
-        """Make the object from what `counts` returned. Raises InputError if there are more hits than trials."""
+        """Make the object from counts. hits: [depth][rank], how often this rank was right. trials: [depth], number of
+        observations. Raises InputError if there are more hits than trials."""
         if len(hits) != len(trials):
             raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
         accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
@@ -168,7 +178,8 @@ class HeadAccuracy:
         return len(self._hits)
 
     def counts(self) -> tuple[list[list[float]], list[float]]:
-        """Return hits [depth][rank] (how often a rank was right) and trials [depth]; older observations weigh less."""
+        """Return hits [depth][rank], how often a rank was right, and trials [depth], the number of observations. Older
+        observations have less weight."""
         with self._lock:
             return [list(row) for row in self._hits], list(self._trials)
 
@@ -189,10 +200,10 @@ class HeadAccuracy:
                 self._trees = {}
 
     def tree(self, nodes: int, depth: int) -> list[Node]:
-        """Return the best `nodes` nodes that are at most `depth` deep, as (parent, depth from 0, rank).
+        """Return the `nodes` likeliest nodes that are at most `depth` levels below the root; a chain if nodes <= depth.
 
-        Node 0 is the root; the list begins with node 1. If `nodes` is at most `depth` the result is a chain. The
-        likeliest path comes first, so that the cache needs no moves if it is accepted.
+        Returns: for nodes 1, 2, ... the parent's index (0: the root), the depth (0 below the root) and the rank. The
+            likeliest path comes first: if it is accepted, no cache entry must be moved.
         """
         depth = min(depth, self.depth)
         if nodes <= depth:
@@ -211,11 +222,12 @@ class HeadAccuracy:
 
 
 def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:
-    """Return the `nodes` likeliest nodes of a tree, the likeliest first, each as the ranks along its path from the
-    root.
+    """Return the `nodes` likeliest nodes of a tree, the likeliest first; parents come before their children.
 
-    chances: [depth][rank], given that all tokens above are right. A node's chance is the product along its path; nodes
-        with chance 0 are left out. A node comes after its parent.
+    A node's chance is the product of the chances along its path. Nodes with chance 0 are left out.
+
+    chances: [depth][rank], chance that the k-th best token (rank k) is right if all tokens above it are right.
+    Returns: for each node, the ranks along its path from the root.
     """
     if not chances or nodes <= 0:
         return []
@@ -237,10 +249,11 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
 
 
 def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Reorder a row's nodes depth first, the likeliest child first, so that the target's cache needs the fewest moves.
+    """Sort a row's nodes depth first, so that the accepted path has few gaps and few cache entries must be moved.
 
-    numbers: the nodes' numbers, from 0. tokens: their tokens. parents: their parents' numbers from 1; 0 is the root.
-    Returns: tokens and parents in the new order.
+    numbers: each node's number, counted from 0, in any order. tokens: each node's token.
+    parents: the parent's number plus 1; 0 means the root. Siblings keep their order.
+    Returns: tokens and parents' indices of nodes 1, 2, ... in the new order.
     """
     below: dict[int, list[int]] = {}
     for index, parent in enumerate(parents):
@@ -258,10 +271,13 @@ def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[in
 
 
 def level_parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
-    """Return the parents' numbers (from 1; 0 is the root) of the nodes whose numbers (from 0) are in `chosen`.
+    """Return the parent of each chosen node in a tree that was grown level by level: its number plus 1; 0: the root.
 
-    width: the first level has `width` nodes, each later one width * width. expanded: for each level, which of its nodes
-        have children.
+    The first level has `width` nodes. On each level `width` nodes are expanded, with `width` children each. Nodes are
+    numbered from 0, level by level.
+
+    chosen: numbers of the chosen nodes. expanded: for each level from the second on, the indices within the level of
+        the expanded nodes. On the first level all nodes are expanded.
     """
     numbers = [list(range(1, width + 1))]
     numbers += [[1 + width + level * width * width + node for node in nodes] for level, nodes in enumerate(expanded)]

@@ -7,8 +7,8 @@ residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+ 
 block     whole chains, accepted jointly (Sun et al., ICLR 2025)                 has the target's distribution
 typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
 
-p is the target's distribution after all processors, q the distribution that the child was drawn from. A node's
-processors run only when the walk visits it. The shape of the tree does not matter: a chain is a tree of width one.
+p is the target's distribution after all logits processors, q the distribution that the child was sampled from, H the
+entropy. Processors are called only at the nodes that a rule visits. A chain is a tree of width one.
 """
 
 from __future__ import annotations
@@ -33,61 +33,67 @@ LOSSY = frozenset({"typical"})
 
 @dataclass(frozen=True)
 class RowTree:
-    """One row's tree as plain lists: the children of each node in order, and the tensors of its nodes."""
+    """The draft tree of one row: each node's token and children as lists, and the target's logits after each node."""
 
-    row: int  # index of the row in the batch, which selects its text and its random numbers
+    row: int  # index of the row in the batch
     tokens: list[int]
     children: list[list[int]]
     logits: Tensor  # (N, V), the target's raw logits after each node
     probs: Tensor | None  # (N, V), the distributions that children were drawn from; None: nothing was drawn
-    likeliest: Callable[[], list[int]]  # each node's most probable token; valid only if `Sequences.alike`
+    likeliest: Callable[[], list[int]]  # each node's most probable next token; only if `Sequences.alike` is True
 
     def drawn(self, node: int) -> Tensor | None:
-        """Return the distribution (V,) float64 that a node's children were drawn from; zeros if no child was drawn."""
+        """Return the distribution (V,) float64 that a node's children were sampled from; zeros if the node has none.
+        Returns None if the draft has no distributions."""
         if self.probs is None:
             return None
         q = self.probs[node].double()
         return q / q.sum().clamp(min=1e-300)
 
     def first(self, eos: Set[int]) -> list[int]:
-        """Return the chain of first children, root included, up to a token that ends the row (one of `eos`)."""
+        """Return the nodes of the chain that follows first children from the root, up to a token of `eos`."""
         chain = [0]
         while self.children[chain[-1]] and (len(chain) == 1 or self.tokens[chain[-1]] not in eos):
             chain.append(self.children[chain[-1]][0])
         return chain
 
     def match(self, node: int, token: int) -> Step:
-        """Return the token as given, and the child of `node` that holds it, or -1 if no child does."""
+        """Return the token, and the child of `node` that holds this token, or -1 if no child does."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return token, child
         return token, -1
 
 
-Step = tuple[int, int]  # (the token chosen at a node, the child that holds it or -1)
+Step = tuple[int, int]  # (token chosen after a node, index of the child that holds this token or -1)
 
 
 class Rule(Protocol):
-    """How drafts are accepted. `walk` visits one row's tree and appends tokens to `text`; it returns the accepted nodes
-    below the root, and whether the row ended."""
+    """Decides which drafted tokens are accepted.
+
+    `walk` visits one row's tree and appends the new tokens to `text`. It returns the accepted nodes below the root, and
+    whether the row ended.
+    """
 
     @property
     def name(self) -> RuleName: ...
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """Return the plan with the rule's additions: sampled drafts need the temperature and a random generator."""
+        """Return the plan for the drafter. Rules for sampled drafts add the temperature and a random generator."""
         ...
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...
 
 
 def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict:
-    """Judge a draft (B, N) by the target's scores, and append the tokens of this round to `text`.
+    """Accept drafted tokens by the target's logits, and append the tokens of this round to `text`.
 
-    Nothing else is stored between rounds: the same draft, scores, rule and text give the same verdict.
+    The same draft, scores, rule and text give the same verdict.
+
+    draft: B trees of N nodes. rule: the acceptance rule.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
-    # computed for all nodes at once, which is faster, and only if a rule asks for it
+    # the most probable token of every node, computed at once and only when a rule first asks for it
     likeliest = cache(lambda: most_probable_each(text.suppressed(scores.logits)))
     paths: list[list[int]] = []
     ended: list[bool] = []
@@ -116,7 +122,7 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
         [*nodes, *[-1] * (path - len(nodes)), *tokens, *[-1] * (text - len(tokens)), tokens[-1], len(tokens), done]
         for nodes, tokens, done in zip(paths, emitted, ended, strict=True)
     ]
-    # one tensor, because each copy to the device takes time
+    # all numbers in one tensor, because each copy to the device takes time
     table = torch.tensor(numbers, dtype=torch.long, device=device)
     return Verdict(
         path=table[:, :path],
@@ -128,7 +134,11 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
 
 
 def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> tuple[list[int], bool]:
-    """Descend the tree until the row ends or no child holds the token that `step` chose at its parent."""
+    """Descend the tree and append a token at each node, until the row ends or no child holds the chosen token.
+
+    step: node -> (token chosen after the node, child to go to or -1).
+    Returns: the accepted nodes below the root, and whether the row ended.
+    """
     path: list[int] = []
     node = 0
     while True:
@@ -142,10 +152,11 @@ def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> t
 
 @dataclass(frozen=True)
 class MatchRule:
-    """The rules "greedy" and "sampled": take plain decoding's token at each visited node, in the same order.
+    """The rules "greedy" and "sampled": at each visited node, choose the token as plain decoding would; go on to the
+    child that holds it.
 
-    For deterministic drafts (q is one-hot) it accepts as often as rejection sampling does, and gives exactly the tokens
-    of plain decoding, not only their distribution.
+    The output is exactly that of plain decoding, not only its distribution. For drafts that were not sampled it accepts
+    as many tokens as rejection sampling does.
     """
 
     choice: Choice = most_probable
@@ -167,10 +178,10 @@ class MatchRule:
 
 @dataclass
 class Stream:
-    """A run's random numbers: the seed of the verdicts' `Dice`, and an independent generator for the drafter."""
+    """The randomness of one `generate` call: the seed for accepting tokens, and the drafter's own random generator."""
 
     seed: int
-    temperature: float = 1.0  # the drafter samples at this temperature; the output's distribution does not depend on it
+    temperature: float = 1.0  # the drafter samples at it; it does not change the output's distribution
     generator: torch.Generator | None = None
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
@@ -184,7 +195,7 @@ class Stream:
 class ResidualRule:
     """Rejection sampling without replacement (Leviathan et al. 2023; trees as in Sequoia, Chen et al. 2024).
 
-    A draft without probabilities counts as drawn from one-hot distributions: a child's chance is then p(x).
+    If the drafter returned no probabilities, q is one-hot: a child with token x is then accepted with probability p(x).
     """
 
     stream: Stream
@@ -204,7 +215,7 @@ class ResidualRule:
         for child in branch.children[node]:
             token = branch.tokens[child]
             drawn = 1.0 if q is None else float(q[token])
-            if drawn <= 0.0:  # an earlier sibling holds this token, or it has probability 0: skip it
+            if drawn <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
                 continue
             if dice.happens(float(p[token]) / drawn):
                 return token, child
@@ -214,18 +225,18 @@ class ResidualRule:
                 left = (p - q).clamp(min=0.0)
                 q[token] = 0.0
                 q = q / q.sum().clamp(min=1e-300)
-            if float(left.sum()) > 0.0:  # else p equals q up to rounding
+            if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
                 p = left / left.sum()
         return dice.draw(p), -1
 
 
 @dataclass(frozen=True)
 class BlockRule:
-    """Block verification (Sun et al., ICLR 2025, algorithm 2): accepts a chain's tokens jointly.
+    """Block verification (Sun et al., ICLR 2025, algorithm 2): accepts the tokens of a chain jointly.
 
-    On average it accepts at least as many tokens as a rule that judges them one by one. It reads only the first
-    children of a tree, up to a token that ends the row. It needs the distributions of nodes that are not accepted, so
-    the row's processors run there, too; then their state is restored.
+    On average it accepts at least as many tokens as token-by-token rejection sampling. Of a tree it reads only the
+    chain of first children, up to an EOS token. It needs the target's distributions after rejected tokens, too, so the
+    logits processors are called there. Afterwards their state is restored.
     """
 
     stream: Stream
@@ -251,15 +262,15 @@ class BlockRule:
             rest = (weight * p - q).clamp(min=0.0)
             mass = float(rest.sum())
             if index == 0:
-                residual = rest if mass > 0.0 else p  # if p equals q, only the end of the chain can be accepted
+                residual = rest if mass > 0.0 else p  # the sum is 0 if p equals q; then any residual will do
             elif mass > 0.0 and dice.happens(mass / (mass + 1.0 - weight)):
                 accepted, residual, state = index, rest, text.state(row)
             drawn = float(q[token])
             weight = min(1.0, weight * float(p[token]) / drawn) if drawn > 0.0 else 0.0
             if weight == 0.0:
                 break
-            text.push(row, token)  # the processors of the next node must see this token
-            if token not in text.stop.eos:  # a row that ends here has no next token
+            text.push(row, token)  # for the processors, which read the text before the next node
+            if token not in text.stop.eos:  # after EOS there is no next token, so no distribution is needed
                 p = _distribution(text, row, branch.logits[child])
         else:
             if len(chain) > 1 and dice.happens(weight):
@@ -277,10 +288,10 @@ class BlockRule:
 
 @dataclass(frozen=True)
 class TypicalRule:
-    """Typical acceptance (Medusa, Cai et al. 2024, section 2.3.1): LOSSY.
+    """Typical acceptance (Medusa, Cai et al. 2024, section 2.3.1): LOSSY, the output's distribution differs.
 
-    Accepts the most probable child among those that are probable enough; if there is none, takes plain decoding's
-    token.
+    Accepts the most probable child if its probability exceeds min(epsilon, delta * exp(-entropy)). Else it takes the
+    token that plain decoding would choose.
     """
 
     choice: Choice = most_probable
@@ -297,7 +308,7 @@ class TypicalRule:
     def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
         scores = text.warped(branch.row, branch.logits[node])
         p = scores[0].double().softmax(-1)
-        entropy = float(cast(Any, torch.special).entr(p).sum())  # torch does not type its special functions
+        entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
         chances = [(float(p[branch.tokens[child]]), -child) for child in branch.children[node]]
         best, child = max(chances, default=(0.0, 0))
@@ -307,5 +318,5 @@ class TypicalRule:
 
 
 def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
-    """Return the target's distribution (V,) in float64 from raw logits (V,), after all of the row's processors."""
+    """Return the next token's distribution (V,) float64 after the row's logits processors. logits: (V,), raw."""
     return text.warped(row, logits)[0].double().softmax(-1)

@@ -1,4 +1,4 @@
-"""Measures time: a stopwatch that waits for the GPU, and the seconds of a round in drafter, target and core."""
+"""Measures time: a stopwatch that waits for the GPU, and the seconds of a round in target, drafter and the rest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch import nn
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
-STARVED = 0.7  # a thread with less CPU time than this part of the target pass's seconds has waited for a processor
+STARVED = 0.7  # if CPU time is below this fraction of a target pass's wall time, the thread has waited for a free CPU
 
 
 class _Elsewhere(threading.local):
-    """Holds, for each thread, the seconds that it waited for others, and the seconds of work that others did for it."""
+    """Holds for each thread: `worked`, seconds of its work that another thread did, and `waited`, seconds that it
+    waited beyond these. Stopwatches add the first to CPU time, and subtract the second from wall time."""
 
     waited = worked = 0.0
 
@@ -27,10 +28,11 @@ _elsewhere = _Elsewhere()
 
 
 def handed_over(wait: Callable[[], tuple[T, float]]) -> T:
-    """Call `wait`, in which this thread waits while another thread does this one's work, and perhaps other work.
+    """Call `wait`, which waits until another thread has done this thread's work. Returns the result.
 
-    `wait` returns a result, and the seconds that this thread's own work took. This thread's stopwatches count only
-    these seconds.
+    The other thread may do other work meanwhile. This thread's stopwatches count only its share.
+
+    wait: returns the result, and the seconds that this thread's share of the work took.
     """
     start = time.perf_counter()
     result, seconds = wait()
@@ -41,42 +43,43 @@ def handed_over(wait: Callable[[], tuple[T, float]]) -> T:
 
 @final
 class Stopwatch:
-    """Wall-clock seconds. Each reading first waits until a GPU has finished its work."""
+    """Measures wall-clock time, CPU time, and the seconds of named stages (`seconds`). Before it reads the wall clock,
+    it waits until the GPU has finished its work."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        """Start the first lap. device: the device whose work is timed."""
+        """Start the first interval that `lap` measures. device: the device whose work is timed."""
         self.seconds: dict[str, float] = {}  # stage -> seconds
         self._device = device
         self._lap = self.now()
 
     def now(self) -> float:
-        """Return wall-clock seconds since some fixed moment."""
+        """Return wall-clock seconds since an arbitrary fixed moment."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - _elsewhere.waited
 
     def processor(self) -> float:
-        """Return CPU seconds of this thread, since some fixed moment.
+        """Return CPU seconds of this thread, since an arbitrary fixed moment.
 
-        It returns wall-clock seconds for a GPU, whose work takes no CPU time, and on Windows, which counts CPU time in
-        steps of 16 ms.
+        For a GPU it returns wall-clock seconds, because its work takes no CPU time. It does so on Windows, too, where
+        CPU time is counted in steps of 16 ms.
         """
         counts = self._device.type == "cpu" and sys.platform != "win32"
         return time.thread_time() + _elsewhere.worked if counts else self.now()
 
     def process(self) -> float:
-        """Return CPU seconds of all threads of this process, since some fixed moment."""
+        """Return CPU seconds of all threads of this process, since an arbitrary fixed moment."""
         return time.process_time()
 
     def lap(self) -> float:
-        """Return the seconds since the last lap ended, and start the next lap."""
+        """Return the wall-clock seconds since the last call of `lap`, or since the object was made."""
         now = self.now()
         seconds, self._lap = now - self._lap, now
         return seconds
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        """Add the seconds of the block to `seconds[name]`."""
+        """Measure the `with` block: add its wall-clock seconds to `seconds[name]`."""
         start = self.now()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - start
@@ -86,9 +89,10 @@ class Stopwatch:
 def timed_passes(
     module: nn.Module, device: torch.device, on_pass: Callable[[float, tuple[Any, ...], Mapping[str, Any]], None]
 ) -> Generator[None]:
-    """Call `on_pass(seconds, args, kwargs)` after each forward pass of this thread through `module`.
+    """During the `with` block, time each forward pass through `module`, also those that other libraries start.
 
-    It times passes that other libraries start. Passes of other threads are not reported.
+    device: the module's device. on_pass: called after each pass of this thread, with the wall-clock seconds and the
+        args and kwargs of `forward`.
     """
     thread, stopwatch, starts = threading.get_ident(), Stopwatch(device), list[float]()
 
@@ -110,31 +114,31 @@ def timed_passes(
 
 @final
 class Watch:
-    """One round's wall-clock seconds and CPU seconds."""
+    """Measures one round of decoding: wall-clock and CPU seconds of target, drafter and the rest ("core")."""
 
     def __init__(self, device: torch.device) -> None:
         self._stopwatch = Stopwatch(device)
         self.start()
 
     def start(self) -> None:
-        """Begin a round."""
+        """Begin to measure a round: set all seconds to 0."""
         self.seconds = {"target": 0.0, "drafter": 0.0, "core": 0.0}
-        self._worked = dict(self.seconds)  # stage -> CPU seconds of this thread in the round
+        self._worked = dict(self.seconds)  # stage -> CPU seconds of this thread in this round
         self._stopwatch.lap()
         self._processor = self._stopwatch.processor()
 
     def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
-        """Add the seconds since the last call to the given stage."""
+        """Count the time since the last call of `lap` or `start` as time of `stage`."""
         processor = self._stopwatch.processor()
         self.seconds[stage] += self._stopwatch.lap()
         self._worked[stage] += processor - self._processor
         self._processor = processor
 
     def learned(self) -> tuple[float, float, bool]:
-        """Return the target's seconds in this round so far, the drafter's, and whether the thread waited for a CPU.
+        """Return the target's and the drafter's seconds in this round, and whether the thread waited for a free CPU.
 
-        If it waited, the seconds are CPU time. Only the target's pass decides this: a drafter may wait on purpose for
-        another process or the network, and this wait is part of its cost.
+        If it waited, the seconds are CPU time, else wall time. Whether it waited is judged by the target's pass alone,
+        because a drafter may wait for another process or the network, and such a wait is part of its cost.
         """
         starved = self._worked["target"] < STARVED * self.seconds["target"]
         seconds = self._worked if starved else self.seconds

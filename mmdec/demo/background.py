@@ -18,7 +18,7 @@ TICK = 0.2  # seconds after which a generator checks whether it was closed
 LOOK = 0.005  # seconds between two checks whether the page has received an update
 
 Update = Mapping[str, Any]  # name of an output of the page -> its new value
-_slots = threading.BoundedSemaphore(DECODERS)  # a stopped request gives its slot back when its round is over
+_slots = threading.BoundedSemaphore(DECODERS)  # a stopped request keeps its slot until its current round has ended
 _running = 0
 _counting = threading.Lock()
 
@@ -31,8 +31,10 @@ class Tell(Protocol):
     """The callback by which work reports. Called without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
-        """Report new values of the page's outputs, by name. first: return only when the page has them. Raises Stopped
-        if the work was stopped."""
+        """Report new values of the page's outputs, by name. Raises Stopped if the work was stopped.
+
+        first: wait until the page has received the values, before the work goes on.
+        """
         ...
 
 
@@ -43,10 +45,10 @@ def running() -> int:
 
 
 def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
-    """Run the work in a thread and yield its updates. If there is none for `TICK` seconds, yield an empty one. Close
-    the iterator to stop the work.
+    """Run `work` in a thread, and yield the updates that it reports. Closing this generator stops the work.
 
-    An error becomes the value of the output "status".
+    If nothing is reported for `TICK` seconds, an empty update is yielded. An exception in the work becomes a message in
+    the output "status".
     """
     told: queue.Queue[Update | None] = queue.Queue()
     stop = threading.Event()

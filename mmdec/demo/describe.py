@@ -1,5 +1,5 @@
-"""The tab that answers questions about pictures. It shows a race of drafters, and the visual tokens that each drafter
-uses."""
+"""The tab that answers questions about pictures. It compares the speed of several drafters (the race), and shows which
+visual tokens each drafter uses."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mmdec.pipelines.confidence import read_calibrations
 from mmdec.pipelines.description.answer import Description, read_image, to_pil
 from mmdec.pipelines.description.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm
 
-DRAFT = (24, 5)  # nodes and depth of a drafted tree: fixed, so that the race does not depend on a learned budget
+DRAFT = (24, 5)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 MAX_NEW_TOKENS = 200
-MAX_LETTERS = 500  # the most letters of a question
+MAX_LETTERS = 500  # the most characters of a question
 MAX_PIXELS = 16_000_000  # the most pixels of an upload: visitors share the machine, so fewer than the library accepts
-SIDE = 1024  # longer sides are scaled down to these pixels once, because each run would scale them again
+SIDE = 1024  # pixels: a longer side is scaled down once here, instead of in each call of the race
 SENT = 640  # the longest side in pixels of the picture that the browser gets
 QUESTION = "Describe this image."
 NOTE = (
@@ -71,7 +71,7 @@ def picture(path: str | Path | None) -> np.ndarray:
 
 
 def checked(question: str | None) -> str:
-    """Check a question, and return it. Raises InputError."""
+    """Return a question without spaces around it. Raises InputError if it is empty or too long."""
     text = (question or "").strip()
     require(bool(text), "The question must be text, but is empty. Ask something about the picture.")
     require(
@@ -84,8 +84,12 @@ def checked(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """Answer once with this drafter (None: plain decoding), and return the answer with its rounds. live: show the text
-    as it is accepted. Raises Stopped between two rounds if the visitor stopped the request."""
+    """Answer once, and return the answer and its rounds. Raises Stopped between rounds if the visitor stopped the
+    request.
+
+    tell: reports to the page. pixels: (H, W, 3) uint8. drafter: its name; None: plain decoding.
+    live: show the text as it is accepted.
+    """
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
     nodes = None if drafter is None else DRAFT
@@ -106,7 +110,7 @@ def asked(question: str) -> str:
 
 
 def text_html(result: Description, question: str, truth: str = "") -> str:
-    """Write question and answer as HTML. truth: what the picture really shows."""
+    """Write question and answer as HTML. truth: the right answer; "": not known."""
     calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
     drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
@@ -117,14 +121,19 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
 
 
 def work(tell: Tell, path: str | None, question: str | None, chosen: list[str]) -> None:
-    """Answer a question about an upload, and report to `tell`. chosen: names of the drafters to compare."""
+    """Answer a question about an upload, and report to the page by `tell`.
+
+    path: the uploaded file. chosen: names of the drafters to compare.
+    """
     tell(status=status("Reading the picture …", "busy"), text="", race="")
     answered(tell, picture(path), Path(str(path)).name, checked(question), chosen)
 
 
 def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
-    """Answer the question of a shipped sample, and report to `tell`. number: the sample's. chosen: names of
-    drafters."""
+    """Answer the question of a shipped sample, and report to the page by `tell`.
+
+    number: index of the sample. chosen: names of the drafters to compare.
+    """
     sample = shipped.pictures()[number]
     tell(status=status("Looking …", "busy"), text="", race="", source=str(sample.path), question=sample.question)
     answered(tell, picture(sample.path), f"Drawn picture: {sample.text}", sample.question, chosen, sample.answer)
@@ -137,8 +146,12 @@ def preview(tell: Tell, path: str | None) -> None:
 
 
 def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
-    """Answer with the first drafter, showing the text as it is accepted. Then run the other drafters and plain decoding
-    for the race, without showing text: updates during a run would slow it down."""
+    """Answer with the first drafter, showing the text as it is accepted. Then time all drafters and plain decoding for
+    the race, without showing text: updates of the page would slow decoding down.
+
+    tell: reports to the page. pixels: (H, W, 3) uint8. name: the picture's alternative text.
+    chosen: names of the drafters. truth: the right answer; "": not known.
+    """
     tell(picture=picture_html(pixels, name))
     first, _ = decode(tell, pixels, question, chosen[0] if chosen else None, live=True)
     tell(text=text_html(first, question, truth), status=status("Answered. Now the race …", "busy"))
@@ -214,14 +227,18 @@ def data_address(pixels: np.ndarray) -> str:
 
 
 def side_of(tokens: int) -> int | None:
-    """Return the number of visual tokens in a row of the image if all form a square grid, as for LLaVA; else None."""
+    """Return the side of the square grid that this number of visual tokens forms, as for LLaVA; None if it is no
+    square."""
     side = math.isqrt(tokens)
     return side if tokens and side * side == tokens else None
 
 
 def kept_svg(kept: Sequence[float]) -> str:
-    """Draw an SVG overlay that darkens the visual tokens that the drafter uses less. kept: for each visual token, in
-    [0, 1], how much of it the drafter uses. Returns "" if the tokens form no square grid."""
+    """Draw an SVG overlay that darkens the visual tokens that the drafter uses less.
+
+    kept: for each visual token, row by row, how much of it the drafter uses, from 0 to 1.
+    Returns: "" if the tokens form no square grid.
+    """
     side = side_of(len(kept))
     if side is None:
         return ""
@@ -238,8 +255,11 @@ def kept_svg(kept: Sequence[float]) -> str:
 
 
 def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
-    """Write a sentence on how many visual tokens the drafter uses. compressor: its name. kept: as for `kept_svg`; None:
-    it uses all."""
+    """Write a sentence on how many visual tokens the drafter uses.
+
+    compressor: name of the drafter's image compressor; None: it has none.
+    kept: for each visual token, how much of it the drafter uses, from 0 to 1; None: it uses all.
+    """
     if kept is None:
         return f"{drafter} reads every visual token. {TOKEN}"
     whole = sum(value > 0.0 for value in kept)
@@ -251,8 +271,11 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
 
 
 def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
-    """Write the picture as HTML. name: its alternative text. kept: draw the overlay of `kept_svg`. caption: a line
-    below the picture."""
+    """Write the picture as HTML. name: its alternative text. caption: a line below it.
+
+    kept: for each visual token, how much of it the drafter uses, from 0 to 1; less used ones are darkened. None: no
+        overlay.
+    """
     height, width = pixels.shape[:2]
     veil = "" if kept is None else kept_svg(kept)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""

@@ -16,7 +16,7 @@ MAX_BYTES = 20_000_000  # the most bytes of an upload
 MAX_FORM = 100_000  # the most bytes besides the file in an upload's request
 MAX_MESSAGE = 1_000_000  # the most bytes of any other request
 TOTAL_BYTES = 1_000_000_000  # the most bytes that the server stores for all visitors at one time
-LEAST = 4096  # the fewest bytes that a file takes on disk
+LEAST = 4096  # bytes that a smaller file counts as, because it takes a block on disk
 AGE = 3600  # seconds after which uploads and sounds are deleted
 LOCAL = ("localhost", "127.0.0.1", "::1")
 UPLOAD = "/gradio_api/upload"
@@ -75,7 +75,7 @@ class Guard:
             await self._bounded(scope, receive, send, path, _length(headers))
 
     def _known(self, headers: MutableMapping[str, str], scope: Scope) -> bool:
-        """Return whether a request is addressed to this page, and comes from this page or from no page."""
+        """Return whether a request's `Host` is this page's address, and its `Origin` is this page or missing."""
         host, origin = headers.get("host", ""), headers.get("origin")
         names = {name.lower() for name in self._names()}
         arrived = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
@@ -84,8 +84,10 @@ class Guard:
         return origin is None or origin.lower().partition("://")[2] == host.lower() or name_of(origin) in names
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send, path: str, length: int | None) -> None:
-        """Pass on a request unless it is too large or the server has stored too much. length: the body's declared
-        bytes."""
+        """Pass on a request unless it is too large, or an upload for which the server has stored too much.
+
+        path: the request's path. length: bytes that the request declares for its body; None: not a number.
+        """
         upload = path == UPLOAD
         most = MAX_BYTES + MAX_FORM if upload else MAX_MESSAGE
         if length is None or length > most:
@@ -106,7 +108,8 @@ class Guard:
 
 
 def _length(headers: MutableMapping[str, str]) -> int | None:
-    """Read the declared bytes of a request's body, which the server enforces; None if it is not a number."""
+    """Return the bytes that a request declares for its body; None if they are not a number. The server enforces this
+    length."""
     said = headers.get("content-length", "0").strip()
     return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
 
@@ -152,8 +155,11 @@ def uploads_folder() -> Path:
 
 
 def held(folder: Path, now: Callable[[], float] = time.time) -> int:
-    """Count the bytes of all files in the folder, at least a disk block for each. Delete remains of broken uploads that
-    are older than `AGE` seconds: Gradio leaves them there."""
+    """Count the bytes of all files in the folder, at least a disk block for each. Also delete remains of broken uploads
+    that are older than `AGE` seconds, because Gradio does not.
+
+    now: returns the time in seconds, as files' times count it.
+    """
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -19,15 +19,16 @@ from mmdec.demo.sentences import require, status
 from mmdec.pipelines.inputs import read
 
 RATE = 16_000  # sample rate in Hz of what `recording` returns
-MAX_SECONDS = 60.0  # the longest recording
-SHORT = 0.7  # share of the window's height: if results begin lower, the page scrolls to them
+MAX_SECONDS = 60.0  # seconds of the longest recording
+SHORT = 0.7  # after a click, the page scrolls to results that begin below this share of the window's height
 WAITING = status("Waiting for a free place …", "busy")
 FAILED = status("The server did not take this. Please try again.", "error")
 
-Work = Callable[..., None]  # (tell, *values of the inputs)
-FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]  # the visitor's own
+Work = Callable[..., None]  # takes `tell`, which reports to the page, and the values of the input components
+# fonts of the visitor's system: none is downloaded
+FONTS = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "DejaVu Sans", "sans-serif"]
 COLOURS = {  # Gradio's own teal has too little contrast with white
-    "background_fill_primary": "*neutral_50",  # the soft theme's own value: `set` resets what is not given
+    "background_fill_primary": "*neutral_50",  # the soft theme's value, repeated here because `set` resets it
     "block_label_text_color": "*primary_800",
     "block_label_background_fill_dark": "*primary_700",
     "block_title_text_color": "*primary_800",
@@ -48,17 +49,18 @@ COLOURS = {  # Gradio's own teal has too little contrast with white
 
 @dataclass(frozen=True)
 class Controls:
-    """A tab's buttons, and the inputs that a run reads."""
+    """A tab's buttons, and the input components whose values a click passes to the work."""
 
     samples: Sequence[Any]  # one button for each sample
     run: Any
     stop: Any
-    own: Sequence[Any]  # inputs that a sample does not need: a visitor's recording, picture, question
-    settings: Sequence[Any] = ()  # inputs that every run reads
+    own: Sequence[Any]  # the visitor's recording, picture or question; a click on a sample does not read them
+    settings: Sequence[Any] = ()  # inputs that every click reads, such as the choice of drafters
 
 
 def recording(path: str | Path | None) -> Tensor:
-    """Read an upload to 16 kHz mono (T,). Raises InputError."""
+    """Read an uploaded recording as samples (T,), 16 kHz mono. Raises InputError if it is missing, damaged or too
+    long."""
     require(bool(path), "Record something, choose a file, or press one of the samples first.")
     return read(str(path), max_seconds=MAX_SECONDS)
 
@@ -69,7 +71,11 @@ def playable(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def handler(work: Work, outputs: Mapping[str, Any]) -> Callable[..., Iterator[Any]]:
-    """Wrap work as a Gradio handler: a generator of new values by component. Closing the generator stops the work."""
+    """Wrap work as a handler for Gradio: a generator of new values by component. Closing the generator stops the work.
+
+    work: takes `tell` and the values of the inputs. outputs: the name under which the work reports a value ->
+        component.
+    """
 
     def handle(*values: Any) -> Iterator[Any]:
         reports = updates(lambda tell: work(tell, *values))
@@ -83,7 +89,11 @@ def handler(work: Work, outputs: Mapping[str, Any]) -> Callable[..., Iterator[An
 
 
 def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str, Any]) -> Any:
-    """Bind work to a component's event, in the queue that all decoding shares. Returns Gradio's event."""
+    """Call work on an event of a component, in the queue that all decoding shares. Returns Gradio's event.
+
+    event: a method such as `button.click`. work: takes `tell` and the values of the components `inputs`.
+    outputs: the name under which the work reports a value -> component.
+    """
     return event(
         handler(work, outputs),
         list(inputs),
@@ -97,8 +107,12 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
 
 
 def say_waiting(event: Any, line: Any, results: str = "") -> None:
-    """Show in the browser, at once, that a request waits. event: the click that begins it. line: the status line.
-    results: id of the element to scroll to: on a small screen the results are below the button."""
+    """Show in the browser, at once after a click, that a request waits.
+
+    event: a method such as `button.click`. line: the component of the status line.
+    results: id of the element to scroll to, because on a small screen the results are below the button; "": do not
+        scroll.
+    """
     event(
         None,
         line,
@@ -116,7 +130,10 @@ def status_line(text: str) -> Any:
 
 
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
-    """Let a button stop these events after the current round of decoding. line: the component that then says so."""
+    """Let a button stop these events of Gradio after the current round of decoding.
+
+    line: the component that then shows that the request was stopped.
+    """
     button.click(
         lambda: status("Stopped. Nothing is being decoded for you any more."),
         None,
@@ -144,12 +161,13 @@ def recording_input(tab: str, language: str) -> Any:
         sources=["upload", "microphone"],
         type="filepath",
         elem_id=f"{tab}-source",
-        label=f"{language}, up to {MAX_SECONDS:g} s",  # short: a phone has little room beside the player's buttons
+        # short: on a phone, there is little room beside the player's buttons
+        label=f"{language}, up to {MAX_SECONDS:g} s",
     )
 
 
 def run_and_stop(tab: str, label: str) -> tuple[Any, Any]:
-    """Add the buttons Run and Stop, side by side; `bind` gives them their events. label: the words on Run."""
+    """Add the buttons Run and Stop, side by side, and return both. label: the words on Run."""
     with gr.Row():
         run = gr.Button(label, variant="primary", elem_id=f"{tab}-go")
         return run, gr.Button("Stop", variant="stop", min_width=90, scale=0)
@@ -163,9 +181,15 @@ def bind(
     sample_work: Work,
     others: Sequence[Any] = (),
 ) -> None:
-    """Give the buttons their events. `work` is called with the values of `controls.own` and `controls.settings`,
-    `sample_work` with the sample's number and the settings. others: further events that Stop ends."""
-    for button in (*controls.samples, controls.run):  # first: the browser runs a click's handlers in order
+    """Connect a tab's buttons with its work.
+
+    tab: prefix of its elements' ids. outputs: the name under which work reports a value -> component.
+    work: takes `tell`, and the values of `controls.own` and `controls.settings`.
+    sample_work: takes `tell`, the sample's index, and the values of `controls.settings`.
+    others: further events of Gradio that Stop ends.
+    """
+    # bound first, because the browser runs a click's handlers in this order
+    for button in (*controls.samples, controls.run):
         say_waiting(button.click, outputs["status"], f"{tab}-results")
     events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
     for number, button in enumerate(controls.samples):
@@ -176,7 +200,7 @@ def bind(
 
 
 def numbered(sample_work: Work, number: int) -> Work:
-    """Return the work for the sample with this number."""
+    """Return `sample_work` for one sample: its argument `number` is filled in."""
     return lambda tell, *values: sample_work(tell, number, *values)
 
 

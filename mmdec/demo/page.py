@@ -26,8 +26,8 @@ from mmdec.demo.layout import style, theme
 
 TABS = (translate, transcribe, describe)  # modules of the tabs, in the page's order
 WAITING = 64  # the most requests in the queue; further ones are refused
-SWEEP = 600  # seconds between two deletions of uploads and sounds older than AGE
-LOCAL = "127.0.0.1"  # Gradio checks at this address whether a port is free, also for another host
+SWEEP = 600  # seconds between two deletions of uploads and sounds that are older than `AGE` seconds
+LOCAL = "127.0.0.1"  # Gradio tests at this address whether the port is free, even if it listens on another
 TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
     "<h1>mmdec</h1><p class='mm-lead'>Speech and vision-language models that write many tokens in one pass. Where a "
@@ -48,10 +48,10 @@ def build() -> gr.Blocks:
 
 
 def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return options for Gradio's `launch`. The server gives out only uploads and samples; `Guard` refuses foreign
-    requests.
+    """Return options for Gradio's `launch`. The server gives out only uploads and samples, and `Guard` refuses requests
+    of other sites.
 
-    host: the address to listen on. names: further host names of the page.
+    host: the address to listen on. names: further host names under which the page is reached.
     """
 
     def known() -> Iterable[str]:
@@ -96,8 +96,12 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Open a socket that reserves the address while the models are loaded. The caller must close it before serving."""
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host  # as browsers write an IPv6 address
+    """Open a socket that reserves the address while the models are loaded. The caller must close it before serving.
+
+    Raises: MmdecError if the host is not an address of this machine, or the port is not free.
+    """
+    # browsers put an IPv6 address in brackets
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:

@@ -1,7 +1,7 @@
 """Draws the race: several ways of decoding side by side, pass by pass, at a pace that people can follow.
 
-Nothing is decoded here. A lane is drawn from the rounds of a finished run: the pieces of text that each pass accepted,
-and when. The browser then shows them as an animation.
+Nothing is decoded here. A lane, the row of one way of decoding, is drawn from the rounds of a finished call: the pieces
+of text that each pass accepted, and when. The browser shows them as an animation.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from mmdec.pipelines.description.answer import Description
 from mmdec.pipelines.transcription.transcript import Transcript
 
 Decoded = Transcript | Description
-# Factors by which the page may show a race slower than it ran.
+# Factors from which the page chooses how much slower than real time it shows a race; below 1: faster.
 PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-SHOWN = 7.0  # the most seconds that the slowest lane takes on the page
+SHOWN = 7.0  # the most seconds that the animation of the slowest lane takes
 AGAIN = (
     "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"
     "race.classList.add('mm-go')"
 )
 REFRESH = 0.15  # seconds between two updates of text that is still being decoded
-BROKEN = "\ufffd"  # shown for an incomplete character, so it is hidden until the character is complete
+BROKEN = "\ufffd"  # tokenizers decode half a character to this; such text is hidden until the rest comes
 
 
 @dataclass(frozen=True)
 class Step:
-    """One pass of the model: the pieces that it accepted, and when it ended."""
+    """One pass of the model in a race: the pieces of text that it accepted, and when it ended."""
 
     seconds: float  # from the start of decoding to the end of this pass
     pieces: list[str]  # texts of the tokens that the pass accepted, with their spaces
@@ -46,7 +46,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Lane:
-    """One way of decoding, drawn as one row."""
+    """One way of decoding in a race, which the page draws as one row: its passes, and how it compares with the
+    baseline."""
 
     name: str
     note: str  # a description of the way of decoding, in words
@@ -66,14 +67,17 @@ class Lane:
 
 
 def pace(lanes: Sequence[Lane]) -> float:
-    """Choose how many times slower the page shows the race: a round number, so that no lane takes more than SHOWN
-    seconds."""
+    """Choose the factor, from `PACES`, by which the page slows the race down: the largest by which no lane takes more
+    than `SHOWN` seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)
     return max((factor for factor in PACES if factor * longest <= SHOWN), default=PACES[0])
 
 
 def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
-    """Write the race as HTML. unit: the plural word for pieces. start: a sentence on when the clock starts."""
+    """Write the race as HTML. start: a sentence on when the clock starts.
+
+    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    """
     factor = pace(lanes)
     longest = max((lane.seconds for lane in lanes), default=0.0) or 1.0
     parts = [
@@ -88,15 +92,19 @@ def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
 
 
 def pace_words(factor: float) -> str:
-    """Write the slow-down factor in words."""
+    """Write in words how much slower (above 1) or faster (below 1) than real time the race is shown."""
     if factor == 1:
         return "at the speed at which it ran"
     return f"{factor:g} times slower than it ran" if factor > 1 else f"{1 / factor:g} times faster than it ran"
 
 
 def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
-    """Write one lane as HTML: name, pieces, bar and figures. unit: the plural word for pieces. factor: the slow-down.
-    longest: seconds of the slowest lane, which has the full bar."""
+    """Write one lane as HTML: name, pieces, bar and figures.
+
+    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    factor: the animation is this many times slower than decoding. longest: seconds of the slowest lane, which has the
+        full bar.
+    """
     seconds = lane.seconds * factor
     width = 100 * lane.seconds / longest
     verdict = ""
@@ -113,7 +121,10 @@ def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
 
 
 def figures(lane: Lane, unit: str) -> str:
-    """Write the lane's figures as HTML: passes, milliseconds, and pieces per pass. unit: the plural word for pieces."""
+    """Write the lane's figures as HTML: passes, milliseconds, and pieces per pass.
+
+    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    """
     passes, pieces = len(lane.steps), sum(step.count for step in lane.steps)
     per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
     each = "" if per_pass is None else f" · {per_pass:.1f} {unit} per pass"
@@ -129,8 +140,11 @@ def milliseconds(seconds: float) -> str:
 
 
 def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
-    """Write pieces of text as HTML, in the colour of their pass. Each appears when its pass ended in the run, times
-    `factor`."""
+    """Write pieces of text as HTML, in the colour of their pass. A piece appears when its pass has ended.
+
+    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    factor: the animation is this many times slower than decoding; 0: show all at once.
+    """
     spans = []
     for number, step in enumerate(steps, 1):
         colour, late = (number - 1) % 6, step.seconds * factor
@@ -144,7 +158,10 @@ def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
 
 
 def steps_svg(steps: Sequence[Step], unit: str) -> str:
-    """Draw a bar chart of the pieces that each pass accepted; "" for fewer than two passes."""
+    """Draw a bar chart of the number of pieces that each pass accepted; "" for fewer than two passes.
+
+    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    """
     if len(steps) < 2:
         return ""
     counts = [step.count for step in steps]
@@ -163,8 +180,11 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    """Return the text that each of `tokens` adds after the tokens `before`. Special tokens add no text and are left
-    out."""
+    """Return the text that each token adds. Tokens that add none are left out: special tokens, and parts of a
+    character.
+
+    tokens: token ids. before: token ids of the text before them.
+    """
     seen = list(before)
     text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)
     special = set(tokenizer.all_special_ids)
@@ -183,7 +203,8 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
 
 
 def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
-    """Convert one row's rounds to steps. A step's time adds up drafter, target and core of all rounds so far."""
+    """Convert the rounds of a batch of one to steps. The time of a step is the sum of the drafter's, the target's and
+    all other seconds of the rounds so far."""
     seconds, before = 0.0, list[int]()
     timeline: list[Step] = []
     for round_ in rounds:
@@ -195,9 +216,10 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
 
 
 def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
-    """Make a callback that stores every round in `rounds` and raises Stopped if the work was stopped.
+    """Make a callback for decoding that stores every round in `rounds`, and raises Stopped if the work was stopped.
 
-    tell: reports to the page. head: HTML to show above the text, which is shown as it is accepted. None: show no text.
+    tell: reports to the page.
+    head: HTML to show above the text, which is then shown as it is accepted; None: show no text.
     """
     told = -REFRESH
 
@@ -218,8 +240,11 @@ def against_plain(
     drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
     plain: tuple[Decoded, Sequence[Round]],
 ) -> list[Lane]:
-    """Make a lane for each drafted run (name, note, result and rounds), and compare it with plain decoding, the last
-    lane."""
+    """Make a lane for each drafter, compared with plain decoding; the lane of plain decoding is the last.
+
+    drafted: for each drafter its name, a note in words, and (result, rounds) of its call.
+    plain: (result, rounds) of plain decoding.
+    """
     baseline = Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1]))
     lanes: list[Lane] = []
     for name, note, (result, rounds) in drafted:

@@ -15,7 +15,8 @@ ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
 
 @dataclass(frozen=True)
 class Sample:
-    """A shipped input: a recording with its spoken text, or a picture with its description."""
+    """A shipped input: a recording with its words (`text`), or a picture with its name (`text`), a question and the
+    answer."""
 
     path: Path
     text: str

@@ -17,11 +17,12 @@ NAMES = {  # argument of the library's errors -> its name for visitors
     "prompt": "The question",
 }
 UNEXPECTED = "Something went wrong here, and it is not your doing. Please try again."
-_FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")  # a visitor should see the file's name, not the server's folder
-_COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # a visitor's file is not on the server: the command does not help
-_LIMIT = 400  # the most letters of a message
-LONG = 90  # longer texts are set in smaller letters
-UNSURE = 0.5  # a lower confidence is called low
+# a quoted path; visitors should see the file's name, not the server's folder
+_FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")
+_COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # advice that does not help visitors: they do not have the server's file
+_LIMIT = 400  # the most characters of a message
+LONG = 90  # characters; longer texts are set in a smaller font
+UNSURE = 0.5  # a confidence below this is shown with a warning
 
 WHEEL = '<span class="mm-wheel" aria-hidden="true"></span>'
 
@@ -43,7 +44,7 @@ def sentence(error: BaseException) -> str:
 
 
 def said(text: str) -> str:
-    """Write a model's output as HTML; long texts are set smaller."""
+    """Write a model's output as HTML; a long text gets a smaller font."""
     kind = "mm-text mm-long" if len(text) > LONG else "mm-text"
     return f'<p class="{kind}" lang="en">{escape(text)}</p>'
 
@@ -72,8 +73,12 @@ def require(condition: bool, text: str) -> None:
 
 
 def status(text: str, kind: str = "note") -> str:
-    """Write the status line above the results as HTML. kind: "note", "busy" (with a spinner), "done" or "error". Screen
-    readers interrupt for an error; other kinds are read as changes of the element around the line."""
+    """Write the status line above the results as HTML.
+
+    kind: "note", "busy" (with a spinner), "done" or "error".
+
+    Screen readers announce an error at once. Other kinds are announced by the element around the line.
+    """
     role = ' role="alert"' if kind == "error" else ""
     mark = {"busy": WHEEL, "error": '<strong class="mm-mark">Cannot do that. </strong>'}.get(kind, "")
     return f'<p class="mm-status mm-{kind}"{role}>{mark}{escape(text)}</p>'

@@ -1,5 +1,5 @@
 """The tab that transcribes. It shows text as it is accepted, a race against plain decoding, and words with their times.
-A microphone is transcribed while somebody speaks."""
+Speech from a microphone is transcribed live."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcribe import AUTO, load_transcriber, transcribe
 from mmdec.pipelines.transcription.transcript import Transcript
 
-DRAFT = (24, 6)  # nodes and depth of a drafted tree: fixed, so that the race does not depend on a learned budget
+DRAFT = (24, 6)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 NOTE = (
     "English speech to text with a small Whisper. Medusa heads, extra outputs of the network, guess the next tokens "
     "(pieces of words); the model checks all guesses in one pass and keeps those that it would have written itself. "
@@ -50,8 +50,12 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """Transcribe once with this drafter (None: plain decoding), and return the transcript with its rounds. live: show
-    the text as it is accepted. Raises Stopped between two rounds if the visitor stopped the request."""
+    """Transcribe once, and return the transcript and its rounds. Raises Stopped between rounds if the visitor stopped
+    the request.
+
+    tell: reports to the page. samples: (T,) of 16 kHz. drafter: its name; None: plain decoding.
+    live: show the text as it is accepted.
+    """
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
     on_round = listener(tell, tokenizer, rounds, "" if live else None)
@@ -63,7 +67,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
 
 
 def text_html(result: Transcript, spoken: str = "") -> str:
-    """Write the text as HTML, with the time that it took. spoken: the correct text."""
+    """Write the text as HTML, with the time that decoding took. spoken: the correct text; "": not known."""
     calibrated = bool(read_calibrations(load_transcriber().directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
@@ -83,13 +87,13 @@ def words_html(result: Transcript) -> str:
 
 
 def work(tell: Tell, path: str | None) -> None:
-    """Transcribe the upload at `path`, and report the results to `tell`."""
+    """Transcribe the upload at `path`, and report to the page by `tell`."""
     tell(status=status("Reading the recording …", "busy"), text="", race="")
     transcribed(tell, recording(path))
 
 
 def sample_work(tell: Tell, number: int) -> None:
-    """Transcribe the shipped sample with this number, and report the results to `tell`."""
+    """Transcribe the shipped sample with this index, and report to the page by `tell`."""
     sample = shipped.english()[number]
     samples = recording(sample.path)
     tell(status=status("Transcribing …", "busy"), text="", race="", source=(RATE, playable(samples)))
@@ -97,8 +101,11 @@ def sample_work(tell: Tell, number: int) -> None:
 
 
 def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
-    """Show the text as it is accepted. Then run both ways of decoding for the race, without showing text: updates
-    during a run would slow it down."""
+    """Show the text as it is accepted. Then time both ways of decoding for the race, without showing text: updates of
+    the page would slow decoding down.
+
+    tell: reports to the page. samples: (T,) of 16 kHz. spoken: the correct text; "": not known.
+    """
     fast, _ = decode(tell, samples, AUTO, live=True)
     tell(status=status("Transcribed. Now the race …", "busy"), text=text_html(fast, spoken))
     tokenizer = load_transcriber().tokenizer
@@ -144,7 +151,7 @@ def shortened(text: str) -> str:
 PIECE = 0.5  # seconds of sound that the browser sends at once
 READY = "Press Record and speak English. Text is grey until a pause makes it final."
 LISTENING = "Listening. What you said last may still change."
-UNDERSTOOD = 0.2  # the least confidence of text that is shown; that of music and noise is below 0.1
+UNDERSTOOD = 0.2  # text with a lower confidence is not shown; music and noise have less than 0.1
 STRANGE = '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
 ENDED = "The recording has ended. All of the text is final."
 
@@ -161,7 +168,8 @@ class Talk:
     ended: bool = False  # whether `live` was ended
 
     def add(self, updates: Iterable[StreamUpdate]) -> None:
-        """Add new transcripts. Those of low confidence are not shown."""
+        """Add updates of the transcriber. Final text of low confidence is replaced by a note; provisional text is
+        hidden."""
         for update in updates:
             sure = update.transcript.confidence >= UNDERSTOOD
             self.provisional = update.text if sure and not update.final else ""
@@ -183,8 +191,11 @@ def _final(result: Transcript) -> str:
 
 
 def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None]:
-    """Transcribe a piece of sound that arrived. talk: the recording so far; None for its first piece. Returns the
-    status and the text as HTML, and the talk (None after an error)."""
+    """Transcribe a piece of sound from the microphone.
+
+    sound: (rate in Hz, samples); None: nothing arrived. talk: the recording so far; None: this is its first piece.
+    Returns: the status line and the text, both as HTML, and the recording so far; None after an error.
+    """
     try:
         if sound is None:
             return status(LISTENING, "busy"), "" if talk is None else talk.html, talk
@@ -200,8 +211,10 @@ def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None
 
 
 def ended(talk: Talk | None) -> tuple[str, str, None]:
-    """End a recording: decode its rest. Returns the status and the text as HTML, and None: the next recording begins
-    without a talk."""
+    """End a recording: decode the sound that is left.
+
+    Returns: the status line and the text, both as HTML, and None, so that the next recording begins anew.
+    """
     if talk is None:
         return status(READY), "", None
     if not talk.ended:

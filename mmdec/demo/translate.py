@@ -1,4 +1,5 @@
-"""The tab that translates French speech to English: it draws the graph, and the race of three decodings."""
+"""The tab that translates French speech to English. It draws the graph of English pieces that the model fills in one
+pass, and compares the speed of three ways of decoding (the race)."""
 
 from __future__ import annotations
 
@@ -57,16 +58,20 @@ START = "The clock starts when the French sound has been encoded, which all thre
 ID = "mm-translate"
 VERTICES = 96  # the most vertices that are drawn
 STRONG = 0.05  # least probability of a link that is drawn
-LINKS = 3  # the most links of a vertex
+LINKS = 3  # the most links that are drawn from a vertex, besides the path's
 STEP, RADIUS, DOT = 34, 13, 5  # pixels: least distance of vertices, half height of a label, radius of a dot
-LETTER = 7.5  # width of a letter in a label
-ABOVE, BELOW = 96, 84  # height reserved for arcs above and below the row of vertices
+LETTER = 7.5  # pixels: width of a letter in a label
+ABOVE, BELOW = 96, 84  # pixels for arcs above and below the row of vertices
 READABLE = {"<s>": "start", "</s>": "end", "<unk>": "?", "<pad>": "-"}
 SPACE = "▁"  # SentencePiece's mark for a piece that begins a word
 
 
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
-    """Translate once, and return the translation with its passes. Raises Stopped if the visitor stopped the request."""
+    """Translate samples (T,) of 16 kHz once. Returns the translation and its passes. Raises Stopped if the visitor
+    stopped the request.
+
+    strategy: a value of `WAYS`.
+    """
     passes: list[Pass] = []
 
     def on_pass(pass_: Pass) -> None:
@@ -77,7 +82,8 @@ def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, lis
 
 
 def steps(passes: Sequence[Pass]) -> list[Step]:
-    """Convert passes to steps on one clock. The parts of a long recording run in sequence, so their times add up."""
+    """Convert passes to steps on one clock. A long recording is cut into parts that are decoded one after another; each
+    part's clock starts at 0, so the times of earlier parts are added."""
     timeline: list[Step] = []
     before, last = 0.0, 0.0
     piece = 0
@@ -85,14 +91,18 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
         if pass_.piece != piece:
             piece, before = pass_.piece, before + last
         last = pass_.seconds
-        silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)  # the end token has no text
+        # the end token is counted, but has no text
+        silent = 0 if pass_.graph is not None else pass_.tokens - len(pass_.units)
         timeline.append(Step(before + pass_.seconds, [unit.replace(SPACE, " ") for unit in pass_.units], silent))
     return timeline
 
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
-    """Make a lane for each of three ways of decoding from its passes; two are compared with the third,
-    autoregressive."""
+    """Make a lane for each way of decoding: by graph, verified, and autoregressive, with which the first two are
+    compared.
+
+    graph, verified, autoregressive: the passes of each.
+    """
     drawn, checked, baseline = (
         [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
     )
@@ -125,13 +135,14 @@ def text_html(result: Translation, french: str = "") -> str:
 
 
 def work(tell: Tell, path: str | None, way: str) -> None:
-    """Translate the upload at `path`, and report to `tell`. way: a key of `WAYS`, the way of decoding to show first."""
+    """Translate the upload at `path`, and report to the page by `tell`. way: a key of `WAYS`, the way of decoding to
+    show first."""
     tell(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
     translated(tell, recording(path), way)
 
 
 def sample_work(tell: Tell, number: int, way: str) -> None:
-    """Translate the shipped sample with this number, and report to `tell`. way: a key of `WAYS`."""
+    """Translate the shipped sample with this index, and report to the page by `tell`. way: a key of `WAYS`."""
     sample = shipped.french()[number]
     samples = recording(sample.path)
     tell(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
@@ -140,7 +151,12 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
 
 
 def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
-    """Show sound and text of the chosen way first. Then run the race: by graph, verified, and one by one."""
+    """Show sound and text of the chosen way first. Then decode in the other ways, for the race and the drawing of the
+    graph.
+
+    tell: reports to the page. samples: (T,) of 16 kHz. way: a key of `WAYS`.
+    french: the correct French text; "": not known.
+    """
     chosen = WAYS[way]
     result, passes = decode(tell, samples, chosen)
     tell(
@@ -163,7 +179,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
 
 
 def own_way() -> str:
-    """Return the way of decoding, a key of `WAYS`, whose strategy the model's config.json names."""
+    """Return the key of `WAYS` whose strategy is the default in the model's config.json."""
     return next(way for way, strategy in WAYS.items() if strategy == load().decoding.strategy)
 
 
@@ -202,12 +218,13 @@ def tab() -> None:
 
 @dataclass(frozen=True)
 class Vertex:
-    """A vertex of the graph: its likeliest units and links, and the link that the chosen path takes from it."""
+    """A vertex of the graph (DAG): the likeliest pieces of English that it may write, its likeliest links to later
+    vertices, and the link that the chosen path takes from it."""
 
     index: int
-    emits: list[tuple[str, float]]  # units and their probabilities, the likeliest first
+    emits: list[tuple[str, float]]  # pieces and their probabilities, the likeliest first
     leads: list[tuple[int, float]]  # later vertices and the links' probabilities
-    chosen: str | None = None  # the unit that it writes; None: not on the path
+    chosen: str | None = None  # the piece that it writes on the chosen path; None: it is not on the path
     follows: tuple[int, float] | None = None  # the next vertex on the path, and that link's probability
 
     @property
@@ -222,7 +239,7 @@ class Vertex:
 
 
 def vertices(graph: Graph) -> list[Vertex]:
-    """List all vertices, each with its three likeliest units and its strongest links."""
+    """List all vertices, each with its three likeliest pieces and its strongest links."""
     chosen = dict(zip(graph.path, graph.chosen, strict=True))
     after = dict(pairwise(graph.path))
     drawn: list[Vertex] = []
@@ -238,7 +255,8 @@ def vertices(graph: Graph) -> list[Vertex]:
 
 
 def graph_html(graph: Graph, explained: str) -> str:
-    """Draw the graph as HTML, with a heading, an explanation, and a table of the path for screen readers."""
+    """Draw the graph as HTML, with a heading, the explanation `explained`, and a table of the path for screen
+    readers."""
     drawn = vertices(graph)
     kept = drawn[:VERTICES]
     cut = f" The first {VERTICES} of {len(drawn)} vertices are drawn." if len(drawn) > VERTICES else ""
@@ -259,7 +277,8 @@ def graph_html(graph: Graph, explained: str) -> str:
 
 
 def graph_svg(drawn: list[Vertex]) -> str:
-    """Draw the graph as SVG: a row of vertices, the path's links as arcs above it, other strong links below it."""
+    """Draw the graph as SVG: a row of vertices, the chosen path's links as arcs above it, other strong links as arcs
+    below it."""
     path = [vertex for vertex in drawn if vertex.chosen is not None]
     lit = {(vertex.index, vertex.follows[0]): vertex.follows[1] for vertex in path if vertex.follows is not None}
     middle = ABOVE + RADIUS
@@ -287,10 +306,11 @@ def graph_svg(drawn: list[Vertex]) -> str:
 def arc(
     link: tuple[int, int], at: Sequence[float], middle: float, room: float, strength: float, order: int | None = None
 ) -> str:
-    """Draw a link as an arc, above the row of vertices if room < 0, else below. Longer links get higher arcs.
+    """Draw a link as an arc. Longer links get higher arcs.
 
-    link: its two vertices. at: x of each vertex. middle: y of their row. room: the highest arc, in pixels.
-    order: the link's number on the chosen path; None: the link is not on it. strength: the link's probability.
+    link: indices of its two vertices. at: x of each vertex. middle: y of their row.
+    room: the greatest height in pixels; negative: the arc is above the row, else below.
+    strength: the link's probability. order: the link's index on the chosen path; None: the link is not on it.
     """
     start, end = link
     from_x, to_x = at[start], at[end]
@@ -306,8 +326,10 @@ def arc(
 
 
 def dot(vertex: Vertex, x: float, middle: float) -> str:
-    """Draw a vertex: a dot, or a label if it is on the path. Its tooltip has the units that it emits. middle: y of the
-    row."""
+    """Draw a vertex: a dot, or a label if it is on the path. Its tooltip has the pieces that it may write.
+
+    x: centre of the vertex. middle: y of the row of vertices.
+    """
     title = f"<title>{escape(vertex.title)}</title>"
     if vertex.chosen is None:
         return f'<g class="mm-vertex">{title}<circle cx="{x:g}" cy="{middle}" r="{DOT}"/></g>'
@@ -337,7 +359,7 @@ def centres(drawn: Sequence[Vertex]) -> list[float]:
 
 
 def readable(unit: str) -> str:
-    """Return a unit's readable name: special units in words, and a visible mark for the space before a word."""
+    """Return a readable name of a piece: special pieces in words, and a visible mark for the space before a word."""
     return READABLE.get(unit, unit.replace(SPACE, "·"))
 
 

@@ -1,10 +1,10 @@
-"""Drafts for a speech model with a CTC head on its encoder's states (Graves et al. 2006, Viterbi alignment).
+"""Drafts for a speech model such as Whisper with a CTC head on its encoder's states (Graves et al. 2006).
 
-The head transcribes the whole window at once, frame by frame, from the states that the decoder reads anyway. Its
-transcript differs from the model's text in places. So each round the accepted text is aligned to the frames, and the
-draft continues the transcript from the frame where the accepted text ends. The head's pieces are merged into the
-model's own tokens: a word of three pieces may be one token of the model. With an n-gram of pieces, a beam search from
-the end of the accepted text replaces the head's best path.
+The head transcribes the whole audio window at once, frame by frame. The transcript may differ from the model's text.
+So in each round the accepted text is aligned to the frames (Viterbi alignment), and the draft is the transcript after
+the frame where the accepted text ends. The head's vocabulary, its "pieces", is smaller than the model's, so pieces are
+merged into tokens. With an n-gram model of pieces, the transcript comes from a beam search instead of the head's best
+path.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.token_pieces import BLANK, FIRST, MARK, TokenPieces
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-STATES = 50  # states that the encoder gives for a second of sound
-TIMES = 50  # timestamp tokens for a second: one each 20 ms
-COLUMNS = 100  # the encoder's input frames per second
-FLOOR = 6.0  # maximum cost of one frame, in nats: accepted text that the transcript lacks must be aligned, too
-EQUAL = 1e-3  # paths whose log-probabilities differ by less count as equally good
-WIDTH = 6  # maximum number of texts that the beam search keeps after each frame
-CHOICES = 6  # number of likeliest pieces of a frame that the beam search considers, besides the blank
-LEAST = -7.0  # minimum log-probability of a piece that the beam search considers
-SILENT = -0.01  # where the blank has at least this log-probability, no other piece is considered
-WEIGHT, LENGTH = 0.5, 1.0  # weight of the n-gram's log-probability; score added for each piece
-UNHEARD = -2.0  # a token that lowers the alignment's score by more than this differs from the head's transcript
-EXACT = 0.1  # chance that a timestamp computed from the frames equals the model's
-ENDS = 0.7  # chance that the text ends where the head's transcript ends
-SILENCE = 3 * STATES  # states of silence after the sound that the head reads: it was trained with them
+STATES = 50  # encoder states per second of audio
+TIMES = 50  # timestamp tokens per second of audio, one for every 20 ms
+COLUMNS = 100  # mel frames, the encoder's input, per second of audio
+FLOOR = 6.0  # a frame costs at most this many nats, so accepted text missing from the transcript can still be aligned
+EQUAL = 1e-3  # alignments whose log-probabilities differ by less than this (in nats) count as equally good
+WIDTH = 6  # beam width: texts that the beam search keeps after each frame
+CHOICES = 6  # likeliest pieces of each frame that the beam search tries, besides the blank
+LEAST = -7.0  # the beam search ignores pieces below this log-probability (nats), to save time
+SILENT = -0.01  # if a frame's blank has at least this log-probability (nats), the beam search tries no other piece
+WEIGHT, LENGTH = 0.5, 1.0  # beam search: factor of the n-gram's log-probability; bonus for each piece, in nats
+UNHEARD = -2.0  # the transcript lacks a token that lowers the alignment's log-probability by more than 2 nats
+EXACT = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
+ENDS = 0.7  # assumed chance that the model's text ends where the transcript ends
+SILENCE = 3 * STATES  # encoder states of silence after the sound that the head reads; it was trained with as many
 
 
 class PieceModel(Protocol):
-    """The part of `mmdec.phonetics.ngram.NGram` that the beam search calls. Its words are piece numbers, as text."""
+    """An n-gram model of pieces, as the beam search uses it. A word of the n-gram is a piece's number, written as text.
+    `mmdec.phonetics.ngram.NGram` has these methods."""
 
     @property
     def successors(self) -> Mapping[str, Mapping[str, float]]: ...
@@ -55,19 +56,20 @@ class PieceModel(Protocol):
 
 @final
 class Alignment:
-    """Aligns the accepted pieces of a window to its frames. Adding a piece takes time linear in the number of frames.
+    """The Viterbi alignment of the accepted pieces (subwords of the CTC head) to the frames of an audio window. It
+    grows piece by piece.
 
-    Values are log-probabilities minus those of the head's best path, which therefore has 0. Entry f of an array is the
-    value over the frames before f.
+    Scores are log-probabilities (nats) relative to the head's best path, whose score is 0. Entry f of an array is the
+    score over frames 0 .. f - 1. Adding a piece takes time linear in the number of frames.
     """
 
     def __init__(self, logprobs: np.ndarray) -> None:
-        """logprobs: (F, V), for each of F frames the head's log-probability of each of V pieces."""
+        """logprobs: (F, V), for each of F frames the CTC head's log-probability of each of V pieces (subwords)."""
         best = logprobs.max(1, keepdims=True)
         self._costs = np.maximum(logprobs - best, -FLOOR)
         self._silent = self._sums(BLANK)
-        self._closed = self._silent.copy()  # (F + 1,), best alignments that end in a blank, or are empty
-        self._open = np.full_like(self._closed, -np.inf)  # (F + 1,), best alignments that end in the last piece
+        self._closed = self._silent.copy()  # (F + 1,), scores of the best alignments that end in a blank or are empty
+        self._open = np.full_like(self._closed, -np.inf)  # (F + 1,), scores of the best that end in the last piece
         self._last = -1
         self._logprobs = logprobs
         self._choices: dict[int, list[tuple[int, float]]] = {}
@@ -88,7 +90,8 @@ class Alignment:
     def _held(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """Extend alignments by one piece or blank that lasts at least one frame and begins at the best frame.
 
-        before: (F + 1,) values of the alignments so far. sums: (F + 1,) cumulative values of the piece.
+        before: (F + 1,) scores of the alignments so far. sums: (F + 1,) cumulative sums of the piece's frame scores.
+        Returns: (F + 1,) scores of the extended alignments.
         """
         held = np.full_like(before, -np.inf)
         held[1:] = sums[1:] + np.maximum.accumulate(before[:-1] - sums[:-1])
@@ -100,14 +103,15 @@ class Alignment:
         return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
 
     def score(self) -> float:
-        """Return the score of the best path that spells the accepted text: 0 if it is the head's best, else less."""
+        """Return the score of the accepted text's best alignment: 0 if it is the head's best path, else below 0."""
         return float(np.maximum(self._closed, self._open).max())
 
     def heard(self, place: int, most: int) -> list[tuple[int, int, float]]:
-        """Return at most `most` pieces of the best path from the frame `place` on, as (piece, frame, chance).
+        """Return the pieces of the head's best path from the frame `place` on, at most `most`.
 
-        A piece's chance is its probability at its first frame times the lowest probability of the blanks before it. If
-        the piece's probability at a later frame is higher than this product, its chance is that probability.
+        Returns: for each piece: its number, its first frame, and the estimated chance that it is right. The chance is
+            the piece's probability at its first frame times the lowest probability of the blanks before it, or its
+            probability at a later frame if that is higher.
         """
         found: list[tuple[int, int, float]] = []
         said, sure = self._last if place and self.path[place - 1] == self._last else BLANK, 1.0
@@ -126,7 +130,8 @@ class Alignment:
         return found
 
     def choices(self, frame: int) -> list[tuple[int, float]]:
-        """Return the likeliest pieces of a frame, the blank first: (piece, log-probability)."""
+        """Return the pieces (subwords of the CTC head) that the beam search tries at a frame, the blank first, as
+        (number of the piece, log-probability)."""
         if frame not in self._choices:
             row = self._logprobs[frame]
             found = [(BLANK, float(row[BLANK]))]
@@ -137,11 +142,14 @@ class Alignment:
         return self._choices[frame]
 
     def likeliest(self, place: int, most: int, model: PieceModel, context: str) -> list[tuple[int, int, float]]:
-        """Return the same as `heard`, by a beam search with an n-gram of pieces, `model`. context: the n-gram's context
-        after the accepted text.
+        """Return the likeliest pieces from the frame `place` on, at most `most`, by a beam search with an n-gram model.
 
-        Prefix search (Hannun et al. 2014) that scores each text by its best path. A piece's chance is the share of the
-        kept texts that have it, among those that have all pieces before it, weighted by their scores.
+        It is a prefix search (Hannun et al. 2014) that scores each text by its best path.
+
+        context: the n-gram's context after the accepted text.
+        Returns: for each piece: its number, its first frame, and the estimated chance that it is right. The chance is
+            computed from the texts in the beam, weighted by probability: of those that have all pieces before it, the
+            share that has this piece, too.
         """
         ended = -np.inf if place and self._open[place] > self._closed[place] else 0.0
         kept = {(): Text(ended, 0.0, context, ())}
@@ -178,17 +186,17 @@ class Alignment:
 
 @dataclass(slots=True)
 class Text:
-    """A text of a beam search."""
+    """A hypothesis of the beam search: a sequence of pieces, and the scores of its best paths."""
 
-    ended: float  # log-probability of its best path that ends in a blank
-    held: float  # log-probability of its best path that ends in its last piece
+    ended: float  # score of its best path that ends in a blank: log-probability, n-gram score included
+    held: float  # score of its best path that ends in its last piece
     context: str  # the n-gram's context after this text
     frames: tuple[int, ...]  # the frame at which each of its pieces begins
-    gain: float = 0.0  # score of its last piece by the n-gram, `LENGTH` included
+    gain: float = 0.0  # the n-gram's score of its last piece, with the bonus for each piece
 
     def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
-        """Return the text with one more piece, which begins at `frame`. The frame's log-probability is not added yet.
-        `MARK` does not change the n-gram's context, because the n-gram has no such piece."""
+        """Return the hypothesis with one more piece, which begins at `frame`. The caller adds the frame's
+        log-probability. The segment mark (`MARK`) is unknown to the n-gram, so it does not change the context."""
         if piece == MARK:
             return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
         gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH
@@ -197,23 +205,23 @@ class Text:
 
 @dataclass
 class Row:
-    """The state of one row of a run."""
+    """The drafter's state of one batch row: the accepted text and its alignment to the frames."""
 
     timed: bool  # whether the model writes timestamps
-    first_time: int  # id of the timestamp of 0 seconds
+    first_time: int  # id of the timestamp token of 0 seconds
     waiting: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
-    alignment: Alignment | None = None  # None: the head does not know the language
+    alignment: Alignment | None = None  # None: the head does not know the language, so nothing is drafted
     last: int = -1  # id of the last aligned token; -1: there is none
-    before: int = -1  # id of the aligned token before it; -1: there is none
-    unheard: bool = False  # whether the head's transcript differs from the last token
-    context: str = ""  # the n-gram's context after this text
+    before: int = -1  # id of the last aligned token but one; -1: there is none
+    unheard: bool = False  # whether the transcript lacks the last aligned token
+    context: str = ""  # the n-gram's context after the aligned text
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
-    """Return, for each row of states (B, S, D), how many of them a head reads: those of the sound and of some silence
-    after it.
+    """Return for each row how many encoder states the head reads: those of the sound and of 3 s of silence after it.
 
-    sound: (B, mels, T) the encoder's input features; padding after a recording has equal columns. None: all are read.
+    states: (B, S, D). sound: (B, mels, T), the encoder's input features; frames at the end that equal the last frame
+        are padding. None: all states are read.
     """
     size = states.shape[1]
     if sound is None:
@@ -225,14 +233,15 @@ def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
 
 @dataclass
 class Memory:
-    """The drafter's state of a run: one `Row` for each row of the batch."""
+    """The drafter's state of one `generate` call: one `Row` for each row of the batch."""
 
     rows: list[Row]
 
 
 @final
 class Ctc:
-    """Drafts what a CTC head transcribes. It holds weights only; a run's state is in `Memory`."""
+    """A drafter that proposes the transcript of a CTC head. It holds the head and its settings; the state of a
+    `generate` call is in `Memory`."""
 
     needs = Needs(memory=True, stops=True)
 
@@ -245,9 +254,10 @@ class Ctc:
         model: PieceModel | None = None,
         languages: Sequence[int] = (),
     ) -> None:
-        """head: reads the encoder's states. pieces: the head's vocabulary. first_time: the token of 0 seconds. end: the
-        token that ends a text. model: an n-gram of pieces (`piece_ngram`); None: draft the head's best path.
-        languages: tokens of the languages that the head knows. Rows whose prompt has none of them are decoded plainly.
+        """head: reads the encoder's states. pieces: the head's vocabulary of subwords, and how these become tokens.
+        first_time: id of the timestamp token of 0 seconds. end: id of the end-of-text token.
+        model: an n-gram model of pieces, for a beam search; None: the head's best path is drafted.
+        languages: ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
             Empty: it drafts in every language.
         """
         if head.config.pieces != len(pieces):
@@ -259,12 +269,12 @@ class Ctc:
 
     @property
     def name(self) -> str:
-        """Return a name made of a digest of the head's weights and settings."""
+        """Return a name that contains a hash of the head's weights and settings."""
         entries = self.model and sum(map(len, self.model.successors.values()))
         return f"ctc-{fingerprint(self.head, self.pieces.kept[:8], entries)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the head belongs to another model or lies on another device."""
+        """Raise InputError if the head was trained for another model or is on another device."""
         config, weight = self.head.config, self.head.output.weight
         if not getattr(target, "reads_encoder", False) or config.d_states != target.hidden_size:
             raise InputError(
@@ -280,7 +290,7 @@ class Ctc:
             raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
 
     def start(self, context: Context) -> Memory:
-        """Read the encoder's states up to the end of the sound, for rows in a language that the head was trained on."""
+        """Run the head over the encoder's states of the rows whose language it knows. Returns the drafter's state."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
@@ -296,26 +306,28 @@ class Ctc:
         return Memory(rows)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row: the transcript after the accepted text. It ends where the chance that all its
-        tokens are right falls below `plan.threshold`."""
+        """Draft a chain for each row: the transcript after the accepted text. The chain ends where the estimated chance
+        that all its tokens are right falls below `plan.threshold`."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
         return chains(roots, [self._chain(row, depth, plan.threshold) for row in memory.rows])
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Store the accepted tokens; they are aligned at the next draft."""
+        """Store the accepted tokens. They are aligned before the next draft."""
         for row, tokens, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             row.waiting += tokens[:length]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory.rows = [memory.rows[index] for index in live.tolist()]
 
     @torch.inference_mode()
     def _listen(self, states: Tensor, read: Sequence[int]) -> list[np.ndarray]:
-        """Run the head over states (B, S, D); a row's first `read` states are valid. Returns each row's
-        log-probabilities (F, V) of the pieces."""
+        """Run the head over states (B, S, D). read: for each row, how many of its first states are read.
+
+        Returns: for each row, log-probabilities (F, V) of V pieces at F frames.
+        """
         weight = self.head.output.weight
         lengths = torch.tensor(read, device=weight.device)
         logits, frames = self.head(states[:, : max(read)].to(weight), lengths)
@@ -323,8 +335,10 @@ class Ctc:
         return [row[:count] for row, count in zip(rows, frames.tolist(), strict=True)]
 
     def _chain(self, row: Row, depth: int, threshold: float) -> list[int]:
-        """Align the row's waiting tokens, then draft. Returns: at most `depth` tokens below its root; the draft ends
-        where the chance that a token and all before it are right falls below `threshold`.
+        """Align the row's newly accepted tokens, then draft at most `depth` tokens after them.
+
+        threshold: the draft ends before the first token that is less likely than this to be right together with all
+            tokens before it.
         """
         alignment = row.alignment
         if alignment is None:
@@ -351,8 +365,10 @@ class Ctc:
         return draft
 
     def _continued(self, row: Row, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
-        """Return the transcript's tokens after the accepted text, timestamps and end token included; each with its
-        chance to be right, given that those before it are right."""
+        """Return the transcript's tokens after the accepted text, timestamps and end token included.
+
+        Returns: for each token: its id, and the chance that it is right if all tokens before it are right.
+        """
         most, place = 3 * depth + 3, alignment.place()
         if self.model is None:
             heard = alignment.heard(place, most)
@@ -363,10 +379,10 @@ class Ctc:
         heard = heard[self._skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
         found: list[tuple[int, float]] = []
         closed = row.last >= self.first_time and 0 <= row.before < self.first_time
-        if row.timed and closed:  # a segment has ended, the next one begins at once
+        if row.timed and closed:  # a segment has ended: the next one usually begins with the same timestamp
             found.append((row.last, 0.9))
         words: list[tuple[int, int, float]] = []
-        spoken = row.last < self.first_time  # whether the open segment has words: only then a timestamp may end it
+        spoken = row.last < self.first_time  # whether the segment has words; only such a segment ends with a timestamp
         for piece in heard:
             if piece[0] >= FIRST:
                 words.append(piece)
@@ -386,8 +402,12 @@ class Ctc:
 
     @staticmethod
     def _skipped(row: Row, texts: Sequence[bytes]) -> int:
-        """Return how many of the first pieces to skip. If the transcript differs from the last token, the rest of that
-        word is skipped. A new segment begins with a new word."""
+        """Return how many pieces at the beginning are not drafted, because they are the rest of a word.
+
+        Pieces are skipped up to the next word if the transcript lacks the last accepted token, or if a segment begins.
+
+        texts: UTF-8 text of each piece.
+        """
         begins = row.timed and row.last >= 0 and row.last >= row.first_time
         at = 0
         while at < len(texts) and texts[at] and (begins or row.unheard):
@@ -402,8 +422,11 @@ class Ctc:
         return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
-        """Merge the transcript's (piece, frame, chance) into the model's tokens. A token's chance is the product of its
-        pieces' chances."""
+        """Merge pieces into the model's tokens.
+
+        heard: for each piece: its number, its first frame, and the chance that it is right.
+        Returns: for each token: its id, and its chance, the product of the chances of its pieces.
+        """
         texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
         ends = np.cumsum([len(text) for text in texts]).tolist()
         found: list[tuple[int, float]] = []

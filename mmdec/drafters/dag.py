@@ -1,11 +1,11 @@
-"""Drafts for a speech translator from the graph (DAG) of its fast decoder.
+"""Drafts for a speech translator from the directed acyclic graph (DAG) of its non-autoregressive decoder.
 
-The graph gives the distribution of the next unit exactly, given the units accepted so far. With
-alpha_t(j) = P(y_1..y_t, a_t = v_j) and the links E, it is P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j). Every path
-reaches the last vertex, which emits </s>. An accepted prefix therefore needs no alignment, only one product with E for
-each unit, also where it differs from the graph's best path.
+The graph (as in DA-Transformer) gives the exact distribution of the next unit (token) after the accepted ones. With
+alpha_t(j) = P(y_1..y_t, a_t = v_j), the chance that vertex j emitted unit t, and the transition matrix E, it is
+P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j). So each accepted unit costs one product with E, even if it is not on
+the graph's best path. Every path ends at the last vertex, which emits </s>.
 
-The drafter holds the graphs of one batch instead of weights: make one drafter for each call.
+The drafter holds the graphs of one batch, not weights: make one drafter for each call.
 """
 
 from __future__ import annotations
@@ -20,43 +20,45 @@ from torch import Tensor
 from mmdec.decode.tree import trees_from_lists
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-FLOOR = 1e-6  # minimum emission probability: the verifier may accept units that the graph rules out
-ALTERNATIVE = 0.02  # a second-best unit is drafted if the probability of it and all units before it is at least this
-TAIL = 6  # maximum units drafted after a second-best unit
+FLOOR = 1e-6  # least emission probability, because the accepted text may have units to which the graph gives 0
+ALTERNATIVE = 0.02  # a branch begins at a second-best unit if it and all units before it have at least this probability
+TAIL = 6  # maximum units of a branch after its first one
 
 
 @dataclass
 class RowState:
-    """One row's graph, and the distribution over the vertex that emitted its last unit."""
+    """One row's graph, and for each vertex the probability that it emitted the row's last unit."""
 
-    links: np.ndarray  # (L, L), [i, j]: probability of the jump from vertex i to j
-    emissions: np.ndarray  # (L, V), probability of each unit on each vertex
-    alpha: np.ndarray  # (L,), the probability of each vertex to have emitted the last unit
+    links: np.ndarray  # (L, L), [i, j]: probability of the transition from vertex i to vertex j
+    emissions: np.ndarray  # (L, V), probability of each unit at each vertex
+    alpha: np.ndarray  # (L,), probability that the vertex emitted the last unit
 
     def next_distributions(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return distributions over the next vertex (L,) and over the next unit (V,)."""
+        """Return the distributions over the next vertex (L,) and over the next unit (V,). alpha: (L,), probability that
+        each vertex emitted the last unit."""
         ahead = alpha @ self.links
         return ahead, ahead @ self.emissions
 
     def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
-        """Return the new alpha (L,): the distribution over the vertices that may have emitted `unit`. ahead: (L,), the
-        distribution over the next vertex, before its unit is known."""
+        """Return alpha (L,) after `unit`: for each vertex, the probability that it emitted this unit. ahead: (L,),
+        distribution over the next vertex before the unit is known."""
         alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
         total = alpha.sum()
-        return alpha / total if total > 0.0 else ahead  # past the last vertex there is no distribution
+        return alpha / total if total > 0.0 else ahead  # the sum is 0 after the last vertex
 
 
 @final
 class DagDrafter:
-    """Drafts the graph's most probable continuation, with a second branch where the graph is unsure."""
+    """A drafter that proposes the graph's most probable next units, with branches where a second unit is likely, too.
+    It holds the graphs of one batch."""
 
     name = "lattice"
     needs = Needs()
 
     def __init__(self, emissions: Tensor, links: Tensor, lengths: Tensor, eos: int) -> None:
-        """emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. lengths: (B,) vertices of each
-        graph.
-        eos: the unit that ends a path.
+        """emissions: (B, L, V), log-probability of each unit at each vertex. links: (B, L, L), [b, i, j]:
+        log-probability of the transition from vertex i to j. lengths: (B,), each graph's number of vertices.
+        eos: id of the unit that ends a text.
         """
         self.vocab_size, self.eos = emissions.shape[2], eos
         self.graphs = [
@@ -80,13 +82,14 @@ class DagDrafter:
         return states
 
     def propose(self, memory: list[RowState], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the most probable units after each root, with a second branch where the graph is unsure."""
+        """Draft a tree after each row's last unit: the most probable units, and branches at likely second-best ones."""
         return trees_from_lists(roots, [self._tree(state, plan) for state in memory])
 
     def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
         tokens: list[int] = []
         parents: list[int] = []
-        second: list[tuple[float, int, int, np.ndarray, int]] = []  # (-probability, node, unit, next vertices, depth)
+        # heap of branches: (-probability, parent node, second-best unit, distribution over the next vertex, depth)
+        second: list[tuple[float, int, int, np.ndarray, int]] = []
         alpha, node, chance = state.alpha, 0, 1.0
         for depth in range(1, min(plan.depth, plan.nodes) + 1):
             ahead, units = state.next_distributions(alpha)
@@ -115,18 +118,18 @@ class DagDrafter:
         return tokens, parents
 
     def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Advance each row's distribution over the last unit's vertex (alpha) by the accepted units."""
+        """Compute for each row which vertices may have emitted the last of the accepted units (alpha)."""
         for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
                 state.alpha = state.after(state.alpha @ state.links, unit)
 
     def select(self, memory: list[RowState], live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory[:] = [memory[row] for row in live.tolist()]
 
 
 def _two(chances: np.ndarray) -> tuple[int, int]:
-    """Return the most probable and the second most probable unit of chances (V,)."""
+    """Return the most probable and the second most probable unit. chances: (V,), probability of each unit."""
     first = int(chances.argmax())
     kept = chances[first]
     chances[first] = -1.0

@@ -1,5 +1,9 @@
-"""The state of a tree-growing drafter in one run: columns to process, the network's cache, how images were
-compressed."""
+"""The state of an EAGLE-like drafter in one `generate` call: the draft network's key-value cache, the accepted tokens
+that the network has not processed yet, and how images were compressed.
+
+A position of the draft network ("column" in the names) reads a token's embedding and the target's hidden state, called
+feature, of the token before.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +19,37 @@ from mmdec.nn.draft_network import DraftNetwork, Packed, Pair
 from mmdec.nn.draft_step import TokenStep
 from mmdec.types import Verdict
 
-ROOM = 256  # columns that a new cache has beyond those needed, so that it seldom grows
+ROOM = 256  # spare token positions of a new cache tensor, so that it must seldom be copied to a larger one
 
 
 @final
 class DraftCache:
-    """Keys and values of a draft network's layers. Row r's accepted columns are the first `lengths[r]`.
+    """The key-value cache of a draft network. The first `lengths[r]` positions of row r hold accepted tokens.
 
-    A draft's columns come after those of the longest row, at the same index for all rows. A draft is rolled back by
-    overwriting it.
+    A draft's positions come after those of the longest row, at the same index for all rows. The next draft overwrites
+    them. In shapes: B rows, h heads, n new positions, d head size.
     """
 
     def __init__(self, rows: int, layers: int = 1) -> None:
         self.lengths, self._layers = [0] * rows, layers
-        self._keys = self._values = torch.empty(0)  # (B, layers * heads, columns, head size)
-        self._uneven: Tensor | None = None  # (B, 1, 1, width) additive mask: minus infinity after a shorter row's end
+        self._keys = self._values = torch.empty(0)  # (B, layers * heads, positions, head size)
+        self._uneven: Tensor | None = None  # (B, 1, 1, width) additive mask: -inf after a shorter row's end
 
     @property
     def width(self) -> int:
-        """Return the number of accepted columns of the longest row."""
+        """Return the number of accepted positions of the longest row."""
         return max(self.lengths)
 
     @property
     def uneven(self) -> bool:
-        """Return whether some row is shorter than another."""
+        """Return whether the rows have different numbers of accepted positions."""
         return self._uneven is not None
 
     def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> Pair:
-        """Write one layer's new columns after each row's accepted ones; `accept` accepts them later.
+        """Write one layer's keys and values of new positions after each row's accepted ones. `accept` must follow.
 
-        keys, values: (B, h, n, d), of which row r's first `counts[r]` columns are written.
-        Returns: the layer's keys and values (B, h, W, d); W is the length of the longest row, new columns included.
+        keys, values: (B, h, n, d). counts: [r]: how many of the n positions are written for row r.
+        Returns: the layer's keys and values (B, h, W, d); W is the length of the longest row, new positions included.
         """
         lengths, width, size = self.lengths, self.width, keys.shape[2]
         self._reserve(keys, width + size)
@@ -61,7 +65,7 @@ class DraftCache:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def accept(self, counts: Sequence[int]) -> None:
-        """Accept the first `counts[r]` columns of row r that `write` has written."""
+        """Accept the first `counts[r]` positions of each row r that `write` has written."""
         keys = self._keys
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._uneven = None
@@ -72,17 +76,17 @@ class DraftCache:
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
     def written_mask(self, size: int, width: int) -> Tensor:
-        """Return the additive mask (B, 1, size, width) of `size` columns that `write` has written: each sees its row's
-        columns up to itself."""
+        """Return the causal additive mask (B, 1, size, width) of `size` positions that `write` has written: each sees
+        its row's positions up to itself."""
         device = self._keys.device
         last = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(size, device=device)
         hidden = torch.arange(width, device=device) > last[..., None]
         return self._keys.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)[:, None]
 
     def draft(self, keys: Tensor, values: Tensor, offset: int, layer: int = 0) -> Pair:
-        """Write one layer's columns (B, h, n, d) of a draft, beginning `offset` columns after the accepted ones.
+        """Write one layer's keys and values (B, h, n, d) of a draft, `offset` positions after the accepted ones.
 
-        Returns: the layer's keys and values up to the new columns.
+        Returns: the layer's keys and values (B, h, width + offset + n, d).
         """
         begin = self.width + offset
         end = begin + keys.shape[2]
@@ -93,28 +97,33 @@ class DraftCache:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def room(self, columns: int, like: Tensor | None = None) -> Pair:
-        """Make room for a draft's columns. Returns keys and values (B, h, width + columns, d): the caller writes the
-        last `columns`.
+        """Make room for a draft of `columns` positions, which the caller writes itself.
 
         like: (B, h, n, d), gives shape and dtype while the cache is empty.
+        Returns: keys and values (B, h, width + columns, d); the last `columns` positions are free.
         """
         self._reserve(self._keys if like is None else like, self.width + columns)
         end = self.width + columns
         return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
 
     def keep(self, columns: int) -> None:
-        """Accept the first `columns` columns of a draft in every row."""
+        """Accept the first `columns` positions of a draft in every row."""
         assert self._uneven is None
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the last layer's accepted keys and values (B, h, width, d), and an additive mask (B, 1, 1, width) that
-        hides the columns after a shorter row's end (None if all rows are equally long)."""
+        """Return the last layer's accepted keys and values (B, h, width, d), and an additive mask (B, 1, 1, width).
+
+        The mask hides the positions after a shorter row's end; it is None if all rows are equally long.
+        """
         keys, values = self._layer(self._layers - 1)
         return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
 
     def mask(self, tree: Tensor) -> Tensor:
-        """Extend a draft's additive mask over the accepted columns: (B, n, T) -> (B, 1, n, width + T)."""
+        """Return a draft's additive mask (B, 1, n, width + T), extended by the accepted positions, which all nodes see.
+
+        tree: (B, n, T), the additive mask of n nodes over the draft's T positions.
+        """
         rows, size, _ = tree.shape
         if self._uneven is None:
             before = tree.new_zeros(rows, size, self.width)
@@ -123,7 +132,7 @@ class DraftCache:
         return torch.cat([before, tree], -1)[:, None]
 
     def select(self, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         self.lengths = [self.lengths[row] for row in live.tolist()]
         if self._keys.numel():
             self._keys, self._values = self._keys[live], self._values[live]
@@ -131,20 +140,20 @@ class DraftCache:
             self._uneven = None if min(self.lengths) == self.width else self._uneven[live, ..., : self.width]
 
     def _layer(self, layer: int) -> Pair:
-        """Return one layer's keys and values (B, heads, columns, head size), free columns included."""
+        """Return one layer's keys and values (B, heads, positions, head size), free positions included."""
         if self._layers == 1:
             return self._keys, self._values
         heads = self._keys.shape[1] // self._layers
         return self._keys.narrow(1, layer * heads, heads), self._values.narrow(1, layer * heads, heads)
 
     def _reserve(self, like: Tensor, columns: int) -> None:
-        """Make room for `columns` columns in all. like: keys (B, h, n, d) whose shape and dtype a new cache takes."""
+        """Make room for `columns` positions in all. like: (B, h, n, d), gives shape and dtype of a new cache tensor."""
         capacity = self._keys.shape[2] if self._keys.dim() == 4 else 0
         if columns <= capacity:
             return
         batch, heads, _, size = like.shape
         heads *= 1 if like is self._keys else self._layers
-        # zeros: a mask does not hide NaN
+        # zeros, not `new_empty`: uninitialised memory may hold NaN, which a mask does not hide
         keys, values = (like.new_zeros(batch, heads, max(columns + ROOM, 2 * capacity), size) for _ in range(2))
         if capacity:
             keys[:, :, :capacity], values[:, :, :capacity] = self._keys, self._values
@@ -153,21 +162,21 @@ class DraftCache:
 
 @dataclass(frozen=True)
 class WaitingPrompt:
-    """The prompt's F tokens and features, before the draft network has processed them.
+    """The F prompt tokens of each row and the target's features, before the draft network has processed them.
 
-    They make F - 1 columns (fewer if images are compressed), because a column reads a feature and the token after it.
-    The first verdict adds the next column, which reads the last feature and the first generated token.
+    The draft network has F - 1 positions for them (fewer if images are compressed), because a position reads a feature
+    and the token after it. The last feature is read together with the first generated token.
     """
 
     embeds: Tensor  # (B, F, H), embeddings of the prompt's tokens
     features: Tensor  # (B, F, k * H), hidden states of the k target layers that the network reads
     visual: Tensor  # (B, F) bool, True at placeholders of images, video or sound
     mask: Tensor  # (B, F) bool, False at padding
-    positions: Tensor | None = None  # (1 or 3, B, F) the target's positions, if the network uses them
-    next: Tensor | None = None  # (B,) the target's position of the first token after the prompt
+    positions: Tensor | None = None  # (1 or 3, B, F) the target's position ids, if the network uses them
+    next: Tensor | None = None  # (B,) the target's position id of the first token after the prompt
 
     def select(self, live: Tensor) -> WaitingPrompt:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         return WaitingPrompt(
             self.embeds[live],
             self.features[live],
@@ -180,15 +189,16 @@ class WaitingPrompt:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Columns accepted in one round, before the draft network has processed them."""
+    """The tokens accepted in one round, before the draft network has processed them."""
 
-    features: Tensor  # (B, A, k * H), hidden states of k target layers at each accepted column
-    tokens: Tensor  # (B, A), the token after each column
-    counts: list[int]  # number of columns of each row; the others are padding on the right
+    features: Tensor  # (B, A, k * H), hidden states of k target layers before each token
+    tokens: Tensor  # (B, A), accepted tokens
+    counts: list[int]  # each row's number of tokens; the rest is padding on the right
 
     @classmethod
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
-        """Select the accepted path from features (B, N, k * H) of a draft's nodes. counts: new columns of each row."""
+        """Select the accepted path. features: (B, N, k * H), target states at a draft's nodes. counts: number of new
+        tokens of each row."""
         path = verdict.path
         if len(path) == 1 < features.shape[1]:
             features = features.index_select(1, path[0].clamp(min=0))
@@ -198,7 +208,7 @@ class Waiting:
 
     @classmethod
     def joined(cls, parts: Sequence[Waiting]) -> Waiting:
-        """Concatenate the columns of several rounds."""
+        """Concatenate the tokens of several rounds."""
         if len(parts) == 1:
             return parts[0]
         counts = [sum(row) for row in zip(*(part.counts for part in parts), strict=True)]
@@ -212,41 +222,42 @@ class Waiting:
         return cls(pad(features, batch_first=True), pad(tokens, batch_first=True), counts)
 
     def select(self, live: Tensor) -> Waiting:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         return Waiting(self.features[live], self.tokens[live], [self.counts[row] for row in live.tolist()])
 
 
 @dataclass(frozen=True)
 class PromptInfo:
-    """How the visual tokens of a row were compressed."""
+    """How the visual tokens of one row were compressed for the draft network."""
 
     compressor: str | None = None  # name of the compressor; None: nothing was compressed
-    kept: Tensor | None = None  # in [0, 1], the weight of each of the row's visual tokens
+    kept: Tensor | None = None  # weight in [0, 1] of each of the row's visual tokens: 0 is dropped, 1 is used in full
 
 
 @dataclass
 class Memory:
-    """The drafter's state of a run; the next turn of a chat may continue it."""
+    """The drafter's state of one `generate` call. The next turn of a chat may continue it."""
 
     cache: DraftCache
-    columns: list[int]  # number of columns of each row's text, those in `queue` included
-    positions: list[int]  # text position of each row's next column to process
-    queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # columns to process, oldest first
-    carry: Tensor | None = None  # (B, 1, C), extra input of the network at each text column: ViSpec's global vector
-    info: list[PromptInfo] = field(default_factory=list)  # one for each row; empty until the prompt was processed
-    step: TokenStep | None = None  # fast path for single tokens of one row; None: not available, or not tried yet
-    asked: bool = False  # whether the drafter has already tried to make `step` since the prompt
-    packed: Packed | None = None  # packed weights; None before the first pass, and for large networks
+    columns: list[int]  # each row's number of tokens that the network has a position for, those in `queue` included
+    positions: list[int]  # position id of each row's next token to process
+    queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # tokens to process, oldest first
+    carry: Tensor | None = None  # (B, 1, C), extra input of the network at each text token: ViSpec's global vector
+    info: list[PromptInfo] = field(default_factory=list)  # one for each row; empty until the prompt is processed
+    step: TokenStep | None = None  # faster code for one token of one row; None: not available, or not tried yet
+    asked: bool = False  # whether the drafter has tried to make `step` since the prompt
+    packed: Packed | None = None  # weights packed for faster products; None before the first pass, or if too large
 
 
 @dataclass(frozen=True)
 class LastColumn:
-    """The newest column of each row (the root's): its keys and values are cached, its output is not computed yet."""
+    """The draft network's state at each row's last token, the root. Its keys and values are cached; the output of the
+    last layer is not computed yet."""
 
     states: Tensor  # (B, 1, H), input of the draft network's last layer
-    queries: Tensor  # (B, heads, 1, head size), queries of its attention
-    features: Tensor  # (B, 1, k * H), hidden states of k target layers before this column
+    queries: Tensor  # (B, heads, 1, head size), queries of the last layer's attention
+    features: Tensor  # (B, 1, k * H), hidden states of k target layers at the token before
 
     def hidden(self, network: DraftNetwork, cache: DraftCache, packed: Packed | None = None) -> Tensor:
-        """Compute the output (B, 1, H) of the column."""
+        """Return the draft network's hidden state (B, 1, H) at this token. packed: packed weights for a faster pass."""
         return network.attend(self.states, self.queries, *cache.accepted(), packed, network.depth - 1)

@@ -1,11 +1,10 @@
-"""Drafts with FLASH's head: one pass gives k slots, the hidden states of the next k tokens (arXiv 2505.12728; see
-`mmdec.nn.flash`).
+"""Drafts with FLASH's head (arXiv 2505.12728): one pass computes k "slots", hidden states for the next k tokens.
 
-The order of operations is that of `tree_growing.py`: slot 0 of an accepted column is stored as a column of the cache. A
-draft is one pass over the root's slots; each further level costs one call of the refiner and one of the LM head. The
-paper's draft is a chain; beyond k tokens another pass runs over the head's own predictions. An option (not in the
-paper) makes a tree from the slots: the best tokens of each slot are added below the best paths, scored and chosen as in
-EAGLE-2, at most k deep.
+One pass computes the slots after the last token. Then each further depth needs one call of a small refiner, which adds
+the tokens drafted so far, and one of the LM head. The paper drafts chains. For more than k tokens, another pass runs
+over the head's own predictions. An option that is not in the paper makes a tree of depth k at most: the best tokens of
+each slot are added below the best paths, and nodes are scored and chosen as in EAGLE-2. Only accepted tokens, processed
+as slot 0, stay in the head's cache.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 
 @final
 class Flash:
-    """Drafts with FLASH's head, the target's embedding and its LM head. Holds weights only."""
+    """A drafter that uses FLASH's head, the target's embedding and its LM head. It holds weights only; the state of a
+    `generate` call is in `Memory`."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Flash:
         width: int = WIDTH,
         tree: bool | None = None,
     ) -> None:
-        """network: FLASH's head. embedding, output: the target's embedding and LM head. width: maximum nodes
-        of a level that are expanded.
-        tree: whether to make a tree of the slots; None: the network's configuration decides.
+        """network: FLASH's head. embedding, output: the target's embedding and LM head.
+        width: maximum nodes of a tree level that get children.
+        tree: whether to draft trees (True) or chains; None: the network's configuration decides.
         Raises: InputError if `output` does not fit the network, or `width` is below 1.
         """
         self._columns = TreeGrowing(network, embedding, output, width)
@@ -52,27 +52,29 @@ class Flash:
 
     @property
     def name(self) -> str:
-        """Return a name made of the system, the width, a digest of the network's weights, and "chain" or "tree"."""
+        """Return a name made of the drafter's kind, its width, a hash of its weights, and "chain" or "tree"."""
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the network belongs to another model, device or precision."""
+        """Raise InputError if the network was made for another model, or has another device or dtype."""
         self._columns.check(target)
 
     def start(self, context: Context) -> Memory:
-        """Make the memory of a run, without any pass. The memory of a chat's previous turn is continued if it fits."""
+        """Return the drafter's state for one `generate` call; no network is run yet. In a chat, the state of the
+        previous turn is continued if it ends where the new tokens begin."""
         return self._columns.start(context)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Queue the tokens and features of the accepted path, which the next draft processes first."""
+        """Store the accepted tokens and the target's features. They are processed before the next draft."""
         self._columns.update(memory, draft, scores, verdict)
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         self._columns.select(memory, live)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain of up to `plan.depth` tokens, or a tree with at most one level per slot."""
+        """Draft after each row's last token: a chain of up to `plan.depth` tokens, or a tree of at most k levels for k
+        slots."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return single(roots)
@@ -107,29 +109,31 @@ class Flash:
 
 
 class Slots(Levels):
-    """Grows one draft from slots: each level is predicted from the next slot, refined by the path's tokens above it."""
+    """Grows one draft from slots. The nodes of each level are predicted from the next slot, refined by the tokens on
+    the path to the node. A block is the k slots of one pass."""
 
     def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
-        """last: the root's column. depth: slots beyond this depth are not computed."""
+        """last: the head's state at each row's last token. depth: maximum depth of the draft."""
         super().__init__(drafter, memory)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
-        # (B, n, H): for each node of the last level, the sum of its path's embeddings
+        # (B, n, H): for each node of the newest level, the sum of the embeddings on its path since the block began
         self.preceding: Tensor | None = None
-        self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block's first node
-        self.done = 0  # number of slots of earlier blocks
-        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H) of k' unrefined slots
+        self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block began
+        self.done = 0  # number of levels that earlier blocks predicted
+        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), the slots before refinement
 
     @property
     def first(self) -> Tensor:
-        """Return the feature (B, 1, H) from which the first level is predicted."""
+        """Return the hidden state (B, 1, H) from which the first level of a block is predicted."""
         return self.slots[:, :1]
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Compute the next slot for nodes with tokens (B, n) and their parents' features (B, n, H).
+        """Return hidden states (B, n, H), from which the children of n nodes are predicted.
 
-        A chain that has used all slots continues with the next block's slots. above: (B, n) the parents' indices in the
-        last level.
-        Returns: hidden (B, n, H).
+        A chain that has used all slots of a block continues with those of a new block.
+
+        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states that predicted them. above: (B, n),
+            indices of the nodes' parents in the level above; None: the parent is the root.
         """
         self.level += 1
         index = self.level - self.done
@@ -147,7 +151,8 @@ class Slots(Levels):
         return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
     def _next_block(self) -> Tensor:
-        """Process the block's predictions as columns, then compute the last one's slots. Returns slot 0 (B, 1, H)."""
+        """Process the tokens drafted in this block, and compute the slots after the last one. Returns slot 0, (B, 1,
+        H)."""
         tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))  # (B, k), (B, k, H)
         states = self.head.fuse(self.drafter.embedding(tokens), features)
         queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)
@@ -158,10 +163,11 @@ class Slots(Levels):
         return self.first
 
     def _pass(self, states: Tensor, queries: Tensor, features: Tensor) -> Tensor:
-        """Compute the slots of a column whose keys and values are cached.
+        """Compute the slots after a token whose keys and values are cached.
 
-        states: (B, 1, H). queries: (B, heads, 1, d). features: (B, 1, H). Returns: (B, k', H), as many as the depth
-            needs.
+        states, queries: (B, 1, H), (B, heads, 1, d): input and queries of the head's layer at the token. features: (B,
+            1, H), hidden state before the token.
+        Returns: slots (B, k', H), as many as the draft's depth needs.
         """
         cache, config = self.memory.cache, self.head.config
         count = min(self.head.slots, self.depth - self.done)
@@ -171,7 +177,7 @@ class Slots(Levels):
             others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
             queries = torch.cat([queries, others], 2)
         keys, values = cache.draft(keys, values, self.offset)
-        # All slots see the columns, their own included; slot i also sees slots 1 .. i.
+        # All slots attend to the cached tokens; slot i > 0 also attends to slots 1 .. i of this pass.
         slot_mask = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
         slot_mask = torch.cat([slot_mask.new_zeros(count, self.offset), slot_mask], 1)
         mask = cache.mask(slot_mask.expand(len(states), -1, -1))
@@ -179,18 +185,19 @@ class Slots(Levels):
         return self.head.finish(hidden, features[:, 0])
 
     def _positions(self, count: int) -> Tensor:
-        """Return positions (B, count) that follow the block's column."""
+        """Return the `count` position ids (B, count) after the token from which the block began."""
         starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
         return starts + self.done + torch.arange(count, device=self.device)
 
 
 class Blocks:
-    """Does the same as `Slots` for a chain of one row, token by token, which takes less time."""
+    """Grows a chain from FLASH's slots for a single row, on NumPy arrays. It computes what `Slots` does, in less
+    time."""
 
     def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
-        """waiting: accepted columns to process first. depth: slots beyond this depth are not computed."""
+        """waiting: accepted tokens to process first. depth: maximum depth of the draft."""
         self.step, self.memory, self.depth = step, memory, depth
-        self.done, self.offset = 0, 0  # number of slots and of columns of earlier blocks
+        self.done, self.offset = 0, 0  # tokens that earlier blocks drafted; tokens processed since the accepted ones
         count = waiting.counts[0]
         self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
         memory.cache.keep(count)
@@ -199,11 +206,12 @@ class Blocks:
 
     @property
     def first(self) -> Vector:
-        """Return the feature (H,) from which the first token is predicted."""
+        """Return the hidden state (H,) from which the first token of a block is predicted."""
         return self.slots[0]
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """Return the next slot (H,), given a token and its parent's feature (H,); refined by the tokens of its path."""
+        """Return the hidden state (H,) that predicts the token after `token`. feature: (H,), the state that predicted
+        `token`."""
         self.path.append((token, feature))
         index = len(self.path)
         if index == self.step.slots:
@@ -216,11 +224,11 @@ class Blocks:
         return self.step.refined(self.slots[index], self.preceding, index)
 
     def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """Process columns with tokens (n,) and features (n, H). Returns the last column's slots (k', H)."""
+        """Process n tokens with the features (n, H) before them. Returns the slots (k', H) after the last token."""
         count = min(self.step.slots, self.depth - self.done)
         keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
         position = self.memory.positions[0] + self.offset
         self.offset += len(tokens)
-        self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block's first node
-        self.preceding = features[-1]  # a placeholder (H,): `follow` sets the sum of the path's embeddings
+        self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block began
+        self.preceding = features[-1]  # only a placeholder (H,): `follow` sets the sum of the tokens' embeddings
         return self.step.block(tokens, features, position, count, keys, values)

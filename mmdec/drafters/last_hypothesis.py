@@ -1,9 +1,9 @@
-"""Drafts from the text of an earlier decoding of nearly the same sound, for live sound.
+"""Drafts for live transcription: the text of the previous decoding of nearly the same audio window.
 
-A window of live sound is decoded again whenever some sound was added to it. Most of its text stays as it was, so the
-last text is drafted as one long chain, and a pass of the target confirms it. Where the new text differs from the last
-one, the drafter looks for the newest tokens in the last text and continues from there. A text often returns to an older
-version, and it ends where the sound ends: so short branches of older texts and of the expected end are drafted, too.
+A window of live audio is decoded again whenever it has grown. Most of its text stays the same. So the previous text is
+drafted as one long chain, which one pass of the target can confirm. If the new text differs from it, the drafter
+searches the previous text for the newest tokens, and continues from there. Short branches are added for older texts, to
+which the new text often returns, and for the expected end of the text.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 from mmdec.decode.tree import joined, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-LONGEST = 4  # to find a row's place in an earlier text, at most so many last tokens are compared
-UNSURE = 6  # maximum nodes of a draft while the place is a guess: the row's last token is not in the earlier text
-OLDER = 4  # maximum nodes of the branch that continues an older text
+LONGEST = 4  # at most this many of the newest tokens are compared to find where an earlier text continues
+UNSURE = 6  # maximum tokens copied from the previous text if it lacks the newest token, so that the place is a guess
+OLDER = 4  # maximum tokens of a branch that is copied from an older text
 
 
 @dataclass
 class _Place:
-    """The place in an earlier text at which a row continues."""
+    """The place in an earlier text from which a row is expected to continue."""
 
     at: int = 0  # index in the earlier text of the token that is expected next
-    sure: bool = True  # whether the token before `at` is the row's last token; else the place is a guess
+    sure: bool = True  # whether the earlier text has the row's newest token before `at`; else the place is a guess
 
 
 @dataclass
 class _Row:
-    """One row's place in each earlier text, and its last tokens."""
+    """The drafter's state of one batch row: its place in each earlier text (`places`), and its newest tokens."""
 
     places: list[_Place]
     text: list[int] = field(default_factory=list[int])
@@ -40,17 +40,17 @@ class _Row:
 
 @final
 class LastHypothesis:
-    """Drafts the tokens that follow in earlier texts of the same window. It has no weights, and takes microseconds.
+    """A drafter that copies from earlier texts of the same audio window. It has no weights and takes microseconds.
 
-    One object serves the decodings of one window: `tokens` is the text that they are expected to have.
+    It holds the earlier texts of one window: make one object for each window.
     """
 
     needs = Needs()
     name = "last-hypothesis"
 
     def __init__(self, tokens: Sequence[int], older: Sequence[Sequence[int]] = (), ending: Sequence[int] = ()) -> None:
-        """tokens: the last text, without prompt and end token. older: texts before it. ending: tokens that may end the
-        text at any place."""
+        """tokens: token ids of the window's previous text, without prompt and end token. older: earlier texts of the
+        window. ending: tokens expected at the end of the text; they are drafted in every round as a branch."""
         self._texts = [list(text) for text in (tokens, *older)]
         self._ending = list(ending)
 
@@ -58,11 +58,11 @@ class LastHypothesis:
         """Accept every target."""
 
     def start(self, context: Context) -> list[_Row]:
-        """Place each row before the first token of each text."""
+        """Return the state of each row: its place is before the first token of each earlier text."""
         return [_Row([_Place() for _ in self._texts]) for _ in context.tokens]
 
     def propose(self, memory: list[_Row], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the rest of the last text (a few tokens if its place is a guess), and branches of the others."""
+        """Draft the rest of the previous text, and short branches of the older texts and of the expected end."""
         trees = list[tuple[list[int], list[int]]]()
         for row in memory:
             sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]
@@ -72,22 +72,25 @@ class LastHypothesis:
         return trees_from_lists(roots, trees)
 
     def update(self, memory: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Advance each row's places in the earlier texts by the round's tokens."""
+        """Move each row's places in the earlier texts forward by the tokens of this round."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.text = [*row.text[1 - LONGEST :], token]
                 row.places = [_followed(*pair, row.text) for pair in zip(self._texts, row.places, strict=True)]
 
     def select(self, memory: list[_Row], live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory[:] = [memory[index] for index in live.tolist()]
 
 
 def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:
-    """Return the place in an earlier text, `tokens`, after one more token of the row, the last of `text`."""
+    """Return the new place in an earlier text after the row got one more token.
+
+    tokens: the earlier text. place: the place before. text: the row's newest tokens, the new one last.
+    """
     if place.at < len(tokens) and tokens[place.at] == text[-1]:
         return _Place(place.at + 1)
-    best: tuple[int, int, int] | None = None  # (number of equal tokens, -distance, index)
+    best: tuple[int, int, int] | None = None  # (number of equal tokens, -distance from `place`, index after the match)
     for index, token in enumerate(tokens):
         if token != text[-1]:
             continue
@@ -96,5 +99,5 @@ def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Pla
             equal += 1
         found = (equal, -abs(index + 1 - place.at), index + 1)
         best = found if best is None else max(best, found)
-    # if the token is not in the earlier text: assume that it replaced one token there
+    # without a match, guess that the new token replaced one token of the earlier text
     return _Place(place.at + 1, False) if best is None else _Place(best[2])

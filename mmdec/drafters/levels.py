@@ -1,6 +1,7 @@
-"""Grows a draft network's draft, whose columns come after the accepted ones.
+"""Grows a draft with a draft network, level by level of the tree.
 
-`Levels` runs the network once for each level. `BlockLevels` gets the states of all levels from one pass.
+`Levels` runs the network once for each level. `BlockLevels` reads hidden states that one pass has computed for all
+levels. In the cache, the draft's positions come after those of the accepted tokens.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from mmdec.nn.draft_network import DraftNetwork
 from mmdec.nn.draft_step import ColumnStep, TokenStep, Vector, quiet
 from mmdec.types import Draft, Plan
 
-LARGE = 4096  # vocabulary size from which the best tokens are searched in chunks
+LARGE = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`
 
 
 class Grower(Protocol):
-    """The drafter for which `Levels` grows a draft: its network, its LM head, and how wide a level is."""
+    """What `Levels` reads of a drafter: its network, its embedding, its LM head, and `width`, the maximum nodes of a
+    level that get children."""
 
     width: int
 
@@ -45,19 +47,20 @@ class Grower(Protocol):
 
 
 class Levels:
-    """Grows one draft after the accepted columns of a run. FLASH overrides `expand`."""
+    """Grows one draft after the accepted tokens: a chain, a tree, or a sampled tree. FLASH's subclass overrides
+    `expand`. It holds the number of levels so far and the attention mask of the newest level."""
 
     def __init__(self, drafter: Grower, memory: Memory) -> None:
         self.drafter, self.memory = drafter, memory
-        self.level = 0  # number of levels expanded so far
-        self.offset = 0  # number of columns of these levels in the draft's cache
-        self.visible: Tensor | None = None  # (B, n, columns) additive mask: which columns the last level's nodes see
+        self.level = 0  # number of levels so far
+        self.offset = 0  # number of nodes of these levels, which is their number of positions in the cache
+        self.visible: Tensor | None = None  # (B, n, positions) additive mask: what the newest level's n nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Run the network over one level.
+        """Run the network over one level of n nodes.
 
-        tokens: (B, n). features: (B, n, H), hidden states of their parents. above: (B, n) the parents' indices in the
-            last level; None for children of the root.
+        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states of their parents. above: (B, n), indices
+            of the parents in the level above; None for children of the root.
         Returns: the nodes' hidden states (B, n, H).
         """
         network, cache, memory = self.drafter.network, self.memory.cache, self.memory
@@ -87,10 +90,12 @@ class Levels:
         return states
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """Draft a chain of likeliest tokens, until `threshold` (`Plan.threshold`) or `depth` ends it.
+        """Draft a chain of the likeliest tokens in each row. All rows get chains of the same length, because the target
+        processes the same number of tokens in every row.
 
-        roots: (B,) tokens. hidden: (B, 1, H), the root's hidden state. depth: maximum tokens. All rows get chains of
-            the same length, because the target runs the same number of columns for every row.
+        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        depth: maximum tokens. threshold: the chain ends after the first token whose estimated chance to be accepted
+            together with all tokens before it, averaged over the rows, is below this; 0: it never ends early.
         """
         step = self.memory.step
         if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
@@ -112,7 +117,8 @@ class Levels:
         return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
 
     def follow(self, token: int, feature: Vector) -> Vector:
-        """Run the network over one token of a chain. feature: (H,), its parent's hidden state. Returns its own (H,)."""
+        """Run the network over one token of a chain, for a single row. feature: (H,), hidden state of the token before.
+        Returns the token's hidden state (H,)."""
         step = self.memory.step
         assert isinstance(step, ColumnStep)
         self.level += 1
@@ -120,13 +126,16 @@ class Levels:
         return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Grow an EAGLE-2 tree from hidden (B, 1, H) of the root. Nodes are numbered from 1 as they are made."""
+        """Draft an EAGLE-2 tree in each row: expand the likeliest nodes of each level, then take the likeliest of all.
+
+        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        """
         rows, _, size = hidden.shape
         width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
         values, tokens = self._best(hidden, width)
-        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K), of the first level, whose nodes are all expanded
+        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K): the first level; all its nodes get children
         candidates = [(scores, tokens)]
-        orders: list[Tensor] = []  # for each level after the first, which of its K * K nodes are expanded
+        orders: list[Tensor] = []  # for each level from the second on: (B, K), which of its K * K nodes get children
         features, above = hidden.expand(-1, width, -1), None
         for level in range(1, plan.depth):
             hidden = self.expand(tokens, features, above)
@@ -144,19 +153,23 @@ class Levels:
         return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and tokens (B, n, width) of the likeliest children of hidden (B, n, H)."""
+        """Return log-probabilities and token ids (B, n, width) of the likeliest children of n nodes. hidden: (B, n, H),
+        the nodes' hidden states."""
         values, drafted = _best(self.drafter.logits(hidden), width)
         return values, self.drafter.network.token_ids(drafted)
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft a tree of children sampled without replacement, with their distributions as `probs`. hidden: (B, 1, H),
-        the root's."""
+        """Draft a tree in each row by sampling children without replacement. The draft's `probs` are the distributions
+        that they were sampled from.
+
+        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        """
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
         trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
-        above = [{0: 0} for _ in trees]  # node -> its index in the last level
-        distributions: list[Tensor] = []  # for each level (B, n, V): the distributions of its nodes' children
-        indices: list[dict[int, int]] = [{} for _ in trees]  # node -> its index over all levels
+        above = [{0: 0} for _ in trees]  # for each row: node -> its index in the newest level
+        distributions: list[Tensor] = []  # for each level: (B, n, V), the distributions of the children of its n nodes
+        indices: list[dict[int, int]] = [{} for _ in trees]  # for each row: node -> its index in joined `distributions`
         offset = 0
         for level in range(depth):
             if level:
@@ -190,8 +203,8 @@ class Levels:
 
 @final
 class BlockLevels(Levels):
-    """Grows one draft from states that one pass has computed for all depths (P-EAGLE, DFlash). A depth's distribution
-    does not depend on the tokens above it."""
+    """Grows one draft from hidden states that one pass has computed for all depths (P-EAGLE, DFlash). It holds these
+    states. The distribution at a depth does not depend on the tokens above it."""
 
     def __init__(self, drafter: Grower, memory: Memory, hidden: Tensor) -> None:
         """hidden: (B, K, H), one state for each depth."""
@@ -199,12 +212,16 @@ class BlockLevels(Levels):
         self.hidden = hidden
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Return the next level's hidden state (B, n, H), the same for all its nodes with `tokens` (B, n)."""
+        """Return the next level's hidden states (B, n, H), which are the same for all n nodes. tokens: (B, n); only its
+        shape is read."""
         self.level += 1
         return self.hidden[:, self.level : self.level + 1].expand(-1, tokens.shape[1], -1)
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """Draft a chain as `Levels.chain` does, with one call of the LM head for all levels. hidden: not read."""
+        """Draft a chain of the likeliest tokens in each row, with one call of the LM head for all depths.
+
+        Arguments are those of `Levels.chain`; `hidden` is not read.
+        """
         logits = self.drafter.logits(self.hidden[:, :depth])
         tokens = self.drafter.network.token_ids(logits.argmax(-1))
         if threshold:
@@ -213,8 +230,8 @@ class BlockLevels(Levels):
         return chains(roots, int_rows(tokens))
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft the `plan.nodes` nodes whose paths have the highest products of chances (DDTree), from at most `width`
-        tokens of each depth. hidden: not read."""
+        """Draft the `plan.nodes` nodes whose paths have the highest products of probabilities (DDTree). Each depth
+        offers its `width` likeliest tokens. hidden: not read."""
         width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
         values, tokens = self._best(self.hidden[:, : plan.depth], width)
         rows = zip(values.double().exp().tolist(), tokens.tolist(), strict=True)
@@ -224,8 +241,9 @@ class BlockLevels(Levels):
 def _tree_of_ranks(
     chances: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], nodes: int
 ) -> tuple[list[int], list[int]]:
-    """Return the tokens and parents of one row's likeliest paths. chances, ids: chance and token of
-    each [depth][rank].
+    """Return tokens and parents' indices of the `nodes` likeliest nodes of one row; parent 0 is the root.
+
+    chances, ids: [depth][rank], probability and token id of the k-th best token (rank k).
     """
     paths = sorted(likeliest_paths(chances, nodes))
     index = {(): 0} | {path: node for node, path in enumerate(paths, 1)}
@@ -240,9 +258,12 @@ def stepwise(
     threshold: float,
     follow: Callable[[int, Vector], Vector],
 ) -> Draft:
-    """Draft a chain for one row as `Levels.chain` does, token by token.
+    """Draft a chain of the likeliest tokens for a single row, token by token, on NumPy arrays.
 
-    feature: (H,) the root's feature. follow: (token, its parent's feature) -> the token's own feature.
+    step: faster code for the LM head. roots: (1,), the last token. feature: (H,), hidden state at this token.
+    depth: maximum tokens. threshold: the chain ends after the first token whose chance to be accepted together with all
+        tokens before it is below this.
+    follow: called with a token and the hidden state before it; returns the hidden state (H,) at the token.
     """
     chance, tokens = 1.0, list[int]()
     while True:
@@ -258,8 +279,8 @@ def stepwise(
 
 
 def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and ids (B, n, width) of the likeliest tokens by logits (B, n, V), likeliest first."""
-    chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding must not make a child likelier than its parent
+    """Return log-probabilities and ids (B, n, width) of the likeliest tokens, likeliest first. logits: (B, n, V)."""
+    chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding could make a child likelier than its parent
     if logits.shape[-1] < LARGE:
         best = chances.topk(width)
         return best.values, best.indices
@@ -268,7 +289,7 @@ def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
-    """Return positions (B, size): each row counts up from its start."""
+    """Return position ids (B, size): row r has starts[r], starts[r] + 1, ..."""
     if len(starts) == 1:
         return torch.arange(starts[0], starts[0] + size, device=device)[None]
     return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)

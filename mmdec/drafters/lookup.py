@@ -1,13 +1,12 @@
 """Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens.
 
-Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025): a dictionary maps rolling hashes of n-grams to
-positions, and the draft copies the text after the latest earlier match of the longest n-gram. Each new token takes
-constant time; the draft is the only tensor.
+Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025). A dictionary maps rolling hashes of n-grams to
+positions. The draft copies the text after the latest earlier occurrence of the longest n-gram that ends the text. Each
+new token takes constant time.
 
-A match of one token predicts little, a match of three often much; how much depends on the text. So each row counts, as
-the text grows, prompt included, how often the token after the match was also the text's next token. A chain whose first
-token is too unlikely (`Plan.threshold`), or that promises too few tokens in all (`Plan.least`), is not drafted: in a
-short answer, chance matches cost more than they gain.
+How well a match predicts depends on its length and on the text. So each row counts how often the token after a match
+was also the text's next token, in the prompt and in the new text. A chain is not drafted if its first token is too
+unlikely (`Plan.threshold`) or if too few of its tokens are expected to be accepted (`Plan.least`).
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 
 BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo MODULUS
 MODULUS = (1 << 61) - 1
-FADE = 0.97  # for each token that a match predicted, the weight of earlier predictions decays by this factor
-PRIOR_WEIGHT = 4.0  # before a run has predictions, the assumed chance of a match counts as so many of them
+FADE = 0.97  # each new prediction multiplies the weight of all earlier ones by this factor
+PRIOR_WEIGHT = 4.0  # the assumed initial chance that a match predicts correctly has the weight of this many predictions
 
 
 @final
 class Row:
-    """A row's text, and the last position of each of its n-grams."""
+    """One batch row's text (prompt and new tokens), the last positions of its n-grams, and how often a match of each
+    length predicted the next token correctly."""
 
     __slots__ = ("_hashes", "_heads", "_last", "_right", "_told", "text")
 
@@ -36,9 +36,9 @@ class Row:
         self.text: list[int] = []
         self._hashes = [0] * longest  # [n - 1]: hash of the last n tokens
         self._heads = [pow(BASE, n, MODULUS) for n in range(1, longest + 1)]
-        # [n - 1]: hash of an n-gram -> the positions after its last occurrence and after the one before that
+        # [n - 1]: hash of an n-gram -> positions after its last and its last but one occurrence; 0: there is none
         self._last: list[dict[int, tuple[int, int]]] = [{} for _ in range(longest)]
-        # for each match length n: the number of predicted tokens, and of correct ones; the share begins at n / (n + 2)
+        # [n - 1]: number of predictions by matches of n tokens, and of correct ones; at first n / (n + 2) are correct
         self._told = [PRIOR_WEIGHT] * longest
         self._right = [PRIOR_WEIGHT * n / (n + 2) for n in range(1, longest + 1)]
         for token in tokens:
@@ -60,8 +60,8 @@ class Row:
                 table[value] = (end, ends[0] if ends else 0)
 
     def _longest(self) -> tuple[int, int]:
-        """Return the length of the longest n-gram at the text's end that occurred before, and the position after its
-        latest earlier occurrence; (0, 0) if there is none."""
+        """Find the longest n-gram at the end of the text that occurred before. Returns: its length, and the position
+        after its latest earlier occurrence; (0, 0) if there is none."""
         for n in range(min(len(self._heads), len(self.text)), 0, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
             if at:
@@ -69,15 +69,17 @@ class Row:
         return 0, 0
 
     def chance(self, shortest: int) -> float:
-        """Return how often matches as long as the present one (at least `shortest` tokens) predicted the next token
-        correctly so far, in [0, 1]; 0 without a match."""
+        """Return the chance that the longest present match predicts the next token correctly, from the counts so far.
+        Returns 0 if there is no match of at least `shortest` tokens."""
         n, _ = self._longest()
         return self._right[n - 1] / self._told[n - 1] if n >= shortest else 0.0
 
     def chances(self, shortest: int, length: int) -> list[float]:
-        """Return, for each of the `length` tokens of a copy, the chance that it and all before it are right; [] without
-        a match. The first token has the chance of the present match. Each later token has the chance of a match that is
-        one token longer, because the token before it must be right."""
+        """Return, for each of `length` copied tokens, the chance that it and all tokens before it are right.
+
+        If a copied token is right, the match has become one token longer; so the next token has the chance of a match
+        of that length. Returns [] if there is no match of at least `shortest` tokens.
+        """
         n, _ = self._longest()
         found, alive = list[float](), 1.0
         for group in range(n - 1, n - 1 + length * (n >= shortest)):
@@ -87,8 +89,8 @@ class Row:
         return found
 
     def matches(self, shortest: int) -> list[int]:
-        """Return the positions after the latest earlier occurrences of the text's last n tokens, the longest n first.
-        shortest: minimum of n."""
+        """Return positions from which to copy: after the latest earlier occurrence of the text's last n tokens, for
+        each n from the longest n-gram down to `shortest`."""
         text, end, matches = self.text, len(self.text), []
         for n in range(min(len(self._heads), end), shortest - 1, -1):
             at = self._last[n - 1][self._hashes[n - 1]][1]
@@ -97,8 +99,8 @@ class Row:
         return matches
 
     def copy(self, at: int, length: int) -> list[int]:
-        """Copy `length` tokens from position `at` on. A copy that reaches the end of the text continues with the tokens
-        that it has already copied."""
+        """Return `length` tokens of the text from position `at` on. At the end of the text, it goes on with the tokens
+        copied before, so that the copy is periodic."""
         tail = self.text[at : at + length]
         period = len(self.text) - at
         while len(tail) < length:
@@ -108,13 +110,13 @@ class Row:
 
 @final
 class Lookup:
-    """Copies drafts from the prompt, the encoder's input ids and the new text. It has no weights, fits every target,
-    and takes microseconds."""
+    """A drafter that copies from the prompt, from the encoder's input ids and from the new text. It has no weights,
+    fits every target and takes microseconds."""
 
     needs = Needs(stops=True)
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        """max_ngram, min_ngram: the longest and the shortest match in tokens; longer ones are tried first."""
+        """max_ngram, min_ngram: longest and shortest n-gram, in tokens, that counts as a match."""
         if min_ngram < 1:
             raise InputError(f"`min_ngram` must be at least 1, but is {min_ngram}. Use 1 for a match of one token.")
         if max_ngram < min_ngram:
@@ -126,8 +128,8 @@ class Lookup:
         """Accept every target."""
 
     def start(self, context: Context) -> list[Row]:
-        """Store each row's prompt without padding. An encoder's tokens are inserted between two copies of the prompt,
-        so that the first draft copies their beginning."""
+        """Return the state of each row: its prompt without padding. For an encoder-decoder model of text it is prompt,
+        encoder input, prompt: so the first draft copies the beginning of the encoder input."""
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
         prompts = [[t for t, kept in zip(row, mask, strict=True) if kept] for row, mask in texts]
         if context.source is not None:
@@ -135,7 +137,8 @@ class Lookup:
         return [Row(prompt, self._longest) for prompt in prompts]
 
     def propose(self, memory: list[Row], roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain after the longest match, if it is likely enough; in a tree also chains after shorter ones."""
+        """Draft the text after the longest match, if it is likely enough to be accepted. If the plan allows a tree,
+        also draft the texts after shorter matches, as branches."""
         if plan.threshold:
             chances = [row.chances(self._shortest, plan.depth) for row in memory]
             first, expected = sum(own[0] for own in chances if own), sum(map(sum, chances))
@@ -144,17 +147,17 @@ class Lookup:
         return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
 
     def update(self, memory: list[Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Append the round's tokens to the text, the next root included."""
+        """Append the new tokens of this round to each row's text."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.add(token)
 
     def select(self, memory: list[Row], live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of the nodes below the root."""
+        """Return tokens and parents' indices of the nodes below the root; parent 0 is the root."""
         depth = min(plan.depth, plan.nodes)
         matches = row.matches(self._shortest)[: 1 if plan.nodes <= depth else None]
         return joined([row.copy(at, depth) for at in matches], plan.nodes)

@@ -1,9 +1,8 @@
-"""Medusa heads: draft trees for an encoder-decoder with one pass of the decoder a round (Cai et al. 2024; arXiv
-2409.15869).
+"""Drafts with Medusa heads (Cai et al. 2024; for Whisper, arXiv 2409.15869).
 
-The heads read the last hidden state of the node that was verified last, from the same pass that verified it. Head k
-proposes the token k positions after the next root. Medusa-Block's extra layer needs the states of every position; new
-states are stored until the next draft.
+The heads read the target's last hidden state at the last accepted node, which the verifying pass has computed. Head k
+proposes the token k positions after the token that this pass chose. The variant Medusa-Block has an extra decoder layer
+below the heads, which needs the states of all positions. New states are stored until the next draft.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.nn.medusa import DecoderLayer, MedusaHeads, Pair
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
-WIDTH = 8  # ranks: number of best tokens of each head that a tree may use
+WIDTH = 8  # number of best tokens (ranks) of each head that a tree may use
 FIRST, LATER = (
     0.75,
     0.85,
-)  # the first head's prior chance that its best token is right, and the factor on it for each further head
-DECAY = 2.0  # prior chance that the k-th best token is right where the best is wrong: ~ 1 / k^2
+)  # assumed chance that the first head's best token is right, and the factor on it for each further head
+DECAY = 2.0  # if a head's best token is wrong, the assumed chance that the k-th best is right falls as 1 / k^2
 
 
 @dataclass
 class Block:
-    """State of Medusa-Block's extra layer. Row r's positions are the first lengths[r] columns of keys and values."""
+    """The cache of Medusa-Block's extra decoder layer. Row r uses the first lengths[r] positions of keys and values."""
 
-    memory: Pair  # keys and values of the encoder's states, which the layer's cross-attention reads
-    keys: Tensor  # (B, heads, columns, head size), of self-attention; `values` has the same shape
+    memory: Pair  # keys and values of the encoder's states, for cross-attention
+    keys: Tensor  # (B, heads, positions, head size), of self-attention; `values` has the same shape
     values: Tensor
     lengths: list[int]  # number of each row's positions that the layer has processed
     pending: list[list[Tensor]]  # for each row the states (n, H) that the layer has not processed yet
@@ -42,26 +41,27 @@ class Block:
 
 @dataclass
 class Memory:
-    """The drafter's state of a run: the heads' next input, and their last proposals."""
+    """The drafter's state of one `generate` call: the heads' next input, and their last proposals."""
 
-    hidden: Tensor | None  # (B, H), the target's last hidden state at the last verified node
+    hidden: Tensor | None  # (B, H), the target's last hidden state at the last accepted node
     block: Block | None
-    heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all heads, for one product
+    heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all K heads, for one matrix product
     shape: TreeShape
-    begun: bool = False  # whether the first call of `update`, that for the prompt's pass, has been made
+    begun: bool = False  # whether `update` was called for the pass over the prompt
     ranked: list[list[list[int]]] | None = None  # the last draft's candidates: [row][head][rank] -> token
 
 
 @final
 class Medusa:
-    """Drafts with Medusa heads. It holds weights only.
+    """A drafter that uses Medusa heads. It holds weights only; the state of a `generate` call is in `Memory`.
 
-    The run's `Context.shape` chooses the trees and learns how often each head's first, second, ... token was right.
+    Trees are chosen by `Context.shape`, which counts how often each head's first, second, ... token was right.
     """
 
     def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
-        """heads: the trained heads. output: the model's output layer, used by heads that have no output layer.
-        ranks: prior chances [head][rank] that a rank is right; each counts as 20 observations. None: `expected`.
+        """heads: the trained heads. output: the target's LM head; heads without an output layer use it.
+        ranks: [head][rank], measured chance that the head's k-th best token (rank k) is right; it has the weight of 20
+            observations. None: default values.
         Raises: InputError if `output` or `ranks` do not fit the heads.
         """
         config = heads.config
@@ -74,7 +74,7 @@ class Medusa:
             raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
         self.heads, self.output = heads.eval(), output
         chances = ranks or expected(config.heads)
-        width = HeadAccuracy(chances).width  # raises InputError if they are no probabilities
+        width = HeadAccuracy(chances).width  # raises InputError if a row's chances are negative or sum to more than 1
         if width > config.vocab_size:
             raise InputError(
                 f"`heads` must be for a model of at least {width} tokens, one for each rank that is looked at, but are "
@@ -85,12 +85,12 @@ class Medusa:
 
     @property
     def name(self) -> str:
-        """Return a name made of the heads' kind and number, and a digest of their weights and prior."""
+        """Return a name made of the heads' kind and number, and a hash of their weights and assumed chances."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the heads belong to another model or lie on another device."""
+        """Raise InputError if the heads were made for another model, or have another device or dtype."""
         config = self.heads.config
         if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise InputError(
@@ -105,7 +105,8 @@ class Medusa:
             )
 
     def start(self, context: Context) -> Memory:
-        """Make the memory of a run, without any pass; Medusa-Block stores the prompt's states for its first draft."""
+        """Return the drafter's state for one `generate` call; nothing is run yet. Medusa-Block stores the target's
+        hidden states of the prompt for its first draft."""
         layer = self.heads.block
         linears: list[Any] = [head.linear for head in self.heads.heads]
         heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
@@ -122,7 +123,8 @@ class Medusa:
         return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft the best tree of the plan's size. All nodes of one depth get their tokens from the same head."""
+        """Draft the likeliest tree of the planned size in each row. Head k gives the tokens at depth k, whatever the
+        tokens above are."""
         shape = memory.shape.tree(plan.nodes, plan.depth)
         if not shape or memory.hidden is None:
             return trees_from_lists(roots, [([], []) for _ in roots])
@@ -134,7 +136,7 @@ class Medusa:
         return trees_from_lists(roots, trees)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Store the last verified node's state, and record which ranks were right."""
+        """Store the hidden state at the last accepted node, and record which ranks of each head were right."""
         features = scores.features[-1]
         paths = [[node for node in row if node >= 0] for row in int_rows(verdict.path)]
         if len(paths) == 1:
@@ -142,7 +144,7 @@ class Medusa:
         else:
             last = torch.tensor([path[-1] for path in paths], device=features.device)
             memory.hidden = features[torch.arange(len(paths), device=features.device), last]
-        # the first update is that of the prompt's pass, whose states `start` has stored
+        # the first call of `update` is for the prompt, whose states `start` has stored already
         if memory.block is not None and memory.begun:
             for row, path in enumerate(paths):
                 memory.block.pending[row].append(features[row, path])
@@ -152,7 +154,7 @@ class Medusa:
             memory.ranked = None
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.hidden is not None:
             memory.hidden = memory.hidden[live]
         block = memory.block
@@ -163,14 +165,15 @@ class Medusa:
             block.pending = [block.pending[row] for row in live.tolist()]
 
     def _logits(self, memory: Memory, hidden: Tensor, depth: int) -> Tensor:
-        """Compute logits (B, depth, V) of the first `depth` heads from hidden states (B, H), in one product."""
+        """Return the logits (B, depth, V) of the first `depth` heads. hidden: (B, H)."""
         rows = depth * hidden.shape[1]
         weight, bias = (part[:rows] for part in memory.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
         return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
 
     def _through_block(self, block: Block) -> Tensor:
-        """Run the extra layer over the pending states. Returns its output (B, H) at each row's last position."""
+        """Run the extra layer over the states that it has not processed. Returns its output (B, H) at each row's last
+        position."""
         layer = self.heads.block
         assert isinstance(layer, DecoderLayer)
         fresh = [torch.cat(parts) for parts in block.pending]
@@ -188,7 +191,7 @@ class Medusa:
         if min(ends) < width:
             bounds = torch.tensor(ends, device=states.device)
             mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
-        # earlier positions need only keys and values, not the layer's output
+        # only the last position's output is needed; of the others, keys and values suffice
         last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # (B, 1, H)
         out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]
@@ -196,14 +199,15 @@ class Medusa:
 
 
 def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-    """Record which rank was right at each depth of a round. ranked: [row][head][rank], the drafted candidates."""
+    """Count in `shape` which rank was right at each depth of a round. ranked: [row][head][rank], the tokens that the
+    heads proposed."""
     for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
         for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 
 def expected(heads: int) -> list[list[float]]:
-    """Return the prior chances [head][rank] for heads without measurements."""
+    """Return the assumed chances [head][rank] that a head's k-th best token (rank k) is right, for unmeasured heads."""
     rows = []
     for head in range(heads):
         first = FIRST * LATER**head
@@ -212,9 +216,9 @@ def expected(heads: int) -> list[list[float]]:
 
 
 def _wider(cells: Tensor, width: int) -> Tensor:
-    """Copy cells (B, heads, C, D) to a tensor with room for at least `width` columns.
+    """Copy keys or values (B, heads, C, D) to a tensor with room for at least `width` positions.
 
-    Unwritten columns are 0, because a mask hides only finite values.
+    Free positions are 0: uninitialised memory may hold NaN, which a mask does not hide.
     """
     batch, heads, old, size = cells.shape
     room = cells.new_zeros(batch, heads, width + 64, size)

@@ -1,12 +1,12 @@
-"""Drafts with a model's native head for multi-token prediction (MTP), run by transformers' own modules.
+"""Drafts with a model's native head for multi-token prediction (MTP), as transformers implements it.
 
-DeepSeek-V3 (arXiv 2412.19437, section 2.2) and GLM-4-MoE are published with one more decoder layer. Column t reads the
-embedding of token t + 1 beside the model's last state of token t, and predicts token t + 2. transformers drafts one
-token with it (`generate(use_mtp=True)`). Here the layer's output is fed back as the state of the drafted token, so that
-it drafts chains and EAGLE-2's trees of any depth, in batches.
+DeepSeek-V3 (arXiv 2412.19437, section 2.2) and GLM-4-MoE are published with such a head: one more decoder layer. At
+position t it reads the model's last hidden state of token t and the embedding of token t + 1, and predicts token t + 2.
+transformers drafts one token with it (`generate(use_mtp=True)`). Here the layer's output is fed back as the hidden
+state of the drafted token. So it drafts chains and EAGLE-2 trees of any depth, in batches.
 
-The layer's cache holds accepted columns; columns of padding stay in it and are masked. A draft's columns are cut off
-when the next accepted ones come.
+The layer's cache holds the accepted tokens; padding stays in it and is masked. A draft's entries are removed before the
+next draft.
 """
 
 from __future__ import annotations
@@ -25,47 +25,49 @@ from mmdec.drafters.levels import Levels
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # nodes of a level that are expanded; EAGLE-2's default
+WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
 
 
 @dataclass
 class HeadMemory:
-    """The state of a run: the head's cache, and the columns that it has not processed."""
+    """The drafter's state of one `generate` call: the head's key-value cache, and the accepted tokens that the head has
+    not processed."""
 
     cache: DynamicCache
-    seen: Tensor  # (B, C) bool: whether each of the cache's C accepted columns holds a token, not padding
-    positions: Tensor  # (B,), the position of each row's next column
-    # columns to process: tokens (B, n), features (B, n, H), and (B, n) bool, False at padding
+    seen: Tensor  # (B, C) bool, for the C accepted positions of the cache: False at padding
+    positions: Tensor  # (B,), position id of each row's next token to process
+    # tokens to process: ids (B, n), target's hidden states at the tokens before (B, n, H), and (B, n) False at padding
     queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    drafted: int = 0  # number of columns that the last draft left in the cache; the next pass drops them
-    step: None = None  # the fast path for single tokens, which `Levels` asks for; the head has none
+    drafted: int = 0  # number of positions that the last draft left in the cache; the next pass removes them
+    step: None = None  # `Levels` looks here for faster code for single tokens; an MTP head has none
 
 
 class Shape:
-    """The attributes and methods of a draft network that `Levels` (tree growing) uses, for an MTP head. The head drafts
-    in the target's vocabulary."""
+    """Gives an MTP head the attributes of a draft network that `Levels`, which grows trees, reads. The head's
+    vocabulary is the target's."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = self.vocab_size = vocabulary
         self.config = self
 
     def token_ids(self, drafted: Tensor) -> Tensor:
-        """Return the tokens unchanged: the head drafts in the target's vocabulary."""
+        """Return the head's token ids unchanged, because they are the target's."""
         return drafted
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Return the distributions unchanged: they are over the target's vocabulary."""
+        """Return the head's distributions unchanged, because they are over the target's vocabulary."""
         return probs
 
 
 @final
 class Mtp:
-    """Drafts with the model's native head for multi-token prediction. Holds weights only."""
+    """A drafter that uses the model's native head for multi-token prediction. It holds weights only; the state of a
+    `generate` call is in `HeadMemory`."""
 
     needs = Needs(layers=(-1,))
 
     def __init__(self, head: Any, width: int = WIDTH) -> None:
-        """head: transformers' `MtpModel` with one layer. width: maximum nodes of a level that are expanded."""
+        """head: transformers' `MtpModel` with one layer. width: maximum nodes of a tree level that get children."""
         self.head, self.width = head.eval(), width
         self.embedding: nn.Module = head.embed_tokens
         self.network: Any = Shape(head.shared_head.out_features)
@@ -74,8 +76,8 @@ class Mtp:
     def of(cls, model: PreTrainedModel) -> Mtp:
         """Load the head from the checkpoint that the model was loaded from.
 
-        Raises: InputError if transformers does not map a head of this model, if it has several, or if its weights are
-            not in the checkpoint.
+        Raises: InputError if transformers knows no head of this model, if the model has several, or if the head's
+            weights are not in the checkpoint.
         """
         config = model.config.get_text_config(decoder=True)
         count = getattr(config, "num_mtp_layers", None)
@@ -105,11 +107,11 @@ class Mtp:
 
     @property
     def name(self) -> str:
-        """Return a name made of "mtp", the width, and a digest of the head's weights."""
+        """Return a name made of "mtp", the width, and a hash of the head's weights."""
         return f"mtp-{self.width}-{fingerprint(self.head.layers)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the head belongs to another model, device or precision."""
+        """Raise InputError if the head was made for another model or is on another device."""
         weight = cast(Tensor, self.embedding.weight)
         if tuple(weight.shape) != (target.vocab_size, target.hidden_size) or weight.device != target.device:
             raise InputError(
@@ -118,31 +120,31 @@ class Mtp:
             )
 
     def start(self, context: Context) -> HeadMemory:
-        """Make the memory of a run, without any pass."""
+        """Return the drafter's state for one `generate` call. The head is not run yet."""
         features = context.features[-1]
         fresh = features.shape[1]
         mask, tokens = context.mask[:, -fresh:], context.tokens[:, -fresh:]
         seen = mask.new_zeros(len(mask), 0)
         memory = HeadMemory(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
-        # the last column needs the first generated token, so the first verdict adds it
+        # the last prompt token's hidden state waits for the first generated token, which `update` brings
         memory.queue.append((tokens[:, 1:], features[:, :-1], mask[:, :-1]))
         return memory
 
     def update(self, memory: HeadMemory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Queue the tokens and features of the accepted path, which the next draft processes first."""
+        """Store the accepted tokens and the target's hidden states. The head processes them before the next draft."""
         part = Waiting.of(scores.features[-1], verdict, verdict.lengths.tolist())
         exists = torch.arange(part.tokens.shape[1], device=part.tokens.device) < verdict.lengths[:, None]
         memory.queue.append((part.tokens, part.features, exists))
 
     def select(self, memory: HeadMemory, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.seen.shape[1]:
             memory.cache.batch_select_indices(live)
         memory.seen, memory.positions = memory.seen[live], memory.positions[live]
         memory.queue = [(tokens[live], features[live], exists[live]) for tokens, features, exists in memory.queue]
 
     def propose(self, memory: HeadMemory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree below each root (B,), or a chain if the plan has no more nodes than depth."""
+        """Draft a tree after each row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return single(roots)
@@ -155,11 +157,12 @@ class Mtp:
         return levels.tree(roots, hidden, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the target's LM head to hidden (..., H)."""
+        """Return logits (..., V) of hidden states (..., H), by the target's LM head."""
         return self.head.shared_head(hidden)
 
     def _take_in(self, memory: HeadMemory) -> Tensor:
-        """Process the queued columns. Returns the hidden state (B, 1, H) of each row's last one."""
+        """Run the head over the accepted tokens that it has not processed. Returns its hidden state (B, 1, H) at each
+        row's last token."""
         if memory.drafted:
             memory.cache.crop(-memory.drafted)
             memory.drafted = 0
@@ -169,7 +172,7 @@ class Mtp:
         memory.positions = memory.positions + exists.sum(1)
         rows, size = tokens.shape
         own = torch.ones(size, size, dtype=torch.bool, device=tokens.device)
-        # let a column of padding see itself: a softmax over nothing is NaN
+        # let each padding position see itself, because a softmax over no position is NaN
         sees = (own.tril() & exists[:, None]) | own.triu().tril()
         sees = torch.cat([memory.seen[:, None].expand(-1, size, -1), sees], 2)
         memory.seen = torch.cat([memory.seen, exists], 1)
@@ -178,10 +181,11 @@ class Mtp:
         return hidden[torch.arange(rows, device=tokens.device), last][:, None]
 
     def run(self, memory: HeadMemory, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
-        """Run the head over the columns after those in the cache, and keep them there.
+        """Run the head over n tokens in each row, and add their keys and values to the cache.
 
-        tokens, positions: (B, n). features: (B, n, H) of the tokens before. sees: (B, n, S + n) bool. Returns: hidden
-            (B, n, H).
+        tokens, positions: (B, n), token ids and position ids. features: (B, n, H), hidden states at the tokens before.
+        sees: (B, n, S + n) bool, which of the S cached and n new positions each token sees.
+        Returns: the head's hidden states (B, n, H).
         """
         embeds = self.embedding(tokens)
         mask = torch.zeros(sees.shape, dtype=embeds.dtype, device=embeds.device).masked_fill(~sees, -math.inf)
@@ -196,14 +200,18 @@ class Mtp:
 
 
 class HeadLevels(Levels):
-    """Grows one draft: runs the head once for each level."""
+    """Grows one draft with the MTP head, which is run once for each level of the tree."""
 
     def __init__(self, drafter: Mtp, memory: HeadMemory) -> None:
         super().__init__(cast(Any, drafter), cast(Any, memory))
-        self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T columns the last level's nodes see
+        self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T nodes the newest level's n nodes see
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
-        """Run the head over nodes with tokens (B, n), their parents' features (B, n, H) and indices `above`."""
+        """Run the head over one level of n nodes. Returns their hidden states (B, n, H).
+
+        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states of their parents. above: (B, n), indices
+            of the parents in the level above; None for children of the root.
+        """
         drafter, memory = cast(Mtp, self.drafter), cast(HeadMemory, self.memory)
         rows, size = tokens.shape
         own = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)

@@ -1,8 +1,8 @@
 """Drafts with a small model that has another vocabulary: text is converted between both tokenizers.
 
-In each round the target's text is decoded and encoded with the small model's tokenizer; the small model continues it
-greedily; what it adds is encoded with the target's tokenizer, together with the end of the text. A draft counts only if
-that encoding has a boundary between tokens where the text ends: otherwise its tokens cannot follow the text's tokens.
+In each round the target's text is decoded, and encoded with the small model's tokenizer. The small model continues it
+greedily. The end of the target's text and the continuation are then encoded with the target's tokenizer. If one token
+would span the end of the text and the continuation, the draft cannot follow the text's tokens and is dropped.
 
 Source: universal assisted decoding (transformers, `AssistedCandidateGeneratorDifferentTokenizers`), here in batches.
 """
@@ -20,34 +20,35 @@ from mmdec.decode.tree import chains
 from mmdec.drafters.small_model import keep_columns
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-LOOKBEHIND = 10  # last tokens of the target's text that are encoded again together with a draft, which may join them
-HELD = 4  # last tokens of the small model's text that are not cached: the next word may change how they are encoded
-NEAR = 3  # tokens by which the encoded end of a text may be longer or shorter than the target's own
-RESTARTS = 8  # how often, at most, a run reads the whole text again because the encoding of cached tokens has changed
-LONGEST = 4.0  # maximum tokens of the small model that are drafted for one token of the target
-UNDECODED = "\ufffd"  # the sign that a tokenizer writes for bytes that are no whole character
+LOOKBEHIND = 10  # last tokens of the target's text that are encoded again with a draft, because tokens may merge
+HELD = 4  # last tokens of the small model that are not cached, because more text may change how they are encoded
+NEAR = 3  # the re-encoded end of the text may have at most this many tokens more or fewer than before
+RESTARTS = 8  # maximum times per `generate` call that the small model re-reads the text after cached tokens changed
+LONGEST = 4.0  # the small model drafts at most this many tokens for each token that the target shall get
+UNDECODED = "\ufffd"  # a tokenizer writes this character for bytes that are not a complete UTF-8 character
 
 
 @dataclass
 class Memory:
-    """A run's texts, and the small model's state."""
+    """The drafter's state of one `generate` call: the target's texts, and the small model's cache."""
 
-    texts: list[list[int]]  # each row's tokens of the target, without padding and placeholders of pictures
+    texts: list[list[int]]  # each row's tokens of the target, without padding and image placeholders
     kept: list[list[int]] = field(default_factory=lambda: [])  # each row's tokens in the small model's cache
-    session: Any = None  # the small model's run; None before the first draft
-    restarts: int = 0  # how often the small model has read the whole text again
+    session: Any = None  # the small model's decoding state with its cache; None before the first draft
+    restarts: int = 0  # how often the small model has re-read the whole text
 
 
 @final
 class OtherVocabulary:
-    """Drafts chains with a small model that has another tokenizer. It reads text only, without special tokens."""
+    """A drafter that uses a small model with another tokenizer. It drafts chains, and reads text only, without special
+    tokens. It holds both tokenizers and the small model."""
 
     def __init__(
         self, model: Target, tokenizer: Any, target_tokenizer: Any, positions: int | None = None, size: int = 2**31
     ) -> None:
         """model: the small model, as a `Target`. tokenizer, target_tokenizer: transformers' tokenizers of the small
-        model and of the model that it drafts for. positions: the small model's maximum positions; None: unlimited.
-        size: the target's number of tokens.
+        model and of the target. positions: maximum number of tokens that the small model can read; None: unlimited.
+        size: the target's vocabulary size.
 
         Raises: InputError if the tokenizer does not belong to the small model.
         """
@@ -66,32 +67,33 @@ class OtherVocabulary:
         return f"other-vocabulary({self._model.name})"
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the two models lie on different devices."""
+        """Raise InputError if the two models are on different devices."""
         if self._model.device != target.device:
             raise InputError(
                 f"`drafter` must be on the target's device, {target.device}, but is on {self._model.device}. Move it."
             )
 
     def start(self, context: Context) -> Memory:
-        """Store each row's prompt without padding and pictures."""
+        """Return the state of each row: its prompt without padding and image placeholders."""
         mask = context.mask if context.pictures is None else context.mask & ~context.pictures
         rows = zip(context.tokens.tolist(), mask.tolist(), strict=True)
         return Memory([[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows])
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Append the round's tokens to the texts, the next root included."""
+        """Append the new tokens of this round to the rows' texts."""
         for text, tokens, length in zip(memory.texts, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             text += tokens[:length]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory.texts = [memory.texts[row] for row in live.tolist()]
         if memory.session is not None:
             self._model.select(memory.session, live)
             memory.kept = [memory.kept[row] for row in live.tolist()]
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain of the likeliest tokens below each root; none where the text ends within a character."""
+        """Draft a chain of the likeliest tokens in each row; none where the text ends in an incomplete UTF-8
+        character."""
         depth = min(plan.depth, plan.nodes)
         none: list[list[int]] = [[] for _ in memory.texts]
         if depth < 1 or memory.restarts > RESTARTS:
@@ -99,7 +101,7 @@ class OtherVocabulary:
         written = [self._decoded(self._target_tokenizer, text) for text in memory.texts]
         encoded = [self._tokenizer(text.rstrip(UNDECODED))["input_ids"] for text in written]
         able = [len(ids) > 1 and not text.endswith(UNDECODED) for text, ids in zip(written, encoded, strict=True)]
-        read = [ids if len(ids) > 1 else [0, 0] for ids in encoded]  # each row needs a column and a root
+        read = [ids if len(ids) > 1 else [0, 0] for ids in encoded]  # one token to cache, one to continue
         steps = max(
             math.ceil(depth * min(len(ids) / max(len(text), 1), LONGEST))
             for ids, text in zip(read, memory.texts, strict=True)
@@ -117,8 +119,10 @@ class OtherVocabulary:
         return chains(roots, drafted)
 
     def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
-        """Make the small model's cache hold the beginning of each row's tokens `read`. If it holds other tokens, it is
-        filled anew. Returns False if this has happened more than `RESTARTS` times.
+        """Make the small model's cache hold the beginning of each row's text. If it holds other tokens, it is refilled.
+
+        read: each row's text as the small model's tokens.
+        Returns: False if the cache was refilled more than `RESTARTS` times; then drafting ends.
         """
         rows = zip(memory.kept, read, strict=True)
         if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
@@ -140,9 +144,11 @@ class OtherVocabulary:
     def _continued(
         self, memory: Memory, read: list[list[int]], able: list[bool], steps: int, threshold: float
     ) -> list[list[int]]:
-        """Continue each row that is `able` by at most `steps` tokens of the small model. Returns: new tokens by row.
+        """Continue the rows' texts greedily with the small model.
 
-        It stops when the mean chance of these rows' continuations falls below `threshold`.
+        read: each row's text as the small model's tokens. able: which rows to continue. steps: maximum new tokens.
+        threshold: stop when the probability of the continuations, averaged over these rows, falls below this.
+        Returns: each row's new tokens.
         """
         added: list[list[int]] = [[] for _ in read]
         chances, going = [0.0] * len(read), list(able)
@@ -152,7 +158,7 @@ class OtherVocabulary:
             logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in pending])).logits
             last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
             ends = logits[torch.arange(len(last), device=logits.device), last].float()
-            # neither the new tokens nor the text's last tokens stay in the cache
+            # remove the new tokens and the text's last `HELD` tokens from the cache
             stable = [max(len(ids) - HELD - len(kept), 0) for kept, ids in zip(memory.kept, read, strict=True)]
             keep_columns(self._model, memory.session, [list(range(count)) for count in stable])
             memory.kept = [ids[: len(kept) + count] for kept, ids, count in zip(memory.kept, read, stable, strict=True)]
@@ -171,7 +177,11 @@ class OtherVocabulary:
         return added
 
     def _translated(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
-        """Return the target's tokens for what was added to a text; [] if no token ends where the text ends."""
+        """Return the target's tokens for a continuation; [] if a token would span the text's end.
+
+        text: the target's tokens so far. ids: the same text as the small model's tokens. new: the small model's tokens
+            of the continuation.
+        """
         before = self._decoded(self._tokenizer, ids)
         after = self._decoded(self._tokenizer, ids + new).rstrip(UNDECODED)
         if not after.startswith(before) or len(after) == len(before):

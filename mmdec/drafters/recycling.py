@@ -1,15 +1,14 @@
 """Token Recycling (Luo et al. 2024): stores the target's top tokens after each token, and drafts a tree of them.
 
-Every output of the target, at accepted and rejected nodes alike, replaces the successors of that node's token (section
-3.1 of the paper). A draft is a fixed tree over the successors, cut to the plan (section 3.2). No weights, no training;
-written from the paper.
+The tokens stored for a token are called its successors. Every output of the target, at accepted and at rejected nodes,
+replaces the successors of that node's token (section 3.1 of the paper). A draft is a fixed tree over the successors,
+cut to the planned size (section 3.2). There are no weights. This code was written from the paper.
 
-Where a text repeats a passage, a longer match predicts better than one token. So if the last two or three tokens
-occurred before, the text after them becomes the tree's best path, provided that such copies have been right more often
-than best successors (a choice as in SAM-Decoding, Hu et al. 2024). How often each is right is counted as the text
-grows, prompt included. Successors are counted in groups, by the best one's lead over the second: the second half of a
-word follows the first half nearly always, the next word of a list hardly ever. A chain ends where its next token is too
-unlikely (`Plan.threshold`), and is left out if it promises too few tokens (`Plan.least`).
+An addition: if the last two or three tokens occurred before, the text after them may become the tree's best path (as in
+SAM-Decoding, Hu et al. 2024). It does so if such copies have been right more often than best successors. Both are
+counted over the prompt and the new text. Successors are counted in groups, by the lead of the best logit over the
+second. A chain ends where its next token is too unlikely (`Plan.threshold`). It is left out if too few of its tokens
+are expected to be accepted (`Plan.least`).
 """
 
 from __future__ import annotations
@@ -30,37 +29,39 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 WIDTH = 8  # maximum successors (likely next tokens) that are stored for each token
 NODES = 80  # nodes of the largest tree
 HIT = 0.85  # assumed chance that one of a token's stored successors is the next token
-# The chance that the k-th successor is right falls as 1 / k^1.7. This gives levels of 8, 21, 25, 18, 6, 1, 1 nodes (in
-# the paper 8, 21, 25, 15, ...).
+# The assumed chance that the k-th successor is right falls as 1 / k^1.7. With it, the largest tree has levels of 8, 21,
+# 25, 18, 6, 1, 1 nodes; the paper's has 8, 21, 25, 15, ...
 DECAY = 1.7
-MATCH, LONGEST = 2, 3  # shortest and longest repeated passage, in tokens, whose continuation may be drafted
-LEADS = (1.0, 2.5, 5.0)  # bounds of the groups: nats by which a token's best successor is ahead of its second
-TOLD = 4.0  # each group's share begins as if so many predictions were counted already
-RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)  # the assumed share of correct ones in each group
-PROMPT = len(LEADS) + 1  # the group of successors that come from the prompt or from `warm`
+MATCH, LONGEST = 2, 3  # shortest and longest n-gram, in tokens, whose earlier continuation may be copied
+LEADS = (1.0, 2.5, 5.0)  # bounds between groups of successors: lead of the best logit over the second, in nats
+TOLD = 4.0  # the assumed shares in RIGHT have the weight of this many predictions
+RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)  # for each group, the assumed share of best successors that are right
+PROMPT = len(LEADS) + 1  # index of the last group: successors that come from the prompt or from `warm`, without logits
 
 
 @final
 class Successors:
-    """A run's matrix: each token's successors, best first. All rows of the batch share it; this affects only drafts.
+    """The drafter's state of one `generate` call: each token's successors (likely next tokens), the best first.
 
-    rows: each row's text and its n-grams.
+    All rows of the batch share them. `rows` holds each row's text and its n-grams.
     """
 
     def __init__(self, warm: Tensor | None) -> None:
         self._warm = warm
         self._seen: dict[int, list[int]] = {}
-        self._groups: dict[int, int] = {}  # token -> the group of its best successor
-        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]  # by group
+        self._groups: dict[int, int] = {}  # token -> group of its best successor, by its lead
+        # for each group: number of predictions, and of correct ones
+        self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]
         self.rows: list[Row] = []
 
     def chance(self, token: int) -> float:
-        """Return how often best successors have been right so far in this token's group, in [0, 1]."""
+        """Return the chance in [0, 1] that the token's best successor is right: the share that was right in its
+        group."""
         group = self._groups.get(token, PROMPT)
         return self._right[group] / self._told[group]
 
     def count(self, token: int, successor: int) -> None:
-        """Record whether the token's best successor, if it has one, is `successor`, the token that followed."""
+        """Record whether the token's best successor was right. successor: the token that followed in the text."""
         if best := self.of(token)[:1]:
             group = self._groups.get(token, PROMPT)
             self._told[group] = FADE * self._told[group] + 1
@@ -75,8 +76,8 @@ class Successors:
         return successors
 
     def best(self, root: int, depth: int) -> tuple[list[int], list[float]]:
-        """Follow the best successors from `root` on. Returns: the tokens, and the chance that each token and all before
-        it are right."""
+        """Follow the best successors from `root` on, at most `depth` tokens. Returns: the tokens, and for each of them
+        the chance that it and all tokens before it are right."""
         chain, chances, alive = list[int](), list[float](), 1.0
         while len(chain) < depth and (best := self.of(root)[:1]):
             alive *= self.chance(root)
@@ -86,7 +87,7 @@ class Successors:
         return chain, chances
 
     def replace(self, token: int, successors: list[int], lead: float) -> None:
-        """Replace a token's successors. lead: nats by which the target preferred the first successor to the second."""
+        """Replace a token's successors. lead: the target's logit of the first minus that of the second, in nats."""
         self._seen[token] = successors
         self._groups[token] = bisect(LEADS, lead)
 
@@ -96,12 +97,14 @@ class Successors:
 
 @final
 class Recycling:
-    """Drafts trees of tokens that the target found likely after the same token earlier."""
+    """A drafter that proposes trees of tokens that the target found likely after the same token earlier. It has no
+    weights; it may hold initial successors."""
 
     needs = Needs(stops=True)
 
     def __init__(self, warm: Tensor | None = None) -> None:
-        """warm: (V, 8) int64, initial successors of each token, best first, -1 for none; it is copied. None: empty."""
+        """warm: (V, 8) int64, initial successors (likely next tokens) of each token, the best first, -1 for none. None:
+        tokens begin without successors."""
         if warm is not None and (warm.ndim != 2 or warm.shape[1] != WIDTH or warm.is_floating_point()):
             raise InputError(
                 f"`warm` must be a (V, {WIDTH}) matrix of token ids, but is {tuple(warm.shape)} {warm.dtype}. "
@@ -113,7 +116,7 @@ class Recycling:
             self.name += "-" + hashlib.blake2b(self._warm.numpy().tobytes(), digest_size=6).hexdigest()
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the initial matrix has another vocabulary size."""
+        """Raise InputError if the initial successors are for another vocabulary size."""
         if self._warm is None:
             return
         rows, most = len(self._warm), int(self._warm.max()) if len(self._warm) else -1
@@ -124,7 +127,7 @@ class Recycling:
             )
 
     def start(self, context: Context) -> Successors:
-        """Initialise the matrix from the prompt's neighbouring tokens, without a pass of the target."""
+        """Return the drafter's state: each prompt token's successor is the token after it. No model is run."""
         memory = Successors(self._warm)
         for tokens, mask in zip(context.tokens.tolist(), context.mask.tolist(), strict=True):
             text = [token for token, kept in zip(tokens, mask, strict=True) if kept]
@@ -135,8 +138,8 @@ class Recycling:
         return memory
 
     def propose(self, memory: Successors, roots: Tensor, plan: Plan) -> Draft:
-        """Draft the best nodes of the tree template whose tokens are known; if the plan is a chain, the best path, as
-        far as it is likely enough."""
+        """Draft a tree after each row's last token: the nodes of the fixed tree for which successors are stored. If
+        `plan.nodes` <= `plan.depth`, draft the best path, up to the first token that is too unlikely."""
         trees = []
         for root, row in zip(roots.tolist(), memory.rows, strict=True):
             depth = min(plan.depth, plan.nodes)
@@ -155,14 +158,14 @@ class Recycling:
                 if path[-1] < len(successors):
                     token = tokens[path] = successors[path[-1]]
                     below[path] = _first([] if any(path) else copied[len(path) : len(path) + 1], memory.of(token))
-            # depth first: if the likeliest path is accepted, the cache needs no moves
+            # depth first: if the likeliest path is accepted, no cache entry must be moved
             nodes = {path: node for node, path in enumerate(sorted(tokens))}
             trees.append(([tokens[path] for path in nodes][1:], [nodes[path[:-1]] for path in nodes if path]))
         return trees_from_lists(roots, trees)
 
     def update(self, memory: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Store each node's top tokens as its token's successors; if a token occurs twice, the accepted node counts.
-        Append the round's tokens to the texts."""
+        """Store the target's top tokens at each node as successors of the node's token. If two nodes have the same
+        token, the accepted one counts. Append the new tokens to the rows' texts."""
         for row, said, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in said[:length]:
                 memory.count(row.text[-1], token)
@@ -178,27 +181,28 @@ class Recycling:
                 memory.replace(tokens[node], successors[node], lead[node])
 
     def select(self, memory: Successors, live: Tensor) -> None:
-        """Keep only the texts of the rows whose indices are in `live` (K,) int64; the matrix belongs to all rows."""
+        """Keep only the texts of the batch rows with the indices `live` (K,) int64. The successors are shared by all
+        rows and stay."""
         memory.rows = [memory.rows[index] for index in live.tolist()]
 
 
 def _first(best: list[int], successors: list[int]) -> list[int]:
-    """Put `best`, a list of one token or none, before the other successors."""
+    """Return the successors with the token in `best` moved to the front. best: one token or none."""
     return [*best, *(token for token in successors if token not in best)]
 
 
 def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
-    """Cut a chain where it becomes too unlikely; [] if it promises too few tokens. chances: of each token and all
-    before it to be right."""
+    """Cut a chain at the first token below `plan.threshold`; [] if fewer than `plan.least` tokens are expected to be
+    accepted. chances: for each token, the chance that it and all tokens before it are right."""
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.least else []
 
 
 @lru_cache(maxsize=64)
 def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
-    """Return the likeliest nodes at most `depth` deep, likeliest first, by the product of their ranks' chances.
+    """Return the `nodes` likeliest nodes of a tree of successors, at most `depth` deep, the likeliest first.
 
-    Returns: each node as the ranks along its path from the root.
+    Returns: for each node, the ranks along its path from the root; rank k is a token's k-th best successor, from 0.
     """
     total = sum((rank + 1) ** -DECAY for rank in range(WIDTH))
     chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(WIDTH)]

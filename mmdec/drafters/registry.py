@@ -1,9 +1,8 @@
 """The registry of drafters by name. No other module lists them.
 
-A drafter without weights is made by its `factory`. A drafter with weights names its `drafter` class and its `network`
-class; `mmdec.hub.drafters` picks the loader by the drafter class. A drafter from outside the package may bring a
-`loader`. The entry also says whether drafter="auto" looks for the drafter by itself. A drafter's module is imported
-when its name is first used.
+An `Entry` says how to make a drafter. Without weights, it is made by its `factory`. With weights, the entry names the
+class of the drafter and the class of its network, and `mmdec.hub.drafters` loads them. A drafter from outside the
+package may bring its own `loader`. A drafter's module is imported when its name is first used.
 """
 
 from __future__ import annotations
@@ -22,42 +21,43 @@ if TYPE_CHECKING:
     from mmdec.nn.draft_network import DraftNetwork
 
 Factory = Callable[[], Drafter]
-Loader = Callable[[Path, Any], Drafter]  # makes a drafter from its folder and the loaded target model
+Loader = Callable[[Path, Any], Drafter]  # called with the drafter's folder and the loaded target model
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 NAME = re.compile(r"[A-Za-z][\w-]*")
-METHODS = ("check", "start", "propose", "update", "select")  # methods of the protocol `mmdec.types.Drafter`
+METHODS = ("check", "start", "propose", "update", "select")  # methods that every drafter must have
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How to make a drafter: by its factory, from a folder with weights, or by both."""
+    """How to make one drafter: without arguments (`factory`), from a folder with weights, or from the loaded model.
 
-    factory: Factory | str | None = None  # makes the drafter without arguments; or its dotted path
-    drafter: str | None = None  # dotted path of the class that drafts with the weights of `network`
+    A dotted path is written "package.module:Class".
+    """
+
+    factory: Factory | str | None = None  # makes the drafter without arguments; a callable or its dotted path
+    drafter: str | None = None  # dotted path of the drafter's class, which gets the loaded `network`
     network: str | None = None  # dotted path of the network's class; None: no weights, or `loader` reads them
-    loader: Loader | str | None = None  # for drafters from outside the package: reads the folder
-    of_model: str | None = None  # dotted path of a class whose `of(model)` makes the drafter from the loaded target
-    auto: bool = False  # whether "auto" and the demo look for its weights beside a model
-    speech: bool = (
-        False  # whether it drafts for speech models; others draft for language models, with or without images
-    )
-    note: str = ""  # one line on how it drafts, shown by the demo
+    loader: Loader | str | None = None  # makes the drafter from a folder; only for drafters from outside the package
+    of_model: str | None = None  # dotted path of a class whose `of(model)` makes the drafter from the target model
+    auto: bool = False  # whether drafter="auto" and the demo look for a folder with its weights next to a model
+    speech: bool = False  # True: it drafts for speech models; False: for language models, with or without images
+    note: str = ""  # one line that tells users of the demo how it drafts
 
     @property
     def has_weights(self) -> bool:
-        """Return whether a folder may hold weights of this drafter."""
+        """Return whether this drafter is loaded from a folder with weights."""
         return self.network is not None or self.loader is not None
 
 
-AUTO = "auto"  # stands for a drafter of the model's own, see `mmdec.generation.auto_drafter`
-OTHERWISE = "lookup"  # what "auto" stands for if the model has no drafter with weights
+AUTO = "auto"  # the name that lets mmdec look for a drafter that was trained for the model
+OTHERWISE = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
 MEDUSA, CTC, TREE_GROWING, FLASH = (
     "mmdec.drafters.medusa:Medusa",
     "mmdec.drafters.ctc:Ctc",
     "mmdec.drafters.tree_growing:TreeGrowing",
     "mmdec.drafters.flash:Flash",
 )
-BUILT_IN = {  # in the order in which "auto" prefers them
+BUILT_IN = {  # name -> entry; drafter="auto" prefers those that come first
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
     "mtp": Entry(of_model="mmdec.drafters.mtp:Mtp", note="MTP: the model's own native head."),
@@ -125,7 +125,7 @@ def register_drafter(
     factory: a class or function without arguments that makes the drafter, or its dotted path "package.module:Class".
     loader: for a drafter with weights: a function (folder: Path, model) -> drafter, or its dotted path. The folder's
         config.json holds {"system": name}.
-    auto: whether drafter="auto" and the demo look for this drafter's folder beside a language model, with or without
+    auto: whether drafter="auto" and the demo look for this drafter's folder next to a language model, with or without
         images, after the built-in drafters. Default False. Needs `loader`.
     note: one line on how it drafts, which the demo shows. Default "".
     Raises: InputError if the name is malformed or built in, if neither `factory` nor `loader` is given, if one of them
@@ -152,7 +152,7 @@ def register_drafter(
 
 
 def _is_text(value: object) -> bool:
-    """Return whether the value is a string: callers without a type checker may pass anything."""
+    """Return whether the value is a string. It is checked because callers may ignore the types."""
     return isinstance(value, str)
 
 
@@ -162,18 +162,17 @@ def drafter_entry(name: str) -> Entry | None:
 
 
 def drafter_names() -> list[str]:
-    """Return the names of the drafters that need neither a folder nor a native head of the model."""
+    """Return the names of the drafters that are made without arguments: no folder with weights, no loaded model."""
     return [name for name, entry in _all().items() if entry.factory is not None]
 
 
 def loader_names() -> list[str]:
-    """Return the names of the drafters with weights."""
+    """Return the names of the drafters that are loaded from a folder with weights."""
     return [name for name, entry in _all().items() if entry.has_weights]
 
 
 def auto_names(speech: bool = False) -> list[str]:
-    """Return the names of the drafters that "auto" looks for beside a model: built-in ones first, in order of
-    preference.
+    """Return the names of the drafters that drafter="auto" looks for next to a model, the preferred first.
 
     speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
     """
@@ -181,10 +180,9 @@ def auto_names(speech: bool = False) -> list[str]:
 
 
 def network_class(system: str) -> type[DraftNetwork]:
-    """Return the network class of a built-in drafter with weights, Medusa and CTC excepted; its `config_class` makes
-    the configuration.
+    """Return the network class of a built-in drafter. The attribute `config_class` is the class of its configuration.
 
-    system: the drafter's name, such as "eagle".
+    system: name of a drafter with weights, such as "eagle"; not "medusa" or "ctc".
     Raises: InputError for any other name.
     """
     built = {
@@ -229,7 +227,7 @@ def named_drafter(name: str) -> Drafter:
 
 
 def check_drafter(drafter: object) -> None:
-    """Check that an object implements `mmdec.types.Drafter`. Raises InputError if a part is missing."""
+    """Raise InputError if an object lacks a method or attribute of the protocol `mmdec.types.Drafter`."""
     remedy = f"Choose one of {', '.join(drafter_names())}, a smaller model, or write one after `mmdec.types.Drafter`."
     check_methods("drafter", drafter, METHODS, remedy)
     if not isinstance(getattr(drafter, "name", None), str) or not isinstance(getattr(drafter, "needs", None), Needs):
@@ -244,7 +242,8 @@ def is_dotted(text: str) -> bool:
 
 
 def import_dotted(path: str, argument: str = "drafter") -> Any:
-    """Import the object at the dotted path "package.module:Class". Raises InputError about `argument` if that fails."""
+    """Import the object at the dotted path "package.module:Class". Raises InputError if that fails. argument: name of
+    the caller's argument, for the error message."""
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)

@@ -1,15 +1,15 @@
 """A small model drafts for a large one: any target with the same vocabulary can be the small model.
 
-Deterministic trees are EAGLE-2's (Li et al. 2024, section 4): in each layer the `width` nodes with the highest
-cumulative log-probability are expanded, and at the end the best nodes of all layers are kept. Sampled trees (for
-residual sampling without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024) spend a layer's nodes where
-acceptance is likely, as DySpec does (Xiong et al. 2024). The number of a node's children never depends on which child
-would come next, which keeps the verdict lossless.
+Deterministic trees are EAGLE-2's (Li et al. 2024, section 4): in each level of the tree, the `width` nodes with the
+highest cumulative log-probability get children, and at the end the best nodes of all levels are drafted. In sampled
+trees (for rejection sampling without replacement: RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024), children are drawn
+where acceptance is likely, as in DySpec (Xiong et al. 2024). How many children a node gets never depends on the token
+of the next child; otherwise the output's distribution would change.
 
-Each layer costs one pass of the small model. Since a target scores whole trees only, the pass for layer l scores the
-layers above it again: a tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes. The columns
-that the target accepted stay in the cache after the last pass, so the next round begins with a pass over the pending
-tokens only: usually one token, and two if the whole path was accepted.
+Each level costs one pass of the small model. The pass for a level processes the levels above it again, because a
+`Target` scores whole trees only. A tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes.
+After the last pass, the accepted tokens stay in the small model's cache. So the next round begins with a pass over the
+remaining new tokens only: usually one, or two if the whole path was accepted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target,
 
 @dataclass
 class Tree:
-    """A row's draft while it grows: node 0 is the root, and a parent comes before its children."""
+    """One row's draft while it grows: token, parent and value of each node. Node 0 is the root, and a parent comes
+    before its children."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
-    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability, or chance to be accepted
+    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability of the path; if sampled, chance
 
     def add(self, parent: int, token: int, value: float) -> int:
         self.tokens.append(token)
@@ -42,10 +43,10 @@ class Tree:
         return len(self.tokens) - 1
 
     def best(self, count: int) -> list[int]:
-        """Return the `count` nodes with the highest values, without the root. Of equal nodes the earlier one is taken.
+        """Return the `count` nodes with the highest values, without the root, depth first. Of equal values the earlier
+        node is taken.
 
-        A child's value is at most its parent's, so each node's parent is in the result. The order is depth first, the
-        first child first.
+        Each node's parent is in the result, because a child's value is at most its parent's.
         """
         best = set(sorted(range(1, len(self.tokens)), key=lambda node: -self.values[node])[:count])
         below: list[list[int]] = [[] for _ in self.tokens]
@@ -59,29 +60,29 @@ class Tree:
         return order
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Return tokens and parents of these nodes, without the root, in this order."""
+        """Return the tokens of `nodes`, and their parents' places in `nodes`, counted from 1; 0 is the root."""
         indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
 
 @dataclass
 class Memory:
-    """The small model's state of a run."""
+    """The drafter's state of one `generate` call: the small model's cache, and the tokens that it lacks."""
 
     session: Any
-    pending: list[list[int]]  # each row's tokens that the small model's cache lacks; the last is the draft's root
-    scored: list[dict[tuple[int, int], int]] | None = None  # nodes of each row's last pass: (parent, token) -> node
-    vocab_size: int = 0  # the target's number of tokens
-    roots: list[int] = field(default_factory=list)  # the small model's position of each row's last token
+    pending: list[list[int]]  # each row's tokens that the small model's cache lacks; the last one is the draft's root
+    scored: list[dict[tuple[int, int], int]] | None = None  # for each row of the last pass: (parent, token) -> node
+    vocab_size: int = 0  # the target's vocabulary size
+    roots: list[int] = field(default_factory=list)  # the small model's position id of each row's last token
 
 
 @final
 class SmallModel:
-    """Drafts with a small model, whose own cache holds the accepted text.
+    """A drafter that uses a small model with the target's vocabulary. It holds the small model only; the state of a
+    `generate` call is in `Memory`.
 
-    It does not see the columns of pictures or sound that it cannot read: its positions count without them. It drafts
-    nothing beyond its positions, after a token outside its vocabulary, or if it needs an encoder's states and has none.
-    (`transcribe` passes the sound on; `model.generate` has encoded it before the loop begins.)
+    Placeholders of images or sound that the small model cannot read are left out of its input. It drafts nothing beyond
+    its maximum number of positions, after a token outside its vocabulary, or if it needs encoder states and has none.
     """
 
     def __init__(
@@ -94,13 +95,13 @@ class SmallModel:
         columns: bool = False,
         encode: Callable[[Tensor], Tensor | None] | None = None,
     ) -> None:
-        """model: the small model, as a `Target`. width: maximum nodes of a layer that are expanded.
-        memory: whether it reads the encoder states of the large model (a distilled decoder has no encoder).
+        """model: the small model, as a `Target`. width: maximum nodes of a tree level that get children.
+        memory: whether it reads an encoder's hidden states: those of the target, or of its own encoder.
         positions: its maximum number of positions; None: unlimited.
-        images: whether it reads the images of the large model's prompt.
-        columns: whether each node takes a position of its own; it then drafts chains only.
-        encode: the model's own encoder, features -> states or None. It is used where the target's states have another
-            size; a distilled decoder reads the target's.
+        images: whether it reads the images of the target's prompt.
+        columns: whether it needs a separate position id for each node of a tree; it then drafts chains only.
+        encode: its own encoder: input features -> hidden states, or None if it cannot read the features. Used if the
+            target's hidden states have another size.
         Raises: InputError if `width` is below 1.
         """
         if width < 1:
@@ -114,13 +115,13 @@ class SmallModel:
         return f"small-model-{self._width}({self._model.name})"
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the vocabularies do not fit, or the two models lie on different devices."""
+        """Raise InputError if the vocabularies do not fit, or if the two models are on different devices."""
         if self._model.vocab_size > target.vocab_size:
             raise InputError(
                 f"`drafter` must have at most the target's {target.vocab_size} tokens, but {self._model.name} has "
                 f"{self._model.vocab_size}. Choose a small model with the target's tokenizer."
             )
-        # with another vocabulary, token ids mean other words
+        # a speech model with another vocabulary size has other token ids for the same words
         if self.needs.memory and self._model.vocab_size != target.vocab_size:
             raise InputError(
                 f"`drafter` must have the target's {target.vocab_size} tokens, but {self._model.name} has "
@@ -138,11 +139,12 @@ class SmallModel:
             )
 
     def start(self, context: Context) -> Memory:
-        """Run the small model over the prompt. If the prompt is too long for it, it drafts nothing in this run."""
+        """Run the small model over the prompt. Returns the drafter's state. If the small model cannot read the prompt,
+        nothing is drafted in this `generate` call."""
         if self._images:
             try:
                 memory = self._started(context, context.mask, context.images or {})
-            except InputError:  # the images were not passed on, do not cover the text's placeholders, or are sound
+            except InputError:  # images are missing, do not match the placeholders, or the placeholders are for sound
                 memory = None
             if memory is not None:
                 return memory
@@ -150,7 +152,8 @@ class SmallModel:
         return self._started(context, blind, {}) or Memory(None, [[] for _ in context.tokens])
 
     def _started(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> Memory | None:
-        """Run the small model over the tokens where `mask` (B, P) is True. Returns None if it cannot read them."""
+        """Run the small model over the prompt tokens where `mask` (B, P) is True. images: the processor's outputs for
+        images, or empty. Returns None if it cannot read them."""
         lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
         too_long = self._positions is not None and max(lengths) > self._positions
         if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
@@ -163,7 +166,7 @@ class SmallModel:
             if context.memory.shape[-1] != self._model.hidden_size:
                 states = self._encode(context.sound) if self._encode and context.sound is not None else None
             if states is None:
-                return None  # the target did not pass the sound on, or the small model's encoder reads other features
+                return None  # the sound is not known here, or the small model's encoder needs other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
         session, _, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
@@ -172,8 +175,8 @@ class SmallModel:
         return memory
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Keep the accepted columns of the last pass in the cache. Tokens without a column become pending; the last
-        token always does."""
+        """Keep the accepted tokens in the small model's cache, as far as its last pass has processed them. The other
+        new tokens, at least the last one, are stored in `pending`."""
         if memory.session is None:
             return
         memory.vocab_size = scores.logits.shape[-1]
@@ -199,7 +202,7 @@ class SmallModel:
         self._commit(memory, paths)
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.session is None:
             return
         self._model.select(memory.session, live)
@@ -207,11 +210,12 @@ class SmallModel:
         memory.roots = [memory.roots[row] for row in live.tolist()]
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree, or a chain if the plan has no more nodes than depth; with a temperature, sample."""
+        """Draft a tree after each row's last token; a chain if `plan.nodes` <= `plan.depth`. With a temperature, the
+        tokens are sampled."""
         depth = min(plan.depth, plan.nodes)
         if memory.session is None:
             depth = 0
-        elif self._positions is not None:  # the deepest nodes are proposed, but not run
+        elif self._positions is not None:  # the deepest nodes need no position: they are not processed
             depth = min(depth, self._positions - max(memory.roots))
         if plan.nodes <= plan.depth or self._columns:
             plan = replace(plan, nodes=max(depth, 0))
@@ -222,8 +226,8 @@ class SmallModel:
         trees = [Tree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
-        distributions: list[Tensor] = []  # for each layer (B, L, V): the distributions of its nodes' children
-        columns: list[dict[int, int]] = [{} for _ in trees]  # node -> its index over all layers
+        distributions: list[Tensor] = []  # for each level: (B, L, V), the distributions of the children of its L nodes
+        columns: list[dict[int, int]] = [{} for _ in trees]  # for each row: node -> its index in joined `distributions`
         offset = 0
         logits = self._ingest(memory)
         for layer in range(depth):
@@ -249,7 +253,7 @@ class SmallModel:
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
     def _ingest(self, memory: Memory) -> Tensor:
-        """Run the model over the pending tokens. Returns the logits (B, 1, V) after the roots."""
+        """Run the small model over the tokens that its cache lacks. Returns the logits (B, 1, V) after the last one."""
         firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
         logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in memory.pending])).logits
         memory.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in memory.pending]
@@ -259,9 +263,12 @@ class SmallModel:
     def _grow(
         self, memory: Memory, roots: Tensor, trees: list[Tree], expanded: list[list[int]], frontier: list[list[int]]
     ) -> Tensor:
-        """Run the model over all nodes expanded so far. Returns the logits (B, L, V) of the frontier, the last L nodes.
+        """Run the small model over all nodes so far that get children. First it removes the nodes of the previous pass
+        from the cache; accepted text stays.
 
-        It first drops the columns that the previous pass left in the cache, except those of pending text.
+        roots: (B,), each row's last token. expanded: for each row, the nodes to process. frontier: for each row, the
+            newest level's nodes, the last of `expanded`.
+        Returns: logits (B, L, V) after the L nodes of the frontier.
         """
         self._commit(memory, [list(range(len(row) - 1)) for row in memory.pending])
         memory.pending = [row[-1:] for row in memory.pending]
@@ -279,14 +286,14 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
-        """Do what `keep_columns` does, and forget which nodes the last pass scored."""
+        """Keep the nodes `paths[r]` of the last pass in row r of the cache, drop the others, and clear `scored`."""
         keep_columns(self._model, memory.session, paths)
         memory.scored = None
 
 
 def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
-    """Keep the columns of the last pass's nodes `paths[r]` in row r of the cache, and drop the others. An empty path
-    keeps none, not even the root."""
+    """Keep the cache entries of the last pass's nodes `paths[r]` in row r, and drop those of its other nodes. An empty
+    path keeps none, not even the root. session: the model's decoding state, which holds the cache."""
     width = max(1, *map(len, paths))
     path = torch.tensor([row + [-1] * (width - len(row)) for row in paths], device=model.device)
     none = torch.zeros_like(path[:, 0])
@@ -294,9 +301,13 @@ def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
 
 
 def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
-    """Add the `width` likeliest children of each frontier node. Returns, by row, the `width` likeliest of all."""
+    """Add the `width` likeliest children of each node of the newest level to the trees.
+
+    frontier: for each row, the newest level's nodes. logits: (B, L, V), after these nodes.
+    Returns: for each row, the `width` new nodes with the highest log-probability of the path.
+    """
     top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
-    # a child must not be likelier than its parent, which rounding could make it
+    # at most 0: by rounding, a child could otherwise be likelier than its parent
     chances = (top.values - logits.float().logsumexp(-1, keepdim=True)).clamp(max=0.0)
     following = []
     for tree, nodes, tokens, values in zip(trees, frontier, top.indices.tolist(), chances.tolist(), strict=True):
@@ -312,11 +323,15 @@ def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: i
 def draw_children(
     trees: list[Tree], frontier: list[list[int]], probs: Tensor, counts: list[int], generator: torch.Generator | None
 ) -> list[list[int]]:
-    """Sample children without replacement from probs (B, L, V): in each row `counts` of them, where acceptance is
-    likeliest.
+    """Sample children of the newest level's nodes without replacement, and add them to the trees. Children go to the
+    nodes where acceptance is likeliest.
 
-    Sorting p / Exp(1) gives the order of successive draws. All draws are made at once and used one by one; whether
-    another child is used depends only on earlier ones. Returns: the new children, by row.
+    Sorting p / Exp(1) gives a sequence of draws without replacement. Whether a node gets one more child depends only on
+    its earlier children.
+
+    frontier: for each row, the newest level's nodes. probs: (B, L, V), distributions of their children. counts: for
+        each row, how many children to add in all.
+    Returns: for each row, the new nodes.
     """
     most = min(max(counts), probs.shape[-1])
     noise = torch.empty_like(probs).exponential_(generator=generator)
@@ -325,7 +340,8 @@ def draw_children(
     following = []
     for tree, nodes, ids, mass, count in zip(trees, frontier, tokens.tolist(), chances, counts, strict=True):
         added: list[int] = []
-        # (-chance that the verifier reaches this draw, index of the node, draw number, remaining probability)
+        # heap of possible draws: (-chance that the verifier tries it, index of the node, number of the draw at the
+        # node, probability mass that earlier draws at the node have left)
         heap = [(-tree.values[node], index, 0, 1.0) for index, node in enumerate(nodes)]
         heapq.heapify(heap)
         while heap and len(added) < count:
@@ -342,7 +358,12 @@ def draw_children(
 
 
 def drawn_from(probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int) -> Tensor:
-    """Select the root's and chosen nodes' distributions (B, N, vocab_size) from probs (B, M, V); 0 for leaves."""
+    """Return the distributions (B, N, vocab_size) from which the children of the drafted nodes were sampled; 0 for
+    nodes without children.
+
+    probs: (B, M, V), all distributions. columns: for each row: node -> its index among the M. chosen: for each row, the
+        drafted nodes without the root. vocab_size: the target's, at least V; the rest is 0.
+    """
     batch, count, size = probs.shape
     padded = torch.nn.functional.pad(probs, (0, max(vocab_size - size, 0), 0, 1))
     width = 1 + max(map(len, chosen))

@@ -1,21 +1,19 @@
-"""Trees grown by a draft network, one level per pass: EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4).
+"""Drafts with a draft network, one tree level per pass: EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4).
 
-The network continues the target's features (see `mmdec.nn.draft_network`): each of its columns reads a token and the
-feature of the token before. In each level the `width` nodes with the highest cumulative log-probability are expanded;
-at the end the best nodes of all levels are drafted. A child is never likelier than its parent and ties go to the
-earlier node, so a chosen node's ancestors are chosen, too. If the plan has no more nodes than depth, the draft is a
-chain of likeliest tokens, which may end early (`Plan.threshold`). For residual and block sampling the children are
-sampled, as in `small_model.py`.
+A feature is a hidden state of the target. At each position the network reads a token and the feature of the token
+before; it predicts the next feature. In each level, the `width` nodes with the highest cumulative log-probability get
+children. At the end the best nodes of all levels are drafted. With `plan.nodes` <= `plan.depth` the draft is a chain of
+the likeliest tokens, which may end early (`Plan.threshold`). For residual and block sampling, children are sampled
+without replacement.
 
-The network's cache holds only accepted columns, computed from the target's features. Newly accepted columns, the prompt
-included, are queued until the next draft, so a run without drafts pays nothing. For queued columns only the last
-layer's keys and values are computed; the last column, whose token is the root, is run through the whole layer and gives
-the first level.
+The network's cache holds only accepted tokens, with the target's features. New ones, the prompt included, wait in a
+queue until the next draft, so they cost nothing if there are no drafts. Of these tokens only the keys and values are
+computed in the last layer, except for the newest token: its output gives the first level of the tree.
 
-P-EAGLE (arXiv 2602.01469) computes all levels in one pass, from columns without tokens after the root's. DFlash (arXiv
-2602.06036) does so, too: its cache holds keys and values of the target's states alone, and its pass is over a block of
-the root and mask tokens, whose keys are dropped. Each depth has one distribution, which does not depend on the tokens
-above it. The tree has the nodes with the highest products of probabilities along their paths (`levels.py`).
+P-EAGLE (arXiv 2602.01469) and DFlash (arXiv 2602.06036) compute all levels in one pass. P-EAGLE appends positions
+without tokens. DFlash processes a block of the last token and mask tokens; its cache holds keys and values of target
+features alone. The distribution at a depth then does not depend on the tokens above it. The tree has the nodes with the
+highest products of probabilities along their paths.
 """
 
 from __future__ import annotations
@@ -38,16 +36,18 @@ from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # nodes of a level that are expanded; EAGLE-2's default
+WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
 
 
 @final
 class TreeGrowing:
-    """Drafts with a draft network, the target's embedding and its LM head. Holds weights only."""
+    """A drafter that uses a draft network, the target's embedding and its LM head. It holds weights only; the state of
+    a `generate` call is in `Memory`."""
 
     def __init__(self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = WIDTH) -> None:
-        """network: the draft network. embedding, output: the target's own (`model.get_input_embeddings()`,
-        `model.get_output_embeddings()`). width: maximum nodes of a level that are expanded.
+        """network: the draft network. embedding, output: the target's embedding and LM head
+        (`model.get_input_embeddings()`, `model.get_output_embeddings()`). width: maximum nodes of a tree level that get
+        children.
 
         Raises: InputError if `output` does not fit the network, or `width` is below 1.
         """
@@ -60,9 +60,9 @@ class TreeGrowing:
         if width < 1:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self.network, self.output, self.width = network.eval(), output, width
-        # EAGLE-3 reads the prompt's token ids; its configuration says whether it reads image columns and positions
+        # the configuration of an EAGLE-3 network, which embeds the prompt's token ids; None for other networks
         self._own: Eagle3Config | None = network.config if isinstance(network, Eagle3) else None
-        # DFlash reads no embeddings of accepted columns
+        # the configuration of a DFlash network, which reads no embeddings of accepted tokens; None for other networks
         self._blocks: DFlashConfig | None = network.config if isinstance(network, DFlash) else None
         own = self._own or self._blocks
         self.embedding: nn.Module = (
@@ -73,11 +73,11 @@ class TreeGrowing:
 
     @property
     def name(self) -> str:
-        """Return a name made of the system, the width, and a digest of the network's weights."""
+        """Return a name made of the drafter's kind, its width, and a hash of the network's weights."""
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:
-        """Raises InputError if the network belongs to another model, device or precision."""
+        """Raise InputError if the network was made for another model, or has another device or dtype."""
         config = self.network.config
         if (config.target_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise InputError(
@@ -92,10 +92,10 @@ class TreeGrowing:
             )
 
     def start(self, context: Context) -> Memory:
-        """Make the memory of a run, without any pass.
+        """Return the drafter's state for one `generate` call. The network is not run yet.
 
-        If the memory of the chat's previous turn ends where the prompt's new columns begin, it is continued. Otherwise
-        the new memory holds only the new columns.
+        In a chat, the state of the previous turn is continued if it ends where the new tokens begin. Otherwise the
+        state holds only the new tokens of the prompt.
         """
         missing = any(layer not in context.features for layer in self.needs.layers)
         if missing or (self.needs.embeds and context.embeds is None):
@@ -106,7 +106,7 @@ class TreeGrowing:
         if not (isinstance(memory, Memory) and memory.columns == [context.past] == [context.past] * rows):
             cache = DraftCache(rows, self.network.depth)
             memory = Memory(cache, [context.past] * rows, [context.past] * rows)
-        memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since an earlier run
+        memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since the last turn
         visual = context.visual if context.visual is not None else torch.zeros_like(mask)
         waiting = WaitingPrompt(self._embeds(context, visual), features, visual, mask)
         own = self._own or self._blocks
@@ -118,13 +118,13 @@ class TreeGrowing:
         return memory
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Queue the tokens and features of the accepted path, which the next draft processes first."""
+        """Store the accepted tokens and the target's features. They are processed before the next draft."""
         counts = verdict.lengths.tolist()
         memory.queue.append(Waiting.of(self._joined(scores.features), verdict, counts))
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
 
     def select(self, memory: Memory, live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         rows = live.tolist()
         memory.cache.select(live)
         memory.columns = [memory.columns[row] for row in rows]
@@ -134,7 +134,7 @@ class TreeGrowing:
         memory.info = [memory.info[row] for row in rows] if memory.info else []
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree below each root (B,), or a chain if the plan has no more nodes than depth."""
+        """Draft a tree after each row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         chain = plan.nodes <= plan.depth
         if self._blocks is not None:
             plan = replace(plan, depth=min(plan.depth, self._blocks.drafts))
@@ -161,12 +161,14 @@ class TreeGrowing:
         return levels.tree(roots, hidden, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the LM head, the target's or the network's own, to hidden states (..., H)."""
+        """Return logits (..., V) of hidden states (..., H), by the target's LM head or that of the network."""
         return self.network.logits(hidden, self.output)
 
     def _embeds(self, context: Context, visual: Tensor) -> Tensor:
-        """Return the embeddings (B, F, H) of the prompt's new columns; for DFlash, which reads none, (B, F, 0). visual:
-        (B, F) bool, True at placeholders of images, video or sound."""
+        """Return the embeddings (B, F, H) of the prompt's new tokens; (B, F, 0) for DFlash, which reads none.
+
+        visual: (B, F) bool, True at placeholders of images, video or sound.
+        """
         if self._blocks is not None:
             return next(iter(context.features.values()))[..., :0]
         if self._own is None:
@@ -179,11 +181,13 @@ class TreeGrowing:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def take_in(self, memory: Memory) -> LastColumn:
-        """Process the queued columns and cache their keys and values. Returns each row's last column, the root's."""
+        """Run the network over the accepted tokens that wait in the queue, and cache their keys and values. Returns the
+        network's state at each row's last token."""
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
-        """Do the second half of `take_in`: process the columns that `catch_up` returned."""
+        """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns its state at the last
+        token of each row."""
         states, queries = self._columns(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -195,8 +199,8 @@ class TreeGrowing:
         )
 
     def catch_up(self, memory: Memory) -> Waiting:
-        """Do the first half of `take_in`: process the queued columns up to the last prompt. Returns the columns of text
-        accepted after it."""
+        """Run the network over the queued tokens up to the end of the newest prompt. Returns the tokens accepted after
+        it, which are not processed yet."""
         if memory.packed is None:
             memory.packed = self.network.packed()
         groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
@@ -207,8 +211,8 @@ class TreeGrowing:
         return _joined(groups[-1])
 
     def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
-        """Process queued columns, and accept them in the cache. Returns the last layer's input (B, n, H) and queries
-        (B, heads, n, d)."""
+        """Run the network over the tokens in `part`, and accept them in the cache. Returns the last layer's input
+        (B, n, H) and queries (B, heads, n, d)."""
         if isinstance(part, WaitingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:
@@ -224,8 +228,8 @@ class TreeGrowing:
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the network's input for accepted columns: states (B, n, H), positions (B, n), and each row's number of
-        columns.
+        """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each row's number
+        of tokens.
         """
         states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
         positions = positions_from(memory.positions, states.shape[1], states.device)
@@ -235,8 +239,11 @@ class TreeGrowing:
     def _through(
         self, memory: Memory, states: Tensor, positions: Tensor, counts: list[int]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Run all layers but the last over the columns after the accepted ones. Returns the last layer's input (B, n,
-        H), queries, keys and values (B, heads, n, d)."""
+        """Run all layers but the last over n new positions, and write their keys and values to the cache.
+
+        states: (B, n, H), input of the first layer. positions: (B, n). counts: each row's number of valid positions.
+        Returns: the last layer's input (B, n, H), queries, keys and values (B, heads, n, d).
+        """
         network, cache, last = self.network, memory.cache, self.network.depth - 1
         for index in range(last):
             queries, keys, values = network.project(states, positions, None, index)
@@ -246,16 +253,19 @@ class TreeGrowing:
         return states, *network.project(states, positions, memory.packed, last)
 
     def _ahead(self, memory: Memory, count: int) -> Tensor:
-        """Run P-EAGLE: in one pass, process the queued columns, and `count` - 1 columns without tokens after each row's
-        last one. Only queued columns stay cached. Returns hidden states (B, count, H) of each row's last queued column
-        and of those without tokens."""
+        """Run P-EAGLE: one pass over the queued tokens, and over `count` - 1 positions without tokens after them. Only
+        the queued tokens stay in the cache.
+
+        Returns: hidden states (B, count, H), one for each drafted depth: at each row's last token, and at the positions
+            without tokens.
+        """
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
         device = states.device
         rows = torch.arange(len(counts), device=device)[:, None]
         ends = [length + count - 1 for length in counts]
         begins = torch.tensor(counts, device=device)[:, None]
-        places = begins + torch.arange(count - 1, device=device)  # indices of the columns without tokens
+        places = begins + torch.arange(count - 1, device=device)  # indices of the positions without tokens
         token = torch.tensor(cast(Eagle3Config, self._own).mask_token, device=device)
         wide = nn.functional.pad(states, (0, 0, 0, count - 1))
         wide[rows, places] = network.masked(self.embedding(token))
@@ -271,15 +281,17 @@ class TreeGrowing:
         return hidden
 
     def _block(self, memory: Memory, roots: Tensor) -> Tensor:
-        """Run DFlash: process the queued columns, then a block of the root and mask tokens after them. Returns hidden
-        states (B, K, H), one for each drafted token."""
+        """Run DFlash: cache the queued tokens' features, then process a block of each row's last token and mask tokens.
+
+        roots: (B,), each row's last token. Returns: hidden states (B, K, H), one for each drafted depth.
+        """
         network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
         self._columns(memory, self.catch_up(memory))
         tokens = roots[:, None].repeat(1, config.block_size)
         tokens[:, 1:] = config.mask_token
         states = network.embedded(tokens, self.embedding)
         positions = positions_from(memory.positions, config.block_size, roots.device)
-        mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # all see all
+        mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # no -inf: all see all
         for index in range(network.depth):
             queries, keys, values = network.project(states, positions, memory.packed, index)
             keys, values = cache.draft(keys, values, 0, index)
@@ -287,8 +299,8 @@ class TreeGrowing:
         return states[:, -config.drafts :]
 
     def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the network's input for each row's prompt: states (B, M, H), positions (B, M), padded on the right,
-        and each row's count."""
+        """Return the network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids
+        (B, M) or (3, B, M), both padded on the right, and each row's number of positions."""
         earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [
@@ -299,7 +311,7 @@ class TreeGrowing:
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
-            memory.step, memory.asked = None, False  # the fast path holds `carry`, which changes here
+            memory.step, memory.asked = None, False  # `step` holds `carry`, which changes here
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:

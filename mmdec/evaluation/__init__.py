@@ -1,1 +1,2 @@
-"""Scores, benchmarks and promotion of models, all through the public calls of `mmdec`."""
+"""Scores and benchmarks of models, calibration of their confidence, and promotion: replacing a shipped model by a
+better one."""

@@ -1,12 +1,14 @@
 """Chooses the drafter for drafter="auto": one in the model's folder, else one shipped for its weights, else "lookup".
 
-A folder of shipped drafters has a file `drafters.json`. The file lists the drafters; the list is empty if the folder
-holds only a confidence.json for the model (`shipped_folder`). The file identifies the model by some values of each of
-its matrices. Values are compared instead of hashed, because a copy in another dtype has rounded values. So every copy
-of the weights is recognised, wherever it comes from. A fine-tuned copy is recognised, too, because its values are
-close. Its tokens are the same and its hidden states are similar, so the drafter works, but its drafts are accepted less
-often; where drafting takes more time than it saves, the budget stops it.
-With "auto" the user has not chosen a drafter. So a drafter that is damaged or does not fit is skipped with a warning.
+A folder of shipped drafters has a file `drafters.json`, which lists the drafters. The list is empty if the folder holds
+only a confidence.json for the model. The file identifies the model by some values of each of its weight matrices. They
+are compared within a tolerance, because a copy in another dtype has rounded values. So every copy of the weights is
+recognised, wherever it comes from.
+
+A fine-tuned copy is recognised, too, because its values are close. It has the same tokens and similar hidden states. So
+the drafter works, but its drafts are accepted less often. If drafting takes more time than it saves, it is stopped.
+
+A drafter that is damaged or does not fit is skipped with a warning, because the user has not chosen it.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from mmdec.types import Drafter, InputError
 
 SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"
-VALUES = 2  # number of values of each matrix that are compared to recognise a model's weights
-ROUNDED, TINY = 2**-8, 1e-7  # maximum relative and absolute differences after rounding to bfloat16 or float16
-TUNED = 0.3  # maximum median relative difference of a fine-tuned model's values; other models differ by 1 or more
+VALUES = 2  # number of values of each weight matrix that are compared to recognise a model
+ROUNDED, TINY = 2**-8, 1e-7  # relative and absolute tolerance for equal weights that were rounded to another dtype
+TUNED = 0.3  # a model counts as fine-tuned up to this median relative difference; unrelated models have 1 or more
 
 Load = Callable[[Path], Drafter]
 _loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()
@@ -52,9 +54,10 @@ _lock = threading.RLock()
 def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load | None = None) -> Drafter:
     """Choose the drafter for "auto".
 
-    model: the loaded target model. folder: the folder that it was loaded from; None: read it from the model.
-    load: reads a drafter's folder for this model. None: `load_drafter`, called again only if the folder has changed.
-    Returns: the first drafter that fits, in the registry's order; "lookup" if there is none.
+    model: the loaded target model. folder: the folder that it was loaded from; None: it is read from the model object.
+    load: makes the drafter from its folder. None: `load_drafter`; its result is reused while the folder is unchanged.
+    Returns: the first drafter that fits: in the model's folder or next to it, else one shipped for its weights, else
+        "lookup".
     """
     folder = folder or source_folder(model)
     for path in (*_own(model, folder), *_shipped(model)):
@@ -69,7 +72,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
 
 
 def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
-    """Yield the folders of drafters inside the model's folder or beside it."""
+    """Yield the folders of drafters inside the model's folder or next to it, the preferred kind of drafter first."""
     if folder is not None:
         home = folder.resolve()
         for name in auto_names(speech=hasattr(model.config, "num_mel_bins")):
@@ -79,20 +82,21 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
 
 
 def shipped_folder(model: PreTrainedModel) -> Path | None:
-    """Return the folder of drafters that are shipped for exactly these weights, in any dtype; None without one."""
+    """Return the folder of drafters that is shipped for exactly these weights, in any dtype; None if there is none."""
     return next((file.parent for file, how in _matches_of(model) if how == "same"), None)
 
 
 def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
-    """Find each `drafters.json` that identifies this model's weights ("same"), or the weights that it was fine-tuned
-    from ("tuned"). Returns: (file, "same" or "tuned") of each, "same" first."""
+    """Find each `drafters.json` that was shipped for this model's weights, or for the weights that it was fine-tuned
+    from. Returns: a list of (file, "same" or "tuned"), "same" first."""
     files = {file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED}")}
     matched = [(file, how) for file in files.values() if (how := match(model, file))]
     return sorted(matched, key=lambda found: found[1] != "same")
 
 
 def _shipped(model: PreTrainedModel) -> Iterator[Path]:
-    """Yield the folders of drafters shipped for the model's weights, or for those that it was fine-tuned from."""
+    """Yield the folders of drafters that are shipped for the model's weights, or for those that it was fine-tuned
+    from."""
     for file, how in _matches_of(model):
         settings = read_settings(file)
         if how == "tuned" and settings["drafters"]:
@@ -105,9 +109,9 @@ def _shipped(model: PreTrainedModel) -> Iterator[Path]:
 
 
 def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
-    """Return whether the drafters in a `drafters.json` were shipped for this model.
+    """Return whether the drafters that a `drafters.json` lists were shipped for this model.
 
-    file: the `drafters.json` of the drafters. A damaged file matches no model.
+    file: the `drafters.json`. A damaged file matches no model.
     Returns: "same" if the model has the same weights, in any dtype; "tuned" if it was fine-tuned from them; else "".
     """
     key = version(file)
@@ -119,7 +123,7 @@ def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
                 known[key] = _match(model, settings) if settings.get("format") == FORMAT else ""
             except (InputError, KeyError, TypeError, ValueError):
                 known[key] = ""
-        return known[key]  # type: ignore[return-value] # one of the three
+        return known[key]  # type: ignore[return-value] # "same", "tuned" or ""
 
 
 def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
@@ -136,8 +140,8 @@ def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
 
 
 def network_shape(model: PreTrainedModel) -> str:
-    """Return a digest of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
-    # a quantised layer's state holds other objects, too
+    """Return a hash of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
+    # only tensors: the `state_dict` of a quantised model holds other objects, too
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     shapes = sorted((name, tuple(value.shape)) for name, value in tensors.items())
     return hashlib.blake2b(f"{type(model).__name__} {shapes}".encode(), digest_size=16).hexdigest()
@@ -145,8 +149,8 @@ def network_shape(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def values_of(model: PreTrainedModel) -> list[float]:
-    """Return `VALUES` values of each matrix of the model, in the order of the tensors' names; [] if a matrix cannot be
-    read or a value is not finite."""
+    """Return two values of each weight matrix of the model, in the order of the matrices' names. Returns [] if a matrix
+    cannot be read or a value is not finite."""
     parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
         if not isinstance(value, Tensor) or value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:
@@ -163,7 +167,7 @@ def values_of(model: PreTrainedModel) -> list[float]:
 def ship(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str]) -> Path:
     """Write `drafters.json`, by which the drafters in `folder` are found for every copy of these weights.
 
-    model: the loaded model that they draft for. name: what messages call it, such as its hub id.
+    model: the loaded model that they draft for. name: the model's name in messages, such as its hub id.
     drafters: names of the drafters' folders in `folder`, the preferred one first.
     Returns: the file.
     """
@@ -188,7 +192,7 @@ def _once(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def _tell(model: PreTrainedModel, message: str) -> None:
-    """Warn with `message`, once for each model and message."""
+    """Warn with `message`, but only once for the same model and message."""
     with _lock:
         told = _told.setdefault(model, set())
         if message in told:

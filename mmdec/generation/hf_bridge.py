@@ -1,8 +1,8 @@
 """Translates between `generate` of transformers and the decoding core: processors, criteria and outputs.
 
-`StockRun` runs transformers' own loop, without drafts, if only that loop gives the right result. For example, a
-caller's processor or criterion may read all rows at once, or activations may be quantised over the whole batch, so that
-they change when a row ends. The public calls are in `speculation.py`.
+`StockRun` decodes with transformers' own loop, without drafts, if only that loop gives the right result. For example, a
+caller's processor or criterion may read all rows at once. Or activations may be quantised with one scale for the whole
+batch, so that they depend on which rows have ended.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ from mmdec.decode.watch import Stopwatch
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.types import InputError
 
-# name of an attribute that a caller sets to True on a processor, criterion or function that reads each row alone
+# A caller sets this attribute to True on a processor, criterion or function whose result for a row depends only on that
+# row: then drafts are possible in a batch.
 ROW_WISE = "mmdec_row_wise"
-BATCH_BOUND = (  # processors that hold a value for each row of the batch, or need a row's index in it
+BATCH_BOUND = (  # transformers' processors that work only on the whole batch: they hold a value for each row
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-# transformers' criteria that read each row alone, so that drafts are possible in a batch
+# transformers' criteria whose result for a row depends only on that row, so that drafts are possible in a batch
 CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 OTHER_LOOPS = (
     "penalty_alpha",
@@ -71,7 +72,7 @@ OTHER_LOOPS = (
 
 
 def setting(config: GenerationConfig, name: str) -> Any:
-    """Return a field of the configuration as `Any`, because transformers does not type its fields."""
+    """Return a field of the configuration, typed as `Any` for the type checker."""
     return getattr(config, name)
 
 
@@ -96,8 +97,8 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
 
 
 def pad_token(config: GenerationConfig) -> int:
-    """Return the token with which `generate` pads shorter rows."""
-    token = config._pad_token_tensor  # type: ignore[attr-defined] # `generate` sets it before it calls the loop
+    """Return the id of the token with which `generate` pads rows that have ended."""
+    token = config._pad_token_tensor  # type: ignore[attr-defined] # `generate` has set it
     return 0 if token is None else int(token)
 
 
@@ -105,8 +106,10 @@ def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) 
     """Return the reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts
     are possible.
 
-    transformers' own processors and criteria read each row independently. Those of a caller (subclasses included) may
-    read other rows or count calls, unless they set `mmdec_row_wise = True`.
+    transformers' processors and criteria treat each row alone. Those of a caller, subclasses included, may read other
+    rows or count calls, unless they set `mmdec_row_wise = True`.
+
+    batch: number of rows.
     """
     criteria = list(criteria)
     foreign = [each for each in processors if not _row_wise(each, _is_stock(each))]
@@ -134,7 +137,8 @@ def _is_stock(processor: Any) -> bool:
 
 
 def _function(given: Any) -> Any:
-    """Return the caller's `prefix_allowed_tokens_fn` if `given` is transformers' processor of it, else `given`."""
+    """If `given` is transformers' processor for `prefix_allowed_tokens_fn`, return the caller's function that it calls;
+    else return `given`."""
     return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
 
 
@@ -144,8 +148,8 @@ def _row_wise(given: Any, known: bool) -> bool:
 
 
 def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
-    """Combine stopping criteria into a `Stop`: the maximum length, the EOS token ids, and all other criteria, which are
-    called after each token. batch: number of rows."""
+    """Return the conditions that end a row as one `Stop` object: the maximum length, the EOS token ids, and all other
+    stopping criteria, which are called after each token. batch: number of rows."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
@@ -161,8 +165,8 @@ def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
 
 
 class _AllowedTokens(WholeBatch):
-    """transformers' processor of allowed tokens for one row of a batch: it calls the caller's
-    `prefix_allowed_tokens_fn` for this row only."""
+    """transformers' processor for `prefix_allowed_tokens_fn`, for one row of a batch: it calls the caller's function
+    only for this row, with the row's index."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return PrefixConstrainedLogitsProcessor(lambda _, text: _function(self.processor)(self.row, text), 1)(
@@ -172,12 +176,14 @@ class _AllowedTokens(WholeBatch):
 
 @final
 class Results:
-    """A run's logits processors, with recorders of the scores and logits that the caller asked for."""
+    """The logits processors of one `generate` call, and recorders of the scores and raw logits that the caller asked
+    for."""
 
     def __init__(
         self, target: HfTarget, prompt: Tensor, processors: Iterable[Processor], config: GenerationConfig
     ) -> None:
-        """target: the model's adapter. prompt: (B, P) token ids. config: which scores and logits to record."""
+        """target: the adapter of the model. prompt: (B, P) token ids. processors: the caller's and those of `generate`.
+        config: says which scores and logits to record."""
         batch, start = prompt.shape
         wanted = bool(setting(config, "return_dict_in_generate"))
         self.scores = ScoreRecorder(batch, start) if wanted and setting(config, "output_scores") else None
@@ -198,7 +204,8 @@ class Results:
 
     @property
     def steps(self) -> Callable[[int, int], Steps] | None:
-        """Return the function that gives a row's scores so far to the stopping criteria; None if they get no scores."""
+        """Return the function (row index, n) -> processed logits (1, V) of the row's first n new tokens, which stopping
+        criteria read. None if scores are not recorded."""
         return None if self.scores is None else self.scores.row_steps
 
     def output(
@@ -209,9 +216,9 @@ class Results:
         lengths: list[int],
         config: GenerationConfig,
     ) -> Output:
-        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
+        """Make transformers' output object. Scores after a row's end are zeros.
 
-        Scores after a row's end are zeros.
+        inputs: the model's inputs. sequences: (B, L). lengths: each row's number of new tokens.
         """
         scores = None if self.scores is None else self.scores.steps(lengths)
         logits = None if self.logits is None else self.logits.steps(lengths)
@@ -219,7 +226,8 @@ class Results:
 
 
 def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
-    """Return a `Suppression` equal to a processor, for all nodes of a draft at once; None for other kinds."""
+    """Return a `Suppression` that does the same as a processor of transformers, but for all nodes of a draft at once.
+    Returns None for processors that do more than forbid fixed tokens."""
     kind = type(cast(object, processor))  # the exact class: a subclass may do something else
     if kind is SuppressTokensLogitsProcessor:
         tokens, only_at = processor.suppress_tokens, None
@@ -228,15 +236,15 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
     else:
         return None
     if (tokens.is_floating_point() and len(tokens)) or bool((tokens >= vocab_size).any()):
-        return None  # tokens that `Suppression` cannot represent: keep the original processor
+        return None  # ids beyond the vocabulary: the original processor raises the error
     tokens = tokens.to(device, torch.long)
-    return Suppression(tokens[tokens >= 0], only_at)  # negative ids are no tokens
+    return Suppression(tokens[tokens >= 0], only_at)  # negative ids mean no token
 
 
 @final
 class StockRun:
-    """A run of transformers' own loop. Iterating over `rounds` starts the loop; all rounds come only at its end,
-    because it cannot be interrupted."""
+    """Decodes with transformers' own loop, without drafts. Iterating over `rounds` starts it. All rounds come only at
+    its end, because the loop cannot be interrupted."""
 
     def __init__(
         self,
@@ -248,8 +256,8 @@ class StockRun:
         inputs: Mapping[str, Any],
         seed: int | None,
     ) -> None:
-        """model, input_ids, config, processors, criteria, inputs: the arguments that `generate` passes to its loop.
-        seed: seed of torch's generator during this run; None: the generator is not seeded."""
+        """model, input_ids, config, processors, criteria, inputs: what `model.generate` passes to its decoding loop.
+        seed: seed of torch's global generator while the loop runs; None: it is not seeded."""
         self.rows = len(input_ids)
         self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
         self._processors, self._criteria, self._inputs = processors, criteria, inputs
@@ -258,21 +266,21 @@ class StockRun:
 
     @property
     def sequences(self) -> Tensor:
-        """Return the prompts with their new tokens (B, L); complete once all rounds are done."""
+        """Return the prompts with their new tokens (B, L). They are complete once all rounds were iterated."""
         return self._result if isinstance(self._result, Tensor) else self._result.sequences
 
     def output(self, config: GenerationConfig) -> Any:
-        """Return what `generate` returns; call it once all rounds are done."""
+        """Return what `model.generate` returns. Call it once all rounds were iterated."""
         return self._result
 
     def _run(self) -> Iterator[Round]:
         record = _Record(self._criteria, self._ids, self._model.device)
-        random: Any = torch.random  # torch does not type its functions
+        random: Any = torch.random  # `torch.random` is untyped
         gpus = [self._ids.device] if self._ids.device.type == "cuda" else []
         with torch.no_grad(), random.fork_rng(gpus, enabled=self._seed is not None):
             if self._seed is not None:
                 random.manual_seed(self._seed)
-            self._result = self._model._sample(  # type: ignore[operator] # mixed in
+            self._result = self._model._sample(  # type: ignore[operator] # from a mixin
                 self._ids,
                 logits_processor=LogitsProcessorList([record.logits, *self._processors]),
                 stopping_criteria=record,
@@ -284,20 +292,22 @@ class StockRun:
 
 @final
 class _Record(StoppingCriteriaList):
-    """The run's stopping criteria; records each call as a round."""
+    """The caller's stopping criteria as a list that also records each call as a `Round`: transformers calls it once for
+    each new token."""
 
     def __init__(self, criteria: Any, ids: Tensor, device: torch.device) -> None:
-        super().__init__(criteria)  # type: ignore[misc] # a list of whatever
+        super().__init__(criteria)  # type: ignore[misc] # any objects
         self.rounds: list[Round] = []
         self._live = list(range(len(ids)))
-        # without an EOS token the loop continues to add tokens to rows that have ended
+        # with an EOS token, rows that have ended get padding; without one they get further tokens
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._raw: Tensor = torch.empty(0)
         self._stopwatch = Stopwatch(device)
 
     def logits(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Record the raw logits (B, V), as the processor that runs first. Returns them unchanged."""
+        """Record the raw logits `scores` (B, V), and return them unchanged. transformers calls this as the first logits
+        processor."""
         self._raw = scores.log_softmax(-1)
         return scores
 

@@ -27,36 +27,37 @@ T = TypeVar("T")
 
 @final
 class Hold:
-    """One acquisition of a lock, for reading or writing, and the thread that owns it."""
+    """One acquisition of a model's lock, for reading or writing. It knows the thread that holds the lock."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
 
     def move(self) -> None:
-        """Transfer the hold to the calling thread. (A generator may continue in another thread.)"""
+        """Let the calling thread count as the holder, because a generator may be continued in another thread."""
         self.thread = threading.current_thread()
 
 
 @final
 class ModelLock:
-    """A read-write lock. New readers wait while a writer waits.
+    """A read-write lock of one model: many threads may read at once, or one may write. New readers wait while a writer
+    waits.
 
-    A thread that holds either lock may read again; a thread that writes may write again. A thread that reads may not
-    write, because it would wait for itself.
+    A thread that holds the lock may take it again for reading; a thread that writes may also take it for writing. A
+    thread that reads may not write, because it would wait for itself.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number  # several locks are always taken in the order of their numbers, which prevents deadlocks
-        # Reentrant: the garbage collector may close a generator, which releases its hold, while this thread is inside
-        # one of the methods below.
+        # Reentrant, because the garbage collector may close a generator while this thread is in one of the methods
+        # below. The generator then releases its lock.
         self._changed = threading.Condition(threading.RLock())
         self._readers: set[Hold] = set()
-        self._writers: set[Hold] = set()  # all of them belong to one thread
-        self.waiting = 0  # how many threads wait to write; read-only for others
+        self._writers: set[Hold] = set()  # all by the same thread
+        self.waiting = 0  # number of threads that wait to write
 
     @contextmanager
     def read(self) -> Generator[Hold]:
-        """Hold the lock for reading, together with other readers. Any thread may release it. Yields the hold."""
+        """Hold the lock for reading, together with other readers. Yields a `Hold`. Any thread may leave the context."""
         with self._changed:
             if not self._held(self._readers | self._writers):
                 self._changed.wait_for(lambda: not self._writers and not self.waiting)
@@ -71,7 +72,7 @@ class ModelLock:
 
     @contextmanager
     def write(self) -> Generator[Hold]:
-        """Hold the lock for writing, alone. Yields the hold. Raises InputError if this thread is reading the model."""
+        """Hold the lock for writing, alone. Yields a `Hold`. Raises InputError if this thread is reading the model."""
         with self._changed:
             if not self._held(self._writers):
                 if self._held(self._readers):
@@ -84,7 +85,7 @@ class ModelLock:
                     self._changed.wait_for(lambda: not self._writers and not self._readers)
                 finally:
                     self.waiting -= 1
-                    self._changed.notify_all()  # wakes readers, also if the wait was interrupted
+                    self._changed.notify_all()  # readers may go on, also if an exception ended this wait
             hold = Hold()
             self._writers.add(hold)
         try:
@@ -97,7 +98,7 @@ class ModelLock:
     @staticmethod
     def _held(holds: set[Hold]) -> bool:
         current = threading.current_thread()
-        # a copy: the garbage collector may release a hold meanwhile, see `__init__`
+        # a copy, because the garbage collector may close a generator meanwhile, and so change the set
         return any(hold.thread is current for hold in list(holds))
 
 
@@ -123,7 +124,7 @@ def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[
     """Hold the locks of several models, all taken in one fixed order so that two calls cannot deadlock.
 
     models: models to lock for reading. writing: models to lock for writing; a model in both is locked for writing only.
-    Yields: the holds.
+    Yields: a list of `Hold`, one for each lock.
     """
     locks = {model_lock(model): model in writing for model in (*models, *writing)}
     with ExitStack() as stack:
@@ -132,10 +133,10 @@ def reading(*models: nn.Module, writing: Sequence[nn.Module] = ()) -> Generator[
 
 
 def read_while(models: Sequence[nn.Module], items: Iterator[T]) -> Iterator[T]:
-    """Yield the items of a generator that uses the models, and hold the models for reading meanwhile.
+    """Yield the items of a generator that uses the models, and hold the models' locks for reading meanwhile.
 
-    The thread that asks for the next item becomes the reader. The hold ends when the generator is exhausted, closed or
-    garbage-collected, in whichever thread.
+    The thread that asks for the next item counts as the reader. The locks are released when the generator is exhausted,
+    closed or garbage-collected, in any thread.
     """
     with reading(*models) as holds:
         for item in items:

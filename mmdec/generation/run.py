@@ -1,7 +1,7 @@
-"""`Speculation`: checks and prepares one run of the decoding loop, which replaces the loop of `generate`.
+"""`Speculation`: the decoding loop that replaces the loop of `model.generate`. It checks and prepares each call.
 
-It also handles the inputs of a run: the options (`DecodingOptions`), the caller's drafter in each accepted form, and a
-drafter's memory of earlier turns over the same cache.
+This file also has the decoding options (`DecodingOptions`), makes drafters from each form that callers may give, and
+stores a drafter's state for the next turn of a chat, which uses the same cache.
 """
 
 from __future__ import annotations
@@ -63,14 +63,15 @@ _statistics = DecodingStatistics()
 
 
 def default_statistics() -> DecodingStatistics:
-    """Return the process-wide `DecodingStatistics`: used by every call without `statistics=`."""
+    """Return the `DecodingStatistics` of this process, which every call without `statistics=` uses."""
     return _statistics
 
 
 @final
 @dataclass(frozen=True)
 class DecodingOptions:
-    """The decoding options that all calls share, checked. `mmdec.generate` explains each."""
+    """The decoding options of `generate`, `stream`, `speculate` and other calls, checked: drafter, acceptance rule,
+    draft size, seed, statistics. `mmdec.generate` explains each."""
 
     drafter: DraftedBy = AUTO
     rule: RuleName | None = None
@@ -81,7 +82,7 @@ class DecodingOptions:
     streamer: Any = None
 
     def __post_init__(self) -> None:
-        """Raises InputError if an option is wrong; `Speculation` checks the drafter."""
+        """Raise InputError if an option is wrong. The drafter is not checked here, but by `Speculation`."""
         if self.rule is not None:
             check_choice("rule", self.rule, RULES, "None follows `do_sample`.")
         nodes = check_nodes(self.num_speculative_tokens)
@@ -96,13 +97,13 @@ class DecodingOptions:
 
     @property
     def lossless(self) -> bool:
-        """Return whether the rule preserves the model's own output or distribution."""
+        """Return whether the acceptance rule keeps the model's output or its distribution; False only for "typical"."""
         return self.rule not in LOSSY
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is checked and prepared. Iterating `rounds` executes it."""
+    """A checked and prepared `generate` call. Iterating over `rounds` decodes."""
 
     text: Sequences  # the rows' prompts, new tokens and stopping criteria
     rounds: Iterator[Round]
@@ -118,12 +119,12 @@ class PreparedRun:
 
     @property
     def sequences(self) -> Tensor:
-        """Return the prompts with their new tokens (B, L); complete once all rounds are done."""
+        """Return the prompts with their new tokens (B, L). They are complete once all rounds were iterated."""
         return self.text.padded(self.pad)
 
     def output(self, config: GenerationConfig) -> Tensor | Output:
-        """Return what `generate` returns: sequences (B, L), or transformers' output object. Call it once all rounds are
-        done. config: its `return_dict_in_generate` decides between the two."""
+        """Return what `model.generate` returns: sequences (B, L), or transformers' output object if
+        `config.return_dict_in_generate` is set. Call it once all rounds were iterated."""
         sequences = self.sequences
         if not setting(config, "return_dict_in_generate"):
             return sequences
@@ -133,19 +134,20 @@ class PreparedRun:
 
 @final
 class Speculation:
-    """The custom loop that `mmdec.speculate` returns and `generate(custom_generate=...)` calls.
+    """The custom decoding loop that `mmdec.speculate` returns, for `model.generate(custom_generate=...)`. It holds the
+    options and the drafters that it has made.
 
-    A drafter that needs the model (a folder with weights, a smaller model) is made when the model is known, once for
-    each model.
+    A drafter that depends on the target model (a folder with weights, a smaller model) is made once for each target,
+    when the loop is first called with it.
     """
 
     def __init__(self, options: DecodingOptions) -> None:
         """Raises InputError if `options.drafter` is not a drafter."""
         self.options, choice = options, options.drafter
-        self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter itself runs
+        self.networks = (choice,) if isinstance(choice, PreTrainedModel) else ()  # models that the drafter runs
         self._auto = isinstance(choice, str) and choice == AUTO
         entry = drafter_entry(choice) if isinstance(choice, str) else None
-        # the dotted path of the class, if the drafter is made from the target model itself
+        # dotted path of the class whose `of(model)` makes the drafter from the target model; None for other drafters
         self._class = None if entry is None else entry.of_model
         self._folder = _folder(choice) if isinstance(choice, (str, os.PathLike)) and not self._auto else None
         waits = self._folder is not None or self._auto or self._class is not None
@@ -153,10 +155,10 @@ class Speculation:
         self._loaded: WeakKeyDictionary[PreTrainedModel, tuple[torch.device, torch.dtype, Drafter]]
         self._loaded = WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._told = set[str]()  # warnings that were already given, so that each is given once
+        self._told = set[str]()  # warnings that were given already
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
-        """Return the drafter for a target model, with its device and precision; None: plain decoding."""
+        """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
         if self._folder is None and not self._auto and self._class is None and not self.networks:
             return self._drafter
         with self._lock:
@@ -175,10 +177,10 @@ class Speculation:
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Tensor | Output:
-        """Decode. transformers calls this with what `generate` prepared.
+        """Decode. transformers calls this with what `model.generate` has prepared.
 
-        model: the target. input_ids: (B, P) int64. generation_config: the merged configuration. inputs: further model
-            inputs.
+        model: the target. input_ids: (B, P) int64. generation_config: the model's configuration, changed by the call's
+            options. inputs: further inputs of the model, and other arguments of a custom loop.
         Returns: sequences (B, L), or transformers' output object if the configuration asks for one.
         """
         with reading(model, *self.networks):
@@ -207,11 +209,11 @@ class Speculation:
         synced_gpus: bool | None = None,
         **inputs: Any,
     ) -> PreparedRun | StockRun:
-        """Check the arguments and prepare the run, without any pass of the model.
+        """Check the arguments and prepare decoding. The model is not run yet.
 
-        target: the adapter of `model`. input_ids: (B, P) int64. The other arguments: as transformers passes them to a
-            custom loop.
-        Returns: a `PreparedRun`, or a `StockRun` if transformers' own loop must decode.
+        target: the adapter of `model`. input_ids: (B, P) int64. The other arguments are those that transformers passes
+            to a custom loop.
+        Returns: a `PreparedRun`; a `StockRun` if only transformers' own loop gives the right result.
         Raises: InputError if the model, the drafter, the rule or an option is not supported.
         """
         if self.options.streamer is not None and len(input_ids) > 1:
@@ -222,9 +224,10 @@ class Speculation:
             drafter.check(target)
         name, batch, options = self._rule_name(generation_config), len(input_ids), self.options
         if options.num_speculative_tokens == 0:
-            drafter = None  # plain decoding: the drafter's updates would be wasted
+            drafter = None  # with 0 draft tokens, even the drafter's updates would waste time
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        # a caller's processor may read other rows of a batch, and block verification runs it on rejected nodes, too
+        # Only these calls need well-behaved processors: in a batch they run row by row; block verification also runs
+        # them after rejected tokens.
         asked = batch > 1 or (drafter is not None and name == "block")
         faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
         faults += target.stock_alone(generation_config, {"input_ids": input_ids, **inputs})
@@ -255,7 +258,7 @@ class Speculation:
         return PreparedRun(text, rounds, pad, target, inputs, results)
 
     def _warn(self, faults: list[str]) -> None:
-        """Warn about each fault once in the lifetime of this object."""
+        """Warn about each of `faults`, reasons why decoding is without drafts; about each only once for this object."""
         for fault in faults:
             if fault not in self._told:
                 self._told.add(fault)
@@ -277,7 +280,7 @@ class Speculation:
     def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
         if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
-            # torch's own generator, so that `torch.manual_seed` makes the run repeatable
+            # drawn from torch's global generator, so that `torch.manual_seed` makes the output repeatable
             seed = int(torch.randint(2**62, ()))
         if name in ("residual", "block"):
             stream = Stream(cast(int, seed), float(setting(config, "temperature") or 1.0))
@@ -289,8 +292,8 @@ class Speculation:
 def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
-    """Yield the same rounds; once all rows have ended, fill the caller's cache as `generate` would. pad: id of the pad
-    token."""
+    """Yield the same rounds. Once all rows have ended, fill the caller's cache as `model.generate` would. pad: id of
+    the padding token."""
     for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))
@@ -298,9 +301,10 @@ def _extending(
 
 
 def _folder(choice: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a drafter, given as a path, a hub id or "<model>/<drafter>"; None for a name or a dotted
-    path.
+    """Return the folder of a drafter with weights.
 
+    choice: the drafter as the caller gave it: a path, a hub id or "<model>/<drafter>". For a registered name or a
+        dotted path, the result is None.
     Raises: InputError for any other text.
     """
     if isinstance(choice, str) and (drafter_entry(choice) is not None or is_dotted(choice)):
@@ -312,7 +316,7 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
         path = Path(choice)
         if path.is_dir():
             return path
-    except (TypeError, ValueError, OSError):  # bytes, a null character, or too long a name
+    except (TypeError, ValueError, OSError):  # raised for bytes, a null character, or a name that is too long
         pass
     raise InputError(
         f"`drafter` must be one of {', '.join(drafter_names())}, a drafter's folder or hub id, a dotted path such "
@@ -326,21 +330,22 @@ def _drafter(choice: DraftedBy) -> Drafter | None:
     if choice is None:
         return None
     if isinstance(choice, PreTrainedModel):
-        small_target(choice)  # refused before there is a target; `small_drafter` makes the drafter
+        small_target(choice)  # raises InputError if mmdec cannot use this model; the drafter is made later
         return None
     drafter = named_drafter(choice) if isinstance(choice, str) else choice
     check_drafter(drafter)
-    return drafter  # type: ignore[return-value] # `check_drafter` has checked that it is a Drafter
+    return drafter  # type: ignore[return-value] # `check_drafter` has checked its type
 
 
-# Cache -> names of target and drafter, and the drafter's memory at the end of a run. It is no attribute of the cache,
-# because a copy of the caller's cache would copy it, too.
+# cache object of a chat -> (target's name, drafter's name, drafter's state after the last turn). The state is not an
+# attribute of the cache object, because a copy of the cache would copy it, too.
 _memories: WeakKeyDictionary[Any, tuple[str, str, Any]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def forget(cache: Any) -> None:
-    """Drop the drafter's memory that is stored for a cache, because it lacks or will lack part of the cache's text."""
+    """Drop the drafter's state that is stored for a chat's cache. Called if the state does not cover all of the cache's
+    text."""
     if cache is not None:
         with _lock:
             _memories.pop(cache, None)
@@ -348,24 +353,26 @@ def forget(cache: Any) -> None:
 
 @final
 class ConversationTurn(ForwardingDrafter):
-    """A drafter for one run over a cache: starts with the memory of the previous turn, and stores its own.
+    """Wraps a drafter for one turn of a chat: it begins with the drafter's state of the previous turn, and stores the
+    new state for the next turn.
 
-    A drafter that reads hidden states needs a state for every column of the target's cache. A new turn computes only
-    the states of new columns; those of old columns are in the memory of the previous run. The memory belongs to the
-    cache object and is dropped with it. A copied or cropped cache, or one that another model or drafter has written to,
-    starts without a memory; the drafter itself compares columns with `Context.past`. Tokens are the same either way.
+    A drafter that reads hidden states needs one for every token in the target's cache. A new turn computes only those
+    of its new tokens; the drafter's old state has the others. The state is stored under the cache object and dropped
+    with it. It is not used for a copy of the cache, or after another model or drafter has written to the cache. The
+    drafter itself checks that the state has as many tokens as the cache. The output is the same with and without it.
     """
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
-        """drafter: the drafter to wrap. target: the target model's name, as in `Target.name`. cache: the caller's cache
-        for a batch of 1, which the run fills."""
+        """drafter: the drafter to wrap. target: the name of the target model's weights. cache: the caller's cache, with
+        one row, which is filled while decoding."""
         super().__init__(drafter)
         self._target, self._cache = target, cache
 
     def start(self, context: Context) -> Any:
-        """Start the drafter with the previous turn's memory in its context."""
+        """Start the drafter with its state of the previous turn, if there is one. Returns the new state, and stores
+        it."""
         with _lock:
-            stored = _memories.pop(self._cache, None)  # `pop`: two runs must not share a memory
+            stored = _memories.pop(self._cache, None)  # `pop`, so that two calls never share it
         if stored is not None and stored[:2] == (self._target, self.name):
             context = replace(context, carried=stored[2])
         memory = super().start(context)
@@ -387,7 +394,7 @@ class ConversationTurn(ForwardingDrafter):
 
     @contextmanager
     def _whole(self) -> Generator[None]:
-        """Drop the memory if the call in the block fails, because it may be half written."""
+        """Drop the stored state if the code in the `with` block raises, because it may be incomplete."""
         try:
             yield
         except Exception:

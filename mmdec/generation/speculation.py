@@ -40,8 +40,8 @@ from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 from mmdec.types import CACHE, InputError
 
-MAX_SEQUENCES = 1024  # maximum sequences per prompt
-INSTEAD = {  # options that `generate` does not pass to a custom loop -> what to use instead
+MAX_SEQUENCES = 1024  # maximum of `num_return_sequences`, the texts per prompt, so that memory is not exhausted
+INSTEAD = {  # option that `model.generate` does not pass to a custom loop -> what to use instead, for the error message
     "assistant_model": "Give it as `drafter`.",
     "streamer": "Iterate over `mmdec.stream`, or call `model.generate(custom_generate=mmdec.speculate(streamer=...))`.",
 }
@@ -51,21 +51,21 @@ register()
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of `generate`."""
+    """The result of `generate`: the texts, and what happened in each round."""
 
     sequences: Tensor  # (B, L) prompts and new tokens; shorter rows are padded on the right
-    rounds: list[Round]  # the first is the pass over the prompts
-    lossless: bool  # False for typical acceptance
+    rounds: list[Round]  # one for each pass of the model; the first is the pass over the prompts
+    lossless: bool  # False for the rule "typical", whose output has another distribution
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean new tokens per row and round, bonus included; the prompt's pass is not counted."""
+        """Return the mean number of new tokens per row and round; the pass over the prompts is not counted."""
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
 
     def __str__(self) -> str:
-        """Return three lines: the number of tokens, of rounds, and of seconds."""
+        """Return three lines: number of tokens, number of rounds, seconds."""
         rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
         seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
         what = f"{counted(rows, 'row')}, {counted(tokens, 'new token')}"
@@ -99,10 +99,11 @@ def generate(
     num_speculative_tokens: draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
         decoding. Default None: chosen in each round from measured times and acceptance.
     seed: seed of the sampling. Default None: torch's own generator.
-    statistics: measurements of earlier runs; this run adds its own. Default None: `mmdec.default_statistics()`.
-    options: any argument of `generate`, and `dtype`, which must be the model's own. In a batch, a processor or
-        criterion of your own makes transformers' loop decode without drafts, with a warning, unless it sets
-        `mmdec_row_wise = True`: its effect on a row must then depend on that row and its index alone.
+    statistics: measurements of earlier calls, from which draft sizes are chosen; this call adds to them. Default None:
+        `mmdec.default_statistics()`.
+    options: any argument of `model.generate`, and `dtype`, which must be the model's dtype. In a batch, a logits
+        processor or stopping criterion of your own makes transformers' loop decode without drafts, with a warning. To
+        have drafts, set `mmdec_row_wise = True` on it, if its result for a row depends only on that row and its index.
     Returns: a `Generation`: the sequences (B, L), and what happened in each round.
     Raises: InputError for beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
         wrong argument.
@@ -132,10 +133,15 @@ def stream(
     Close the iterator, or drop it, to cancel: no computation happens between two rounds. From the first round to the
     end it holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
 
-    model, inputs, drafter, rule, num_speculative_tokens, seed, statistics, options: the same as in `generate`.
+    model: a loaded model of transformers. inputs: token ids (B, P), or a tokenizer's or processor's output.
+    drafter: proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain decoding.
+        Default "auto": a drafter that was trained for the model, else "lookup".
+    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: of the
+        sampling. statistics: measurements of earlier calls. options: any argument of `model.generate`. All are as in
+        `generate`, which explains them in full.
     tokenizer: decodes each round's tokens into `Round.text`. Default None: no text.
     Returns: an iterator of `Round`, which holds each row's new tokens.
-    Raises: InputError as `generate`, and for a tokenizer without `decode`.
+    Raises: InputError for what `generate` refuses, and for a tokenizer without `decode`.
     """
     if tokenizer is not None:
         check_methods("tokenizer", tokenizer, ("decode",), "Pass the model's tokenizer.")
@@ -147,8 +153,11 @@ def stream(
 def rounds_of(
     model: PreTrainedModel, inputs: Tensor | Mapping[str, Any], speculation: Speculation, options: Mapping[str, Any]
 ) -> Iterator[Round]:
-    """Yield the rounds of a run as they finish, as `stream` does, with a given `Speculation`. options: arguments of
-    `generate`; with a `tokenizer` among them, each round has its text."""
+    """Yield the rounds of a `generate` call as they finish.
+
+    speculation: the decoding loop. options: arguments of `model.generate`; if a `tokenizer` is among them, each round
+        has its text.
+    """
     with _reading(model, speculation):
         run = _begin(model, inputs, speculation, options)
     rounds, tokenizer = read_while((model, *speculation.networks), run.rounds), options.get("tokenizer")
@@ -166,13 +175,16 @@ def speculate(
 ) -> Speculation:
     """Make a decoding loop for `model.generate(..., custom_generate=mmdec.speculate("lookup"))`.
 
-    The object keeps no state between runs, so many calls may share it. transformers does not pass its own `streamer`,
-    `assistant_model` and tokenizer to a custom loop: give `streamer` and `drafter` here, and pass a
-    `StopStringCriteria` instead of `stop_strings`; for `token_healing` call `mmdec.generate`.
+    Many calls may share the object. transformers does not pass its arguments `streamer`, `assistant_model` and
+    `tokenizer` to a custom loop. So give `streamer` and `drafter` here, and pass a `StopStringCriteria` instead of
+    `stop_strings`. For `token_healing` call `mmdec.generate`.
 
-    drafter, rule, num_speculative_tokens, seed, statistics: the same as in `generate`.
-    on_round: called with each `Round`. Default None.
-    streamer: gets each token, as transformers' `TextStreamer` does; for batch size 1. Default None.
+    drafter: proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain decoding.
+        Default "auto": a drafter that was trained for the model, else "lookup".
+    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: of the
+        sampling. statistics: measurements of earlier calls. All are as in `generate`, which explains them in full.
+    on_round: called with each `Round` when it is finished. Default None.
+    streamer: an object such as transformers' `TextStreamer`, which gets each new token; for batch size 1. Default None.
     Returns: a `Speculation`.
     Raises: InputError if an argument is wrong.
     """
@@ -182,11 +194,12 @@ def speculate(
 
 @dataclass(frozen=True)
 class _Beginning:
-    """A custom loop that returns the prepared run to `_begin` instead of executing it."""
+    """A custom loop for `model.generate` that prepares decoding and returns the prepared call instead of decoding. So
+    rounds can be iterated outside of `model.generate`."""
 
     speculation: Speculation
     target: HfTarget
-    held: Mapping[str, Any]  # model inputs that bypass `generate`: the run passes them to `Target.prefill`
+    held: Mapping[str, Any]  # model inputs that go to `Target.prefill` directly, not through `model.generate`
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
@@ -195,8 +208,8 @@ class _Beginning:
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Hold the read locks of the model and of the drafter's networks. An object that is not a model is ignored here;
-    `_begin` raises the error."""
+    """Return a context that holds the read locks of the model and of the models that the drafter runs. An object that
+    is not a model gets no lock; the error for it is raised later."""
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
@@ -212,7 +225,7 @@ def _begin(
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
     named = prompt_inputs(model, inputs)
-    # error messages list the options if there are any, because inputs are seldom the cause
+    # names for error messages: the options if there are any, because model inputs are seldom the cause
     names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
     check_options(options, named)
     options = dict(options)
@@ -228,20 +241,21 @@ def _begin(
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
         if heals:
             named["input_ids"] = healed(named["input_ids"], named.get("attention_mask"), model, tokenizer)
-        prepare: Any = model.generate  # torch types the attributes of a module as tensors
+        prepare: Any = model.generate  # for the type checker, attributes of modules are tensors
         prepared, held_back = target.hold_back({**options, **named})
         run = prepare(**prepared, custom_generate=_Beginning(speculation, target, held_back))
-        if held_back and isinstance(run, StockRun):  # the stock loop needs every input from `generate`
+        if held_back and isinstance(run, StockRun):  # transformers' loop needs all inputs through `generate`
             run = prepare(**options, **named, custom_generate=_Beginning(speculation, target, {}))
     except PASSED_ON:
         raise
-    except Exception as error:  # only transformers' preparation has run, which may raise anything
+    except Exception as error:  # from transformers' preparation, which may raise anything
         raise options_error(names, error, {*option_names(model), *signature(generate).parameters}) from error
     return cast(PreparedRun | StockRun, run)
 
 
 def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[Round]:
-    """Add to each round the text of its tokens; a character whose bytes are incomplete comes with a later token."""
+    """Add to each round the text of its tokens. A character of several tokens comes with its last token. rows: number
+    of batch rows."""
     tokens: list[list[int]] = [[] for _ in range(rows)]
     texts = [""] * rows
     for round_ in rounds:
@@ -257,13 +271,16 @@ def _with_text(rounds: Iterator[Round], tokenizer: Any, rows: int) -> Iterator[R
 
 
 def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
-    """Return the model's inputs by name. Raises InputError if the model cannot read them."""
+    """Return the model's inputs by name, checked. Raises InputError if the model cannot read them.
+
+    inputs: token ids (B, P), or a tokenizer's or processor's output.
+    """
     if not isinstance(inputs, (Tensor, Mapping)):
         raise InputError(
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
             'tokenizer(text, return_tensors="pt").'
         )
-    main = "input_ids"  # name of the main input; an encoder-decoder may read sound instead
+    main = "input_ids"  # name of the model's main input; a speech model reads sound instead
     if model.config.is_encoder_decoder:
         main = str(model.main_input_name)
     named: dict[object, Any] = {main: inputs}
@@ -285,7 +302,7 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
 
 
 def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
-    """Raise InputError for token ids that the model cannot read. name: the argument that holds them."""
+    """Raise InputError for token ids that the model cannot read. name: the argument's name, for the error message."""
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         fault = f"holds {ids.dtype}" if isinstance(ids, Tensor) else f"is {show(ids)}"
         raise InputError(
@@ -306,9 +323,9 @@ def _check_ids(model: PreTrainedModel, name: str, ids: object) -> None:
 
 
 def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Raise InputError for options of `generate` that would fail or exhaust the memory before the loop starts.
+    """Raise InputError for options of `model.generate` that would fail or exhaust the memory before decoding begins.
 
-    named: the model's inputs, by name.
+    named: the model's inputs by name.
     """
     if "custom_generate" in options:
         raise InputError(
@@ -354,13 +371,13 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
 
 
 def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[Any, bool]:
-    """Remove from `options` those that need a tokenizer, which `generate` does not pass to a custom loop.
+    """Remove the options that need a tokenizer, because `model.generate` does not pass its tokenizer to a custom loop.
 
-    Returns: the strings at which a text ends, or None; and whether to apply token healing to the prompts.
+    Returns: `stop_strings`, the strings at which a text ends, or None; and whether to apply `token_healing`.
     """
     taken: dict[str, Any] = {}
     for name in ("stop_strings", "token_healing"):
-        if own := getattr(model.generation_config, name, None):  # the model's own setting, if the call has none
+        if own := getattr(model.generation_config, name, None):  # the model's setting, unless the call has one
             raise InputError(
                 f"`model.generation_config.{name}` must be None, but is {show(own)}. Set it to None, and pass `{name}` "
                 "with `tokenizer`."
@@ -377,9 +394,9 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
 
 
 def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
-    """Return the token ids (B, P) after `generate`'s token healing.
+    """Return the token ids (B, P) after transformers' token healing, which replaces the end of each prompt.
 
-    Raises: InputError if their number changes, because mask (B, P) would no longer fit.
+    Raises: InputError if the number of tokens changes, because the mask (B, P) would no longer fit.
     """
     found = cast(Any, model).heal_tokens(ids, tokenizer)
     if found.shape != ids.shape or mask is None:

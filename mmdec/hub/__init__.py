@@ -1,4 +1,5 @@
-"""Finds models by name, path or hub id, loads their parts, and writes them atomically. Safetensors only."""
+"""Finds models by shipped name, path or hub id, loads their parts, and writes their folders atomically. Safetensors
+only."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ __all__ = ["DEFAULT_MODEL", "find", "kind", "names", "resolve", "save_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import DASpeech's names on first use, because loading other models does not need its networks."""
+    """Import DASpeech's names on first use, because other models do not need its networks."""
     if name in ("DEFAULT_MODEL", "resolve", "save_model"):
         return getattr(import_module("mmdec.hub.daspeech"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

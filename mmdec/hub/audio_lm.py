@@ -1,6 +1,6 @@
-"""Finds audio language models, such as Qwen2-Audio, and loads each once, with the processor that reads its sound.
+"""Finds audio language models, such as Qwen2-Audio, and loads each once, together with its processor.
 
-A model's folder is as transformers writes it; pickles, remote code and adapters are refused.
+A model's folder has the files that transformers writes. Pickles, remote code and adapters are rejected.
 """
 
 from __future__ import annotations
@@ -30,23 +30,26 @@ from mmdec.types import InputError
 
 FAMILIES = HEARING.split()
 ADAPTER = "adapter_config.json"
-REQUEST = "Transcribe the speech."  # the request to a model whose processor writes none itself
-VOXTRAL = "Voxtral"  # its tokenizer needs the package mistral-common
+# the instruction in the prompt, for models whose processor does not write one itself
+REQUEST = "Transcribe the speech."
+VOXTRAL = "Voxtral"  # beginning of the names of classes whose tokenizer needs the package mistral-common
 
 
 @final
 @dataclass
 class LoadedAudioLm:
-    """A model with its processor. All callers share this object, and only read the weights."""
+    """An audio language model with its processor. All callers share one object, and none changes the weights."""
 
     model: PreTrainedModel
     processor: ProcessorMixin
-    directory: Path | None = None  # the model's folder, in which drafters are searched
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # drafters loaded from folders
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
+    # the model's folder, in which its drafters are searched; None: the caller loaded the model
+    directory: Path | None = None
+    # cache of drafters that were loaded from folders
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
 
     def __post_init__(self) -> None:
-        """Raises InputError if the processor belongs to another model, expects another sample rate than 16 kHz, or has
+        """Raises InputError if the processor belongs to another model, expects a sample rate other than 16 kHz, or has
         no chat template (Voxtral needs none)."""
         template = not type(self.model).__name__.startswith(VOXTRAL)
         check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(FAMILIES)}.", template)
@@ -70,24 +73,26 @@ class LoadedAudioLm:
 
     @property
     def most_seconds(self) -> float | None:
-        """Return the seconds of the longest recording that the processor does not cut; None: there is no limit."""
-        if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor cuts at one window, without an error
+        """Return the maximum seconds of a recording that the processor reads without cutting it; None: no maximum."""
+        if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor silently cuts recordings at one window
             return float(self.extractor.chunk_length)
         return getattr(self.processor, "max_audio_len", None)
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """Return the parameters of `processor.apply_transcription_request`; empty without such a method."""
+        """Return the parameters of the processor's method `apply_transcription_request`, by name; empty if it has no
+        such method."""
         call = getattr(self.processor, "apply_transcription_request", None)
         return {} if call is None else inspect.signature(call).parameters
 
     @property
     def written(self) -> bool:
-        """Return whether `apply_transcription_request` can return the prompt as text. Voxtral's cannot."""
+        """Return whether the processor's `apply_transcription_request` can return the prompt as text. Voxtral's
+        cannot."""
         return "tokenize" in self.requests
 
     def check(self, samples: Tensor) -> Tensor:
-        """Return samples (T,) unchanged. Raises InputError if they are longer than `most_seconds`."""
+        """Return the samples (T,). Raises InputError if they are longer than `most_seconds`."""
         most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
         if most is not None and seconds > most:
             raise InputError(
@@ -97,16 +102,19 @@ class LoadedAudioLm:
         return samples
 
     def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
-        """Return the text of each recording's prompt, with one placeholder for its sound. prompt: the request; None:
-        the processor's own, else `REQUEST`. count: number of recordings. named: {"language": the recordings'
-        languages}, or {} if the model shall detect them."""
+        """Write the prompt of each recording as text, with one placeholder for the audio. Returns: the prompts.
+
+        prompt: the instruction; None: the processor's own, else `REQUEST`. named: {"language": the language of each
+            recording}, or {} if the model shall detect it. count: number of recordings.
+        """
         processor: Any = self.processor
         asked, mark = prompt or REQUEST, processor.audio_token
         if self.written:
-            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count  # silence: the sound does not change the text
+            # any audio will do, because the text does not depend on it
+            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count
             request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
             tries: list[Callable[[], list[str]]] = [request]
-        else:  # some templates take the request as plain text, not as a list of parts
+        else:  # some chat templates take the content as plain text instead of a list of parts, so both are tried
             content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
             messages = [[{"role": "user", "content": each}] for each in content]
             write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
@@ -115,7 +123,7 @@ class LoadedAudioLm:
         for attempt in tries:
             try:
                 texts = attempt()
-            except Exception as error:  # whatever a template raises
+            except Exception as error:  # a template may raise any exception
                 why = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
                 continue
             if all(text.count(mark) == 1 for text in texts) and (self.written or asked in texts[0]):
@@ -129,11 +137,11 @@ class LoadedAudioLm:
     def inputs(
         self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
     ) -> dict[str, Any]:
-        """Return the inputs of `generate` for the transcription of recordings (T,), padded on the left.
+        """Make the inputs of `generate` that transcribe recordings (T,), padded on the left.
 
-        prompt: the request; None: the processor's own, else `REQUEST`. languages: each recording's language; None: the
-            model detects it.
-        Raises: InputError if the processor refuses a recording.
+        prompt: the instruction; None: the processor's own, else `REQUEST`. languages: language of each recording; None:
+            the model detects it.
+        Raises: InputError if the processor rejects a recording.
         """
         processor: Any = self.processor
         sounds, begin = [samples.numpy() for samples in recordings], self.tokenizer.bos_token
@@ -168,7 +176,7 @@ _models = LoadedModels[LoadedAudioLm]()
 
 
 def family(directory: Path) -> str:
-    """Return the family of a folder's model, such as "Qwen2Audio"; "" if it is not an audio language model."""
+    """Return the family of the model in a folder, such as "Qwen2Audio"; "" if it is not an audio language model."""
     model_type = kind(directory)
     name = CONFIG_MAPPING[model_type].__name__.removesuffix("Config") if model_type in CONFIG_MAPPING else ""
     return name if name in FAMILIES else ""
@@ -179,10 +187,11 @@ def load_audio_lm(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedAudioLm:
-    """Load an audio language model; once for each model, device and dtype.
+    """Load an audio language model. It is loaded once for each folder, device and dtype; later calls return the same
+    object.
 
-    model: a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: that of the weights.
-    Raises: InputError if there is no such model, its processor needs a package that is missing, or its files are
+    model: a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of the weights.
+    Raises: InputError if there is no such model, a package that its processor needs is missing, or its files are
         damaged, not safetensors, or outside its folder.
     """
     directory = find(model, None, FILES)

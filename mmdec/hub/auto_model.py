@@ -1,11 +1,11 @@
-"""Registers mmdec's models with `AutoModel` of transformers: `AutoModel.from_pretrained(folder or hub id)`.
+"""Registers mmdec's models with transformers' `AutoModel`: `AutoModel.from_pretrained(folder or hub id)`.
 
     model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
     drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
 
-It works after `import mmdec`. AutoModel needs a folder whose config.json has a `model_type`, as newly written ones
-have; the classes below also read older ones. mmdec's own loaders read and write the folders: safetensors inside the
-folder only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
+This works after `import mmdec`, for folders whose config.json has a `model_type`, which mmdec writes. (The classes
+below also read older folders without it.) mmdec's own loaders read and write the folders: safetensors inside the folder
+only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from mmdec.hub.publish import push_folder
 from mmdec.types import InputError
 
 DASPEECH, DRAFTER = "mmdec-daspeech", "mmdec-drafter"
-# arguments that AutoModel passes on, and that are ignored: they do not concern mmdec's folders
+# arguments that AutoModel passes and that have no meaning for mmdec's folders; they are ignored
 _PASSED = ("config", "trust_remote_code", "adapter_kwargs", "code_revision", "_from_auto", "_commit_hash")
 _UPLOADING = ("private", "token", "revision", "commit_message")
 _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
 
 
 class DASpeechModelConfig(PreTrainedConfig):
-    """The configuration of a translator: `architecture`, `vocoder`, `decoding`."""
+    """The configuration of a translator. `settings` holds mmdec's config.json, with the keys `architecture`, `vocoder`
+    and `decoding`."""
 
     model_type = DASPEECH
 
@@ -42,7 +43,8 @@ class DASpeechModelConfig(PreTrainedConfig):
 
 
 class DrafterModelConfig(PreTrainedConfig):
-    """The configuration of a draft network; `settings["system"]` is the drafter's name in `mmdec.drafters.registry`."""
+    """The configuration of a draft network. `settings` holds mmdec's config.json; its key "system" is the drafter's
+    name in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
 
@@ -53,7 +55,7 @@ class DrafterModelConfig(PreTrainedConfig):
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of mmdec's config.json: the given ones without those that transformers adds in `to_dict`."""
+    """Return the settings that belong in mmdec's config.json: all but those that transformers adds in `to_dict`."""
     inner = settings.get("settings")
     if isinstance(inner, dict):
         return dict(inner)
@@ -66,7 +68,7 @@ AutoConfig.register(DRAFTER, DrafterModelConfig, exist_ok=True)
 
 
 class _Model(PreTrainedModel):
-    """A model that can be saved to a folder and uploaded."""
+    """Base class of models that can be saved to a folder and uploaded to the hub."""
 
     def save_pretrained(  # type: ignore[override] # fewer options
         self,
@@ -78,8 +80,8 @@ class _Model(PreTrainedModel):
     ) -> None:
         """Write the model's folder. If writing fails, an existing folder stays as it was.
 
-        push_to_hub: also upload it. options: private, token, revision, commit_message. Raises: InputError for other
-            options, before writing.
+        push_to_hub: whether to upload it, too. repo_id: "owner/name". options: private, token, revision,
+            commit_message, for the upload. Raises: InputError for other options, before anything is written.
         """
         uploading = _uploading(options)
         self.write(Path(save_directory))
@@ -87,15 +89,17 @@ class _Model(PreTrainedModel):
             push_folder(Path(save_directory), repo_id or Path(save_directory).name, **uploading)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override] # fewer options
-        """Upload the folder to the hub repository `repo_id`, "owner/name"; returns the address. options: private,
-        token, revision, commit_message."""
+        """Upload the folder to a repository of the hub. Returns: the address of the commit.
+
+        repo_id: "owner/name". options: private, token, revision, commit_message. Raises: InputError for other options.
+        """
         uploading = _uploading(options)
         with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
             self.write(Path(folder) / "model")
             return push_folder(Path(folder) / "model", repo_id, **uploading)
 
     def write(self, folder: Path) -> None:
-        """Write the files in mmdec's format."""
+        """Write the model's files in mmdec's format."""
         raise NotImplementedError
 
     def _init_weights(self, module: Any) -> None:
@@ -103,7 +107,8 @@ class _Model(PreTrainedModel):
 
 
 class DASpeechModel(_Model):
-    """A translator: `network` (features to graph) and `vocoder`. `parts` also holds tables, and the voice if any."""
+    """A translator: `network` (features to graph) and `vocoder`. `parts` holds these and the tables and, for some
+    models, a voice network."""
 
     config_class = DASpeechModelConfig
     base_model_prefix = "network"
@@ -118,8 +123,11 @@ class DASpeechModel(_Model):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
-        """Load a translator by shipped name, directory or hub id. options: dtype, revision, token, cache_dir,
-        force_download, local_files_only. Raises InputError for other options."""
+        """Load a translator by shipped name, directory or hub id.
+
+        options: dtype, revision, token, cache_dir, force_download, local_files_only. Raises: InputError for other
+            options.
+        """
         from mmdec.hub.daspeech import complete, read_parts
 
         dtype, fetching = _options(options)
@@ -129,10 +137,10 @@ class DASpeechModel(_Model):
         return cast(Any, model).to(dtype).eval()
 
     def forward(self, features: Tensor, *lengths: Tensor) -> Any:
-        """Predict the graphs of a batch, from the arguments of the network's `source`.
+        """Predict the graphs of a batch. Returns: a `Lattice`.
 
-        For a DASpeech: filterbank features (B, N, 80), lengths (B,) in frames. For a `HeardTranslator`: the three
-        outputs of its `features`. Returns: a `Lattice`.
+        For a DASpeech: filterbank features (B, N, 80), lengths (B,) in frames. For a `HeardTranslator` (the translator
+        of word pieces): the three outputs of its `features`.
         """
         source = self.network.source(features, *lengths)
         return self.network.lattice(source.states, source.lengths, source.sizes)
@@ -144,14 +152,14 @@ class DASpeechModel(_Model):
 
 
 class DrafterModel(_Model):
-    """A drafter's network without a target; the target's embedding and LM head are not part of it."""
+    """A drafter's network without its target, whose embedding and LM head are not part of it."""
 
     config_class = DrafterModelConfig
     base_model_prefix = "network"
 
     def __init__(self, config: DrafterModelConfig, network: Any = None, *beside: Any) -> None:
-        """network: the draft network. beside: the folder's other parts: the ranks of Medusa heads, or the pieces and
-        tokens of a CTC head."""
+        """network: the draft network. beside: further parts of the folder: for Medusa heads their measured acceptance
+        rates; for a CTC head its vocabulary and the model's token ids."""
         super().__init__(config)
         if network is None:
             raise InputError("`DrafterModel` must be made with `from_pretrained`. Its recipes train a new one.")
@@ -159,8 +167,11 @@ class DrafterModel(_Model):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike[str], *_: Any, **options: Any) -> Self:
-        """Load a drafter's network by directory, hub id, or "<model>/<drafter>" if shipped ("vlm-scenes/eagle").
-        options: as for `DASpeechModel.from_pretrained`."""
+        """Load a drafter's network by directory, hub id, or, for a shipped one, "<model>/<drafter>" such as
+        "vlm-scenes/eagle".
+
+        options: dtype, revision, token, cache_dir, force_download, local_files_only.
+        """
         from mmdec.hub.ctc import SYSTEM as CTC
         from mmdec.hub.ctc import read_ctc
         from mmdec.hub.drafters import read_network
@@ -175,7 +186,7 @@ class DrafterModel(_Model):
         return cast(Any, cls(config, *read(folder))).to(dtype).eval()
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Call the network's own forward with the same arguments."""
+        """Call the forward of the draft network with the same arguments."""
         return self.network(*inputs, **options)
 
     def write(self, folder: Path) -> None:
@@ -194,7 +205,8 @@ class DrafterModel(_Model):
 
 
 def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
-    """Return the dtype and the download options. Raises InputError for an option that would be ignored."""
+    """Divide the options of `from_pretrained` into the dtype and those for downloading. Raises InputError for an option
+    that would have no effect."""
     dtype = options.pop("dtype", None) or options.pop("torch_dtype", None) or torch.float32
     options.pop("torch_dtype", None)
     dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -210,7 +222,7 @@ def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
 
 
 def _uploading(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of `push_folder`. Raises InputError for any other."""
+    """Return the options that `push_folder` takes. Raises InputError if there are others."""
     unknown = sorted(name for name in options if name not in _UPLOADING)
     if unknown:
         raise InputError(f"`{unknown[0]}` must be left out: the options are {', '.join(_UPLOADING)}.")

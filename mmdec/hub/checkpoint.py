@@ -1,4 +1,5 @@
-"""A published drafter's folder, read before its layout is known: config.json, and the tensors by name."""
+"""The content of a published drafter's folder, read before its format is known: config.json, and the tensors by
+name."""
 
 from __future__ import annotations
 
@@ -29,20 +30,22 @@ MAX_BYTES = 16 * 2**30
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a published folder."""
+    """A published drafter's folder that has been read: the content of config.json, and all tensors."""
 
     folder: Path
     described: Mapping[str, Any]  # the content of config.json
     state: Mapping[str, Tensor]  # the tensors by name
-    argument: str  # name of the caller's argument that holds the folder, for error messages
+    argument: str  # name of the caller's argument that names the folder, for errors
 
     @classmethod
     def of(cls, folder: Path, argument: str) -> Checkpoint:
-        """Read config.json and all tensors, from safetensors, else from the pickle. argument: for errors."""
+        """Read config.json and all tensors of a folder, from safetensors, else from a pickle. argument: the caller's
+        argument, for errors."""
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def fail(self, rule: str, fault: str, remedy: str) -> InputError:
-        """Make an InputError about this folder. rule: what it must do. fault: what is wrong. remedy: what to do."""
+        """Make an InputError about this folder. Its message says what the folder must do (rule), what is wrong (fault),
+        and what the caller can do (remedy)."""
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
@@ -54,7 +57,8 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """Return the names of a folder's tensors. Safetensors are not read beyond the names; a pickle is read whole."""
+    """Return the names of the tensors in a folder. Of safetensors, only the names are read; a pickle is read
+    completely."""
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         names = read_settings(folder / INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()
@@ -72,7 +76,8 @@ def _pickle(folder: Path) -> Path | None:
 
 
 def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """Return all tensors of a folder, from its safetensors, else only the tensors of a pickle."""
+    """Return all tensors of a folder by name, from its safetensors, else from its pickle, from which nothing but
+    tensors is read."""
     file = _pickle(folder)
     if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
         return read_weights(shards(folder, argument), argument)

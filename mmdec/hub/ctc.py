@@ -1,8 +1,8 @@
-"""Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a card.
+"""Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a model card.
 
-model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the merges of the
-model's tokenizer, which turn the head's text into the model's tokens: the folder needs no tokenizer. An n-gram of
-pieces may be there, too (`lm.arpa`).
+model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the BPE merges of the
+model's tokenizer, which convert the head's text to the model's tokens; so the folder needs no tokenizer. The file
+`lm.arpa`, an n-gram of the pieces, may be missing.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ TABLES = ("pieces", "merges", "alphabet")
 
 @dataclass(frozen=True)
 class HeardTokens:
-    """The ids of the model's tokens that the drafter needs. base: the model's name. vocab_size: its number of tokens.
-    languages: tokens of the languages that the head knows; empty: any."""
+    """The ids of the model's tokens that the drafter needs.
 
-    first_time: int  # id of the timestamp token of 0 seconds
-    end: int  # id of the token that ends a text
+    base: the model's name. languages: ids of the language tokens for which the head was trained; empty: all.
+    """
+
+    first_time: int  # id of the timestamp token <|0.00|>
+    end: int  # id of the end-of-text token
     vocab_size: int
     base: str = ""
     languages: Sequence[int] = ()
 
 
 def token_merges(tokenizer: Any) -> Merges:
-    """Return the byte-level BPE of a tokenizer of transformers."""
+    """Return the byte-level BPE of a tokenizer from transformers."""
     return Merges.of(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
 
 
@@ -59,11 +61,11 @@ def save_ctc(
     ngram: NGram | None = None,
     trained: str = "",
 ) -> Path:
-    """Write a folder of a head that drafts. If writing fails, no folder is left.
+    """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: its draft vocabulary. tokens: the model's tokens. ngram: an n-gram over pieces,
-        which the search for a draft uses.
-    trained: the head's training data, for the card.
+    head: the trained head. pieces: its vocabulary. tokens: the model's token ids. ngram: an n-gram of the pieces, for
+        the beam search that makes drafts; None: none.
+    trained: the head's training data in words, for the model card.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
@@ -84,9 +86,9 @@ def save_ctc(
 
 
 def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
-    """Load the drafter for this model, on its device and in its precision.
+    """Load the drafter for a model, on the model's device and in its precision.
 
-    Raises: InputError if the folder is damaged, or the head belongs to another model (other channels or tokens).
+    Raises: InputError if the folder is damaged, or the head belongs to another model (with other channels or tokens).
     """
     head, pieces, tokens, ngram = read_ctc(directory)
     shape: Any = getattr(model, "config", None)
@@ -104,8 +106,8 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:
-    """Read head, pieces, the model's tokens, and the n-gram if there is one, in float32 on the CPU. Raises InputError
-    if the folder is damaged."""
+    """Read the folder of a CTC head. Returns: head, its vocabulary, the model's token ids, and the n-gram or None; in
+    float32 on the CPU. Raises InputError if the folder is damaged."""
     folder = check_path("directory", directory, "Name a folder.")
     config = read_settings(folder / "config.json", "directory")
     if config.get("system") != SYSTEM:
@@ -148,8 +150,8 @@ def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
 
 
 def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
-    """Build an n-gram over the pieces of texts, such as a model's own transcripts. order: n. entries: maximum number of
-    n-grams; None: all."""
+    """Estimate an n-gram of a CTC head's pieces from texts, such as the model's own transcripts. order: n. entries:
+    maximum number of n-grams; None: all."""
     tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
     sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
     return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

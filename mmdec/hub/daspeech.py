@@ -1,8 +1,9 @@
-"""Reads and writes translators: a folder of safetensors, loaded as parts and written atomically.
+"""Reads and writes the folders of translators. Weights are safetensors; a folder is written atomically.
 
-A DASpeech's folder holds config.json, encoder.safetensors, model.safetensors (the rest of the network) and
-vocoder.safetensors, all in half precision, units.json, the word decoder's files, README.md (the card) and
-provenance.json. `hub/heard_translator.py` handles the other layout; the functions here accept both.
+The folder of a DASpeech holds config.json, encoder.safetensors, model.safetensors (the rest of the network),
+vocoder.safetensors, all in half precision, units.json, the files that convert phones to words, README.md (the model
+card) and provenance.json. The other kind of translator, which translates word pieces, has other files
+(`hub/heard_translator.py`). The functions here accept both kinds.
 """
 
 from __future__ import annotations
@@ -46,29 +47,29 @@ DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
-# separate files, because code hosts do not accept large ones
+# weights are divided into several files, because code hosts do not accept large ones
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
-LEXICON = "lexicon.tsv"  # the word decoder's file; without it, a translation's text consists of phones
+LEXICON = "lexicon.tsv"  # the file that converts phones to words; without it a translation's text consists of phones
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 
 
 @final
 @dataclass(frozen=True)
 class DASpeechParts:
-    """The networks and tables of one model, on one device.
+    """The networks and tables of one DASpeech translator, on one device.
 
-    `vocoder` has the interface of `Vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
     """
 
     model: DASpeech
     vocoder: nn.Module
-    words: WordDecoder | None  # None: the text is the phones
-    units: tuple[str, ...]  # the phones, in the order of their numbers
+    words: WordDecoder | None  # converts phones to English text; None: the text consists of phones
+    units: tuple[str, ...]  # names of the phones, ordered by id
     decoding: Decoding
     name: str  # name of the model's folder
-    folder: Path | None = None  # the folder that all this was loaded from
-    mels: MelKind = OURS  # the kind of mels that the model gives its vocoder
+    folder: Path | None = None  # the folder that the parts were loaded from; None: they were not loaded from a folder
+    mels: MelKind = OURS  # the kind of mel spectrogram that the acoustic model gives the vocoder
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
@@ -77,7 +78,8 @@ class DASpeechParts:
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """Find the directory of a complete translator: a shipped name, a directory, or a hub id, which is fetched."""
+    """Find the directory of a translator, and check that its files are there. model: a shipped name, a directory, or a
+    hub id, which is downloaded."""
     return complete(find(model), os.fspath(model))
 
 
@@ -92,11 +94,13 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory, with weights in half precision. If writing fails, the old one stays as it was.
+    """Write a translator's directory, with weights in half precision. If writing fails, an existing directory stays as
+    it was.
 
-    card: text of README.md. None keeps the existing card if the weights are the same, else raises InputError, because
-        its figures would be those of other weights.
-    provenance: entries of provenance.json besides the command, versions, commit and date, which are always written.
+    units: names of the phones, ordered by id. words: converts phones to text; None: the text is the phones.
+    card: text of README.md. None keeps the existing card; if its weights are others, this raises InputError, because
+        the figures in the card would be wrong.
+    provenance: entries of provenance.json in addition to command, versions, commit and date, which are always written.
     """
     target = Path(directory)
     with whole_folder(target) as fresh:
@@ -125,11 +129,12 @@ def save_model(
 
 
 def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardParts) -> Path:
-    """Write a model's networks, tables and settings, as `read_parts` returned them, to a directory.
+    """Write a translator to a directory: its networks, tables and settings.
 
-    Card, confidence and provenance are copied only if the weights are still those of the source folder: their figures
-    would not hold for others. Raises: InputError for another vocoder than the model's own, or if the target folder
-    holds files that are not a model's.
+    parts: from `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only if
+        the weights are still those of the source folder, because their figures hold only for these.
+    Raises: InputError for a vocoder that is not the model's own, or if the directory holds files that are not a
+        model's.
     """
     vocoder = check_model_vocoder(parts.vocoder, parts.mels)
     target = Path(directory)
@@ -150,10 +155,10 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardPa
 def read_parts(
     directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None
 ) -> DASpeechParts | HeardParts:
-    """Load the model in `directory` (from `resolve`) to `device`.
+    """Load the translator in a directory (from `resolve`) to a device.
 
-    vocoder: None for the model's own, "griffin-lim" (no weights), or a directory or hub id of published HiFi-GAN
-        weights.
+    vocoder: None for the model's own; "griffin-lim", which needs no weights; or a directory or hub id of published
+        HiFi-GAN weights.
     Raises: InputError if files are damaged, outside the folder or not safetensors.
     """
     try:
@@ -168,7 +173,7 @@ def read_parts(
         parts = read(directory, config)
     except PASSED_ON:
         raise
-    except Exception as error:  # networks raise various errors for settings of wrong types
+    except Exception as error:  # networks raise various exceptions for settings of wrong types
         raise InputError(
             f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
@@ -186,8 +191,8 @@ def read_parts(
 
 
 def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
-    """Load a translator of the layout "pieces" (`hub/heard_translator.py`) by shipped name, folder or hub id. Raises
-    InputError for a translator of the other layout."""
+    """Load a translator of word pieces by shipped name, folder or hub id. Raises InputError for a translator of the
+    other kind, a DASpeech."""
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, HeardParts):
         raise InputError(
@@ -210,7 +215,8 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
 
 
 def layout(directory: Path) -> str:
-    """Return a translator's layout by its config.json: `LAYOUT` (DASpeech), or that of `hub/heard_translator.py`."""
+    """Return the format of a translator's folder, as its config.json names it: that of a DASpeech (`LAYOUT`), or
+    "pieces"."""
     return _named(read_settings(directory / "config.json"))
 
 
@@ -219,7 +225,7 @@ def _named(config: Mapping[str, Any]) -> str:
 
 
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
-    """Load another vocoder than the model's own. source: "griffin-lim", or a directory or hub id of HiFi-GAN
+    """Load a vocoder that is not the model's own. source: "griffin-lim", or a directory or hub id of HiFi-GAN
     weights."""
     text = path_text(source, "vocoder", VOCODER_RULE)
     if text == GRIFFIN_LIM:
@@ -235,7 +241,8 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 
 def complete(directory: Path, name: str) -> Path:
-    """Return the directory if its translator is complete, else raise InputError. name: the argument's value."""
+    """Check that the directory has all files of a translator, and return it. name: the value of the caller's argument,
+    for the error. Raises InputError."""
     system = kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(
@@ -255,7 +262,8 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """Return the files that a folder needs, by its layout. Raises InputError for a damaged config.json."""
+    """Return the names of the files that a translator's folder must have, which depend on its format. Raises InputError
+    for a damaged config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
     return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

@@ -1,8 +1,9 @@
-"""Reads and writes drafters with weights: config.json, model.safetensors, a card. A draft network without its own
-embedding or LM head uses the target's. Published folders load as they are (`mmdec.hub.published`).
+"""Reads and writes the folders of drafters with weights: config.json, model.safetensors, a model card. A draft network
+that has no embedding or LM head of its own uses the target's. Published folders can be loaded without conversion
+(`mmdec.hub.published`).
 
 mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}. "system" is the drafter's
-name; the registry (`mmdec.drafters.registry`) gives its class, and `LOADERS` the loader for that class.
+name. The registry (`mmdec.drafters.registry`) gives its class, and `LOADERS` the loader for that class.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Drafter, InputError
 
 CONFIG = "config.json"
-MODEL_TYPE = "mmdec-drafter"  # "model_type" in config.json, by which transformers' AutoConfig finds the class
+MODEL_TYPE = "mmdec-drafter"  # value of "model_type" in config.json, by which transformers' AutoConfig finds the class
 MAX_CONFIG_BYTES = 2**16
-PICTURE = "data/samples/images/menu.png"  # an image in the checkout, for the card's example
+PICTURE = "data/samples/images/menu.png"  # an image in the repository, for the example in the model card
 
 
 def load_drafter(
@@ -67,14 +68,16 @@ def load_drafter(
     Load it once and pass it to `generate`, `stream`, `speculate`, `transcribe` or `describe`. It holds weights only, so
     several calls may share it.
 
-    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). It may be mmdec's own,
-        whose config.json has the drafter's name ({"system": "medusa", ...}), or a published one: EAGLE-1, -2 and -3,
-        P-EAGLE, DFlash, MSD, ViSpec, Medusa. A smaller language model drafts, too; its tokenizer may be another.
+    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). It may be in mmdec's
+        own format (its config.json has the drafter's name, {"system": "medusa", ...}), or a published one: EAGLE-1, -2
+        and -3, P-EAGLE, DFlash, MSD, ViSpec, Medusa. It may also hold a smaller language model, whose tokenizer may be
+        another.
     model: the loaded target model.
     argument: the name of `folder` in error messages. Default "folder".
     revision: branch, tag or commit of a hub id. Default: the main branch.
     token: access token for a private or gated hub id. Default: that of `hf auth login`.
-    tokenizer: the target's, for a smaller model of another vocabulary. Default None: the one in the target's folder.
+    tokenizer: the target's tokenizer, which a smaller model with another vocabulary needs. Default None: the one in the
+        target's folder.
     Returns: the drafter.
     Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """
@@ -118,7 +121,8 @@ def _loader(folder: Path, argument: str) -> Loader:
 
 
 def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
-    """Write a network's folder: config.json, model.safetensors and the card. If writing fails, no folder is left.
+    """Write the folder of a draft network: config.json, model.safetensors and the model card. If writing fails, no
+    folder is left.
 
     network: a draft network. directory: the new folder. card: text of README.md.
     Raises: InputError if the directory exists and is not empty.
@@ -144,9 +148,9 @@ def convert(
 
     source: a published folder; `mmdec.load_drafter` also accepts it.
     directory: the new folder, written atomically.
-    system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
-    vocab_size: the target's vocabulary size, if its embedding was extended after training.
-    Raises: InputError for DSpark, FLASH and any other unsupported layout.
+    system: the drafter's name, needed for an EAGLE whose target reads images: its files look like those of an MSD.
+    vocab_size: the target's vocabulary size, if its embedding was enlarged after training.
+    Raises: InputError for DSpark, FLASH and any other format that is not supported.
     """
     folder = Path(source)
     if not (folder / CONFIG).is_file():
@@ -162,9 +166,10 @@ def convert(
 
 
 def read_network(directory: str | os.PathLike[str], target_tokens: int | None = None) -> DraftNetwork:
-    """Load a network on the CPU, without a target: mmdec's own in float32, a published one in the file's precision.
+    """Load a draft network on the CPU, without its target: one in mmdec's format in float32, a published one in the
+    file's precision.
 
-    target_tokens: the target's vocabulary size, for a published folder that does not say it.
+    target_tokens: the target's vocabulary size, for a published folder that does not contain it.
     Raises: InputError if the folder holds no draft network, or a file is damaged.
     """
     folder = check_path("directory", directory, "Name a folder.")
@@ -189,9 +194,9 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
 
 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
-    """Load a draft network's folder for this model, on its device and in its precision.
+    """Load a draft network for a target model, on its device and in its precision.
 
-    Raises: InputError if a file is damaged, or the network belongs to another model (one with other channels, tokens or
+    Raises: InputError if a file is damaged, or the network belongs to another model (with other channels, tokens or
         layers).
     """
     shape = model.config.get_text_config(decoder=True)
@@ -220,11 +225,13 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 
 
 def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
-    """Load a drafter that grows EAGLE-2 trees, with the model's embedding and LM head or the network's own."""
+    """Load a drafter that builds EAGLE-2 trees for a target model. It uses the model's embedding and LM head, or the
+    network's own if it has them."""
     network, (embedding, output) = load_network(directory, model), _ends(model)
     if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
         own = network.get_parameter("embed_tokens.weight")
-        if torch.equal(own, embedding.weight):  # a copy, as in most folders, need not be in memory twice
+        # in most folders the embedding is a copy of the target's: do not keep it twice
+        if torch.equal(own, embedding.weight):
             network.share_embedding()
     if isinstance(network, DFlash) and network.config.own_head and output.bias is None:
         own = network.get_parameter("lm_head.weight")
@@ -234,7 +241,7 @@ def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel)
 
 
 def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Flash:
-    """Load FLASH's drafter for this model. Raises InputError if the folder holds another system's network."""
+    """Load a FLASH drafter for a target model. Raises InputError if the folder holds another drafter's network."""
     network = load_network(directory, model)
     if not isinstance(network, FlashNetwork):
         raise InputError(f"`directory` must hold FLASH's network, but holds {network.system}'s. Name another folder.")
@@ -242,7 +249,7 @@ def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Fla
 
 
 def _ends(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
-    """Return the model's input embedding and LM head, which draft networks share."""
+    """Return the model's input embedding and LM head, which draft networks use, too."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(output, nn.Linear) or not isinstance(embedding, nn.Module):
         raise InputError(
@@ -270,7 +277,7 @@ LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: l
 
 
 def published_card(network: DraftNetwork, folder: Path) -> str:
-    """Return the model card of a published network that was read from a folder."""
+    """Return the text of the model card for a published network. folder: where it was read from."""
     config, entry = network.config, drafter_entry(network.system)
     name = network.system if entry is None else entry.note.partition(":")[0]
     text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "

@@ -1,14 +1,15 @@
-"""Writes drafters in the layouts that engines read: speculators' (vLLM, mlx-vlm), and the flat one (SGLang, llama.cpp).
+"""Writes drafters in formats that inference engines read: that of the package speculators (vLLM, mlx-vlm), and the
+"flat" one (SGLang, llama.cpp).
 
 | network | speculators | flat |
 |---|---|---|
 | EAGLE-3, P-EAGLE | `Eagle3DraftModel`, `PEagleDraftModel` | `midlayer.*`, as SafeAILab and SpecForge have it |
 | DFlash | `DFlashDraftModel`; an LM head only where the network has its own | z-lab's, which has none |
 
-No engine reads networks of other systems. Each field for which engines have different defaults is written. If the
-layout cannot describe something that the network computes, the export raises an error. mmdec's own fields (the
-positions and embeddings of image columns, the target's fingerprint) are under "mmdec" in config.json, which engines
-ignore; with them mmdec reads the same network back.
+No engine reads networks of other drafters. Each field for which engines have different defaults is written. If the
+format cannot describe something that the network computes, the export raises an error. Fields that only mmdec reads
+(positions and embeddings at image tokens, the target's fingerprint) are under "mmdec" in config.json, which engines
+ignore; from them mmdec restores the same network.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from mmdec.types import InputError
 
 Layout = Literal["speculators", "flat"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-OWN = ("positions", "pictures", "base", "target")  # fields of mmdec's configurations that no other engine reads
-SPECULATORS = "0.9.0"  # version of speculators whose layout is written, and whose classes the tests compare
-CHAIN = 3  # default number of drafted tokens a round for EAGLE-3 and P-EAGLE
-POSITIONS = 32768  # maximum positions that are written if the target's configuration names none
+OWN = ("positions", "pictures", "base", "target")  # fields of the configuration that only mmdec reads
+SPECULATORS = "0.9.0"  # version of the package speculators whose format is written; tests compare with its classes
+CHAIN = 3  # default number of tokens that an engine drafts in a round with EAGLE-3 or P-EAGLE
+POSITIONS = 32768  # maximum sequence length that is written, if the target's configuration has none
 
 
 @dataclass(frozen=True)
 class Served:
-    """The target that a drafter is exported for."""
+    """The target model for which a drafter is exported."""
 
-    name: str  # the target's name or hub id, by which engines load it
+    name: str  # the target's folder name or hub id, by which engines load it
     architectures: list[str]
-    text: Any  # the configuration of the target's text model
+    text: Any  # transformers' configuration of the target's text model
 
     @property
     def depth(self) -> int:
@@ -67,13 +68,13 @@ def export_drafter(
 ) -> Path:
     """Write a drafter's folder for other engines.
 
-    source: a drafter's folder, mmdec's or a published one, a hub id, or "<model>/<drafter>" for a shipped one.
+    source: a drafter's folder in mmdec's or a published format, a hub id, or "<model>/<drafter>" for a shipped one.
     directory: the new folder. If writing fails, no folder is left.
     to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp).
     model: the target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
-    num_speculative_tokens: tokens that an engine drafts each round. Default 3; a DFlash drafts its block.
+    num_speculative_tokens: tokens that an engine drafts each round. Default: 3; for a DFlash, those of its block.
     Returns: the folder.
-    Raises: InputError if no engine reads the network, if the layout cannot describe it, or if it belongs to another
+    Raises: InputError if no engine reads the network, if the format cannot describe it, or if it belongs to another
         target.
     """
     if to not in LAYOUTS:
@@ -102,8 +103,8 @@ def export_drafter(
 
 
 def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Served:
-    """Find the target. model: a directory, shipped name or hub id; None: the model that the network was trained for.
-    Raises InputError if it is not found or does not fit."""
+    """Find the target model and check its sizes. model: a directory, shipped name or hub id; None: the model that the
+    network was trained for. Raises InputError if it is not found or does not fit."""
     named = os.fspath(model) if model is not None else network.config.target
     known = named and (Path(named).is_dir() or named in names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:
@@ -129,8 +130,10 @@ def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Serv
 
 
 def _refuse(to: str, faults: Mapping[str, bool]) -> None:
-    """Raise InputError if the network has a feature that the layout `to` cannot describe. faults: feature -> whether
-    the network has it."""
+    """Raise InputError if the network has a feature that the format cannot describe.
+
+    to: the format's name. faults: description of a feature -> whether the network has it.
+    """
     for fault, present in faults.items():
         if present:
             raise InputError(
@@ -142,7 +145,11 @@ def _refuse(to: str, faults: Mapping[str, bool]) -> None:
 def _speculators(
     network: Eagle3 | DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and config.json in speculators' layout. state: the tensors. count: tokens drafted a round."""
+    """Convert a network to speculators' format. Returns: the tensors by name, and the content of config.json.
+
+    state: the network's tensors. served: the target. count: number of tokens that the engine drafts in a round; None:
+        the default.
+    """
     config = network.config
     _refuse("speculators", {"the target's normed last states (layer -1)": -1 in config.layers})
     described: dict[str, Any] = {"draft_vocab_size": config.vocabulary, "dtype": _dtype(state)}
@@ -197,12 +204,16 @@ def _speculators(
 def _flat_eagle3(
     network: Eagle3, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and config.json as SafeAILab and SpecForge have them. count: not used, because their layout
-    cannot hold the number of drafted tokens."""
+    """Convert an EAGLE-3 to the format of SafeAILab and SpecForge. Returns: the tensors by name, and the content of
+    config.json.
+
+    state: the network's tensors. served: the target. count: not used, because this format has no field for the number
+        of drafted tokens.
+    """
     config = network.config
     _refuse_of_eagle3(network, "flat")
     default = config.layers == default_layers(served.depth)
-    # SGLang adds 1 to all layer ids if the first id is 1, vLLM never does: they would read different layers
+    # SGLang adds 1 to all layer ids if the first one is 1; vLLM does not, so it would read other layers
     _refuse(
         "flat",
         {
@@ -211,7 +222,7 @@ def _flat_eagle3(
             "the target's normed last states (layer -1)": -1 in config.layers,
         },
     )
-    if not config.mapped:  # without a draft vocabulary: some engines demand its tables all the same
+    if not config.mapped:  # no draft vocabulary: some engines need the tables between both vocabularies all the same
         state = {
             **state,
             "d2t": torch.zeros(config.vocab_size, dtype=torch.long),
@@ -238,7 +249,11 @@ def _flat_eagle3(
 def _flat_dflash(
     network: DFlash, state: dict[str, Tensor], served: Served, count: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and config.json as z-lab has them. count: not used, the layout cannot hold it."""
+    """Convert a DFlash to z-lab's format. Returns: the tensors by name, and the content of config.json.
+
+    state: the network's tensors. served: the target. count: not used, because this format has no field for the number
+        of drafted tokens.
+    """
     config, last = network.config, served.depth - 1
     _refuse(
         "flat",
@@ -276,14 +291,14 @@ def _refuse_of_eagle3(network: Eagle3, to: str) -> None:
 
 
 def _flags(network: Eagle3) -> dict[str, bool]:
-    """Return EAGLE-3's options, all written out: the defaults of vLLM and speculators for the first one differ."""
+    """Return all options of an EAGLE-3, because vLLM and speculators have different defaults for the first one."""
     names_of = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: getattr(network.config, name) for name in names_of}
 
 
 def _layer(network: Eagle3 | DFlash, served: Served) -> dict[str, Any]:
-    """Return the settings of the decoder layers, as in a Llama's or Qwen3's config.json; RoPE's under old and new
-    names, because engines read either."""
+    """Return the settings of the decoder layers, named as in a Llama's or Qwen3's config.json. The RoPE settings have
+    both their old and their new names, because an engine may read either."""
     config = network.config
     qwen3 = isinstance(network, DFlash) or network.config.qk_norm
     rope: dict[str, Any] = {"rope_type": "default", **(config.rope_scaling or {}), "rope_theta": config.rope_theta}
@@ -328,7 +343,7 @@ def _dtype(state: Mapping[str, Tensor]) -> str:
 
 
 def _card(network: Eagle3 | DFlash, served: Served, to: str) -> str:
-    """Return the model card: what the drafter is, and how to serve it."""
+    """Write the model card: what the drafter is, and how to use it in an engine."""
     name = (
         "DFlash" if isinstance(network, DFlash) else "P-EAGLE" if network.config.mask_token is not None else "EAGLE-3"
     )

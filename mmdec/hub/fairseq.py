@@ -1,13 +1,13 @@
-"""Converts DASpeech as its authors publish it, checkpoints of fairseq, into mmdec's folder.
+"""Converts the DASpeech checkpoints that its authors published, which are fairseq's, to mmdec's folders.
 
-The folder to convert holds the checkpoint (one .pt) and what its training read: config.yaml, the dictionary and the
-global statistics of the mels that it names, and HiFi-GAN's generator (g_02500000 or generator_v1) with its config.json.
-Only tensors and plain values are read from the pickle.
+The folder to convert holds the checkpoint (one .pt); the files that its training read: config.yaml, and the dictionary
+and the global mel statistics that it names; and HiFi-GAN's generator (g_02500000 or generator_v1) with its config.json.
+Only tensors and plain values are read from the pickles.
 
-Differences that the conversion removes: fairseq numbers positions from 2, keeps keys and values apart, ties the output
-projection to the embedding by a copy, and holds the bins of pitch and energy outside the weights. FastSpeech 2's
-sinusoids have other rates there, which `FastSpeech2Config.positions` keeps. Source: github.com/ictnlp/DASpeech
-(65c3684).
+Differences that the conversion removes: fairseq numbers positions from 2, has separate weights for keys and values,
+copies the embedding to the output projection, and stores the bins of pitch and energy outside the weights. The
+sinusoids of its FastSpeech 2 have other frequencies, which `FastSpeech2Config.positions` reproduces. Source:
+github.com/ictnlp/DASpeech (65c3684).
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.vocoder import HifiGanVocoder, MelKind
 from mmdec.types import InputError
 
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's first four symbols, which its files leave out
+# the first four symbols of every fairseq dictionary, which its files do not list
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 MAX_TEXT_BYTES = 4 * 2**20
-MELS = MelKind(sample_rate=22_050)  # the kind of mels that DASpeech is trained on
+MELS = MelKind(sample_rate=22_050)  # the kind of mel spectrogram that DASpeech was trained on
 STRATEGIES = {name.replace("-", ""): name for name in ("lookahead", "greedy", "viterbi", "joint-viterbi")}
-# fairseq's arguments that change the network -> (the only value that mmdec supports, the value of an absent argument)
+# arguments of fairseq that change the network -> (the only value that mmdec supports, the value if the argument is
+# missing)
 REQUIRED: dict[str, tuple[Any, Any]] = {
     "activation_fn": ("gelu", None),
     "attn_type": ("espnet", None),
@@ -64,19 +66,19 @@ _MISSING = object()
 @final
 @dataclass(frozen=True)
 class Published:
-    """The sizes, weights and decoding of a published checkpoint, under mmdec's names."""
+    """A published checkpoint after conversion: sizes, weights and decoding options under mmdec's names."""
 
     config: DASpeechConfig
-    state: dict[str, Tensor]  # the tensors of a `DASpeech` network, by name
+    state: dict[str, Tensor]  # the weights of a `DASpeech` network by tensor name
     decoding: Decoding
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Convert a folder with a published DASpeech into one that `mmdec.load` reads. Returns: `directory`.
+    """Convert a folder with a published DASpeech to a folder that `mmdec.load` reads. Returns: `directory`.
 
-    source: the folder, as this module's docstring describes it. directory: new or empty.
+    source: the published folder, with the files that this module's docstring lists. directory: new or empty.
     Raises: InputError if a file is missing or damaged, if the pickle asks for more than tensors and plain values, and
-        for settings of fairseq that mmdec's network does not have.
+        for settings of fairseq that mmdec's network does not support.
     """
     folder, target = Path(source), new_folder(directory)
     checkpoint = _only(folder, "*.pt")
@@ -97,7 +99,8 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the arguments and the weights in a checkpoint of fairseq, without running its code.
+    """Read a checkpoint of fairseq without running its code. Returns: the training arguments by name, and the weights
+    by tensor name.
 
     Raises: InputError for a pickle that names other classes than `argparse.Namespace`, and if parts are missing.
     """
@@ -118,9 +121,11 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Published:
-    """Translate fairseq's arguments and weights (names as published) into a network's sizes and state.
+    """Convert fairseq's arguments and weights to sizes and weights of mmdec's network.
 
-    Raises: InputError for settings that mmdec's network does not have, and for weights that are missing or left over.
+    arguments: fairseq's arguments by name. weights: the tensors by their published names.
+    Raises: InputError for settings that mmdec's network does not support, and for weights that are missing or
+        superfluous.
     """
     for name, (wanted, absent) in REQUIRED.items():
         value = arguments.get(name, absent)
@@ -164,8 +169,8 @@ def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) 
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Read a dictionary of fairseq: a symbol and its count on each line. Returns: all symbols, the four special ones
-    first, in the order of their ids."""
+    """Read a fairseq dictionary, which has a symbol and its count on each line. Returns: all symbols ordered by id, the
+    four special ones first."""
     units: list[str] = list(SPECIAL)
     for number, line in enumerate(_text(path).splitlines(), start=1):
         symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
@@ -217,11 +222,12 @@ def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -
 
 
 def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Remove the linguistic decoder's and the adaptor's weights from `state`, and return them under mmdec's names."""
+    """Take the weights of the graph decoder and the adaptor out of `state`, and return them under mmdec's names.
+    layers: number of decoder layers."""
     named = {"decoder.embed_tokens.weight": state.pop("decoder.embed_tokens.weight")}
     for theirs, ours in (("embed_positions", "embed_positions"), ("link_positional", "links.link_positional")):
         table = state.pop(f"decoder.{theirs}.weight")
-        named[f"decoder.{ours}.weight"] = table.roll(-2, 0)  # fairseq's positions begin at row 2, ours at row 0
+        named[f"decoder.{ours}.weight"] = table.roll(-2, 0)  # fairseq's positions begin at row 2, mmdec's at row 0
     for index in range(layers):
         place = f"decoder.layers.{index}"
         for attention in ("self_attn", "encoder_attn"):
@@ -234,8 +240,8 @@ def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 def _acoustic(state: dict[str, Tensor], sizes: FastSpeech2Config) -> dict[str, Tensor]:
-    """Remove FastSpeech 2's weights from `state`, and return them under mmdec's names. The statistics of pitch and
-    energy get mean 0 and deviation 1."""
+    """Take the weights of FastSpeech 2 out of `state`, and return them under mmdec's names. The statistics of pitch and
+    energy are set to mean 0 and standard deviation 1."""
     named = {
         "tts.units.weight": state.pop("tts.embed_tokens.weight"),
         "tts.encoder_scale": state.pop("tts.pos_emb_alpha").squeeze(),
@@ -284,13 +290,14 @@ def _needed(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _ranges(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ranges of pitch and energy in config.yaml, as numbers: YAML reads 1e-8 as text."""
+    """Return the ranges of pitch and energy in config.yaml as numbers, because YAML reads 1e-8 as text."""
     names = ("pitch_min", "pitch_max", "energy_min", "energy_max")
     return {name: float(features[name]) for name in names if name in features}
 
 
 def _check_features(features: Mapping[str, Any]) -> None:
-    """Raise InputError for mels of another kind than the paper's. features: the settings in config.yaml."""
+    """Raise InputError unless the settings in config.yaml describe the kind of mels that the paper uses. features:
+    these settings."""
     paper = {"sample_rate": 22_050, "hop_length": 256, "n_fft": 1024, "win_length": 1024, "f_min": 20, "f_max": 8000}
     for name, wanted in paper.items():
         if features.get(name, wanted) != wanted:
@@ -301,7 +308,7 @@ def _check_features(features: Mapping[str, Any]) -> None:
 
 
 def _statistics(path: Path) -> tuple[Tensor, Tensor]:
-    """Read the means and deviations of the mels, (80,) each, from fairseq's statistics file."""
+    """Read the means and standard deviations of the mel bands, (80,) each, from fairseq's statistics file."""
     with damaged(f"`source` must hold global statistics of mels, but '{path}' does not"):
         with np.load(path, allow_pickle=False) as stored:
             mean, std = (torch.from_numpy(np.asarray(stored[name], dtype=np.float32)) for name in ("mean", "std"))
@@ -328,7 +335,8 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def _beside(folder: Path, name: Any) -> Path:
-    """Return the file in the folder with the last part of `name`, which may be a path of the training machine."""
+    """Return the path in `folder` of the file that `name` names. Only its last part counts, because it may be a path on
+    the training machine."""
     path = folder / Path(str(name)).name
     if not path.is_file():
         raise InputError(f"`source` must hold {path.name}, but '{folder}' does not. Copy it there.")

@@ -1,8 +1,8 @@
-"""Exchanges a speech encoder's weights with fairseq2's `s2t_conformer`, both ways, by files.
+"""Converts a speech encoder's weights from and to fairseq2's `s2t_conformer`.
 
-`mmdec convert fairseq2` reads fairseq2's checkpoint and writes weights that a recipe begins from
-(`mmdec.training.daspeech.module.InitialWeights`); `mmdec export fairseq2` writes a network's encoder under fairseq2's
-names. Versions: fairseq2 0.8.1 (docs/train/fairseq2.md).
+`mmdec convert fairseq2` reads a checkpoint of fairseq2, and writes weights with which mmdec's training can begin
+(`mmdec.training.daspeech.module.InitialWeights`). `mmdec export fairseq2` writes a network's encoder under fairseq2's
+names. Supported version: fairseq2 0.8.1 (docs/train/fairseq2.md).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from mmdec.checks.weights import check_finite_weights, read_pickle, read_weights
 from mmdec.nn.conformer import from_fairseq2, to_fairseq2
 from mmdec.types import InputError
 
-PREFIX = "encoder."  # how the encoder's tensor names begin in a DASpeech network
+PREFIX = "encoder."  # prefix of the encoder's tensor names in a DASpeech network
 
 
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
-    """Write the encoder of a fairseq2 `s2t_conformer` as safetensors with a DASpeech network's names.
+    """Convert the encoder of a fairseq2 `s2t_conformer` to safetensors with the tensor names of a DASpeech network.
 
-    source: fairseq2's .pt or .safetensors: a state dict, or one under "model". target: the file to write.
-    Returns: `target`. Raises: InputError if the file is no such checkpoint; of a pickle, only tensors are read.
+    source: fairseq2's .pt or .safetensors: a state dict, or a dict with one under "model". target: the file to write.
+    Returns: `target`. Raises: InputError if the file is no such checkpoint. From a pickle, only tensors are read.
     """
     ours = from_fairseq2(_read(Path(source)))
     return _write({PREFIX + name: value for name, value in ours.items()}, Path(target))
 
 
 def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
-    """Write a network's encoder as safetensors with fairseq2's names.
+    """Convert a network's encoder to safetensors with fairseq2's tensor names.
 
-    source: safetensors of a DASpeech network (`save_network`, or a translator's model.safetensors). target: the file
-        to write. Returns: `target`. Raises: InputError if the network has no Conformer encoder.
+    source: safetensors of a DASpeech network, such as a translator's model.safetensors. target: the file to write.
+        Returns: `target`. Raises: InputError if the network has no Conformer encoder.
     """
     state = read_weights([Path(source)], "source")
     own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}

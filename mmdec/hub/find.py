@@ -1,4 +1,4 @@
-"""Finds models: a shipped name, a directory or a hub id becomes a local folder. Pickles are refused, except those of
+"""Finds the local folder of a model by its shipped name, directory or hub id. Pickles are rejected, except those of
 published drafters, from which `mmdec.hub.published` reads only tensors."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from mmdec.checks.weights import PICKLES, read_settings
 from mmdec.types import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")  # in an installed wheel, and in a checkout
+# the folders of shipped models: in an installed wheel, and in a checkout of the repository
+FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -31,13 +32,13 @@ def model_folders() -> tuple[Path, ...]:
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Return the names of the shipped models of a system or transformers model type; None: of all."""
+    """Return the names of shipped models. system: only those of this system or transformers model type; None: all."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
-    """Return the system or transformers model type in a model's config.json; "" if there is none."""
+    """Return "system" or "model_type" of a model's config.json; "" if there is none."""
     try:
         config = read_settings(directory / "config.json")
     except InputError:
@@ -51,12 +52,13 @@ def find(
     files: Sequence[str] = HUB_FILES,
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Resolve a shipped name, a directory, or a Hugging Face id ("owner/name", "owner/name@revision") to a directory.
+    """Find the directory of a model: a shipped name, a directory, or a hub id ("owner/name", "owner/name@revision"),
+    which is downloaded.
 
-    system: error messages list the shipped models of this system; None: all shipped models. files: patterns of the
-        files to download.
-    fetching: options of `snapshot_download`.
-    Returns: the directory, whose content the caller checks.
+    system: error messages list the shipped models of this system; None: all. files: name patterns of the files to
+        download.
+    fetching: options of huggingface_hub's `snapshot_download`.
+    Returns: the directory, whose content the caller must check.
     Raises: InputError if there is no such model, or a download fails.
     """
     text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
@@ -80,10 +82,11 @@ def find(
 def drafter_by_name(
     drafter: object, argument: str = "folder", fetching: Mapping[str, Any] | None = None
 ) -> Path | None:
-    """Resolve a drafter's name that is not a local path ("<model>/<drafter>", or a hub id) to its folder.
+    """Find the folder of a drafter by a name that is not a local path: "<model>/<drafter>" for a shipped one, or a hub
+    id. Every call that accepts a drafter's folder uses this.
 
-    Every call that accepts a drafter's folder uses this. Returns: the folder; None for anything else.
-    Raises: InputError if there is no drafter of this name.
+    argument: name of the caller's argument, for errors. fetching: options of `snapshot_download`.
+    Returns: the folder; None if `drafter` is no such name. Raises: InputError if there is no drafter of this name.
     """
     if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
         return drafter_path(drafter, fetching, argument)
@@ -93,10 +96,11 @@ def drafter_by_name(
 def drafter_path(
     source: str | os.PathLike[str], fetching: Mapping[str, Any] | None = None, argument: str = "folder"
 ) -> Path:
-    """Return the folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one
+    """Find the folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one
     ("vlm-scenes/eagle").
 
-    Raises: InputError if there is none.
+    fetching: options of `snapshot_download`. argument: name of the caller's argument, for errors. Raises: InputError if
+        there is none.
     """
     text = path_text(
         source, argument, "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
@@ -113,7 +117,7 @@ def drafter_path(
         found = download(text, HUB_FILES, argument, fetching)
         if any(found.glob("*.safetensors")):
             return found
-        # some older drafters were published as pickles only; from these, only tensors are read
+        # some older drafters were published only as pickles, from which only tensors are read
         return download(text, [*HUB_FILES, *DRAFTER_PICKLES], argument, fetching)
     raise InputError(
         f"`{argument}` must be a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle), or a "
@@ -122,21 +126,22 @@ def drafter_path(
 
 
 def drafter_folder(model: Path, name: str) -> Path | None:
-    """Return the folder of a model's drafter: inside the model's folder, or beside it as <model>-<name>."""
+    """Return the folder of a model's drafter: `name` inside the model's folder, or <model>-<name> beside it; None if
+    there is none."""
     home = model.resolve()
     folders = (home / name, home.with_name(f"{home.name}-{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def path_text(source: object, argument: str, rule: str) -> str:
-    """Convert a path or name to text. Raises InputError for other types, and for text that cannot be a file's name.
+    """Convert a path or name to text. Raises InputError for other types, and for text that cannot be a file name.
 
-    argument, rule: name of the argument and what it must be, for the message.
+    argument: name of the caller's argument, for the error. rule: what it must be, in words.
     """
     try:
         text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
         if isinstance(text, str) and text:
-            Path(text).exists()  # a check: it raises OSError for a name that is too long
+            Path(text).exists()  # only to raise OSError for a name that is too long
             return text
     except (OSError, TypeError, ValueError):
         pass
@@ -145,15 +150,15 @@ def path_text(source: object, argument: str, rule: str) -> str:
 
 @final
 class Version(NamedTuple):
-    """A key that identifies the content of a path at one time."""
+    """A cache key for the content of a path: it changes if a file there is written again."""
 
     path: str
-    changed: int  # modification time in ns of the newest file; 0: there is no file
+    changed: int  # modification time of the newest file in nanoseconds; 0: there is no file
 
 
 def version(source: str | os.PathLike[str]) -> Version:
-    """Return a `Version`, a key for the current content of a directory or file: it changes if a file is rewritten.
-    source: a path; another name gets a key that never changes."""
+    """Return a cache key for the current content of a directory or file. source: a path; for any other name the key
+    never changes."""
     path = Path(source)
     if not path.exists():
         return Version(os.fspath(source), 0)
@@ -164,17 +169,18 @@ def version(source: str | os.PathLike[str]) -> Version:
 def _changed(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
-    except OSError:  # a dangling or circular link
+    except OSError:  # the link is circular, or its target is missing
         return file.lstat().st_mtime_ns
 
 
 def download(
     name: str, files: Sequence[str], argument: str = "model", fetching: Mapping[str, Any] | None = None
 ) -> Path:
-    """Download a repository of the hub, "owner/name" or "owner/name@revision", into the local cache.
+    """Download a repository of the hub, "owner/name" or "owner/name@revision", to the local cache. Returns: its folder.
 
-    fetching: further options of `snapshot_download`. Raises: InputError if that fails, with a message that explains how
-        to get the model, also without a network.
+    files: name patterns of the files to download. argument: name of the caller's argument, for errors. fetching:
+        further options of `snapshot_download`.
+    Raises: InputError if that fails; the message explains how to get the model, also without a network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
@@ -204,19 +210,22 @@ def download(
 
 @final
 class LoadedModels(Generic[Model]):
-    """A cache of loaded models, one version of each. Threads that ask for the same model wait until it is loaded."""
+    """A thread-safe cache of loaded models, which holds one version of each. Threads that ask for the same model wait
+    until it is loaded."""
 
     def __init__(self) -> None:
-        self._models: dict[Hashable, tuple[Hashable, Model]] = {}  # key without versions -> (whole key, model)
+        # key without file times -> (key with file times, model)
+        self._models: dict[Hashable, tuple[Hashable, Model]] = {}
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
-        """Make a copy empty: a lock cannot be copied, and models would be in memory twice."""
+        """A copy of the cache (by copy or pickle) is empty: a lock cannot be copied, and the models would be in memory
+        twice."""
         return LoadedModels, ()
 
     def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
-        """Return the model with this key. If it is not loaded yet, drop the model that was loaded from other versions
-        of the same paths, then call `read` to load it."""
+        """Return the model with this key. If it is missing, call `read` to load it; a model that was loaded from an
+        earlier version of the same files is dropped first."""
         place = _without_versions(key)
         with self._lock:
             if place in self._models and self._models[place][0] != key:
@@ -227,7 +236,7 @@ class LoadedModels(Generic[Model]):
 
 
 def _without_versions(key: Hashable) -> Hashable:
-    """Replace each `Version` in a key by its path, so that all versions of a model have one key."""
+    """Replace each `Version` in a key by its path, so that all versions of a model have the same key."""
     if isinstance(key, Version):
         return key.path
     return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

@@ -1,9 +1,10 @@
-"""Reads and writes translators of the layout "pieces" (`mmdec.nn.heard_translator`): networks, tables and a voice.
+"""Reads and writes the folders of translators that translate word pieces (`mmdec.nn.heard_translator`): networks,
+tables and a voice.
 
-A model's folder holds config.json (`"layout": "pieces"`), encoder.safetensors and model.safetensors (head, reader and
-decoders), voice.safetensors and vocoder.safetensors with 8-bit matrices; ngram.safetensors (of French pieces) and
-english_ngram.safetensors, both of which may be absent; pieces.json (the head's French pieces), english.json (the
-decoders' English pieces), phones.json and pronunciation.tsv; README.md (the card) and provenance.json.
+A folder holds config.json (with `"layout": "pieces"`); encoder.safetensors, model.safetensors (CTC head, piece reader
+and decoders), voice.safetensors and vocoder.safetensors, with matrices in 8 bits; pieces.json (the CTC head's French
+pieces), english.json (the decoders' English pieces), phones.json and pronunciation.tsv; README.md (the model card) and
+provenance.json. ngram.safetensors (an n-gram of the French pieces) and english_ngram.safetensors may be missing.
 """
 
 from __future__ import annotations
@@ -45,19 +46,21 @@ from mmdec.types import InputError
 LAYOUT = "pieces"
 TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
-NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}  # optional files: French, English
-MOST_ENTRIES = 4_000_000  # maximum number of n-gram entries
+# optional n-gram files, by attribute of the network: of French and of English pieces
+NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}
+MOST_ENTRIES = 4_000_000  # maximum number of values in an n-gram file
 NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
-POSITIONS = "encoder.embed_positions.weight"  # the same sinusoids in every Whisper, so they are not stored
-MOST_POSITIONS = 1500  # encoder positions of Whisper's window of 30 s
+# the position embeddings are the same sinusoids in every Whisper, so they are not stored
+POSITIONS = "encoder.embed_positions.weight"
+MOST_POSITIONS = 1500  # number of encoder positions in Whisper's window of 30 s
 
 
 @final
 @dataclass(frozen=True)
 class HeardParts:
-    """The networks and tables of one model, on one device.
+    """The networks and tables of one translator of word pieces, on one device.
 
-    `vocoder` has the interface of `Vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256).
+    `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
     """
 
     model: HeardTranslator
@@ -65,12 +68,12 @@ class HeardParts:
     vocoder: nn.Module
     pieces: Pieces  # French pieces, the CTC head's vocabulary
     english: Pieces  # English pieces, the decoders' vocabulary
-    phones: tuple[str, ...]  # the voice's phones, in the order of their ids
-    speller: Speller  # turns English text into phones
-    pronunciation: Path  # the speller's file
+    phones: tuple[str, ...]  # names of the voice's phones, ordered by id
+    speller: Speller  # converts English text to phones
+    pronunciation: Path  # the file that the speller was read from
     decoding: Decoding
     name: str  # name of the model's folder
-    folder: Path | None = None  # the folder that all this was loaded from
+    folder: Path | None = None  # the folder that the parts were loaded from; None: they were not loaded from a folder
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
@@ -79,7 +82,7 @@ class HeardParts:
 
     @property
     def mels(self) -> MelKind:
-        """Return the kind of mels between voice and vocoder."""
+        """Return the kind of mel spectrogram that the voice gives the vocoder."""
         return OURS
 
     @property
@@ -88,7 +91,8 @@ class HeardParts:
         return tuple(self.english.names)
 
     def heard(self, text: str) -> list[int]:
-        """Convert a French text to the ids of its pieces, as a correct transcript of the head has them."""
+        """Convert a French text to piece ids, normalised like the transcripts of the CTC head (lower case, hardly any
+        punctuation)."""
         return self.pieces.encode(heard(text))
 
 
@@ -99,9 +103,10 @@ def save_heard(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model's directory, the networks' matrices in 8 bits.
+    """Write a translator's directory, with matrices in 8 bits. If writing fails, an existing directory stays as it was.
 
-    card, provenance: as for `save_model`. If writing fails, the old directory stays as it was.
+    card: text of README.md; None keeps the existing card, and raises InputError if its weights are others.
+    provenance: entries of provenance.json in addition to command, versions, commit and date.
     """
     vocoder = check_model_vocoder(parts.vocoder)
     with whole_folder(directory) as fresh:
@@ -137,33 +142,34 @@ def save_heard(
 
 
 def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderConfig) -> None:
-    """Write the encoder's weights: matrices in 8 bits, without the position embeddings, which every Whisper shares.
+    """Write encoder.safetensors: matrices in 8 bits, without the position embeddings if they are the sinusoids that
+    every Whisper has.
 
-    state: tensors by name; each name begins with "encoder.".
+    state: tensors by name; each name begins with "encoder.". sizes: sizes of the encoder.
     """
-    if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # not equal: half precision rounds them
+    if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # half precision may have rounded them
         del state[POSITIONS]
     save_file(packed_rows(state), folder / "encoder.safetensors")
 
 
 def packed_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Pack matrices into 8 bits by `pack_rows`, on the CPU. state: tensors by name. Raises MmdecError for weights that
-    are not finite, or too large for half precision."""
+    """Convert weights for storing: matrices to 8 bits, other tensors to half precision, on the CPU. state: tensors by
+    name. Raises MmdecError for weights that are not finite, or too large for half precision."""
     packed = pack_rows({name: tensor.cpu() for name, tensor in state.items()})
     check_half(packed)
     return packed
 
 
 def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
-    """Load the model in `directory`, whose config.json holds `config`, to the CPU.
+    """Load a translator to the CPU. config: the content of its config.json.
 
     Raises: InputError if files are damaged, do not fit one another, lie outside the folder or are not safetensors.
-    Damaged files may also raise other errors, which the caller must turn into one that names the folder.
+        Damaged files may also raise other exceptions, which the caller must convert to an error that names the folder.
     """
     encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
     state, spoken_state = (unpack_rows(read_weights(files)) for files in ([encoder, rest], [spoken]))
     for weights in (state, spoken_state):
-        check_finite_weights(weights, directory)  # weights in 8 bits times a damaged scale may overflow
+        check_finite_weights(weights, directory)  # 8-bit weights may overflow if their scale is damaged
     check_counts(config["architecture"], state)
     check_counts(config["voice"], spoken_state)
     sizes = HeardTranslatorConfig.from_dict(config["architecture"])
@@ -212,7 +218,8 @@ def _read_ngram(directory: Path, file: str, pieces: int) -> PieceNGram:
 
 
 def table(directory: Path, name: str, special: tuple[str, ...]) -> Pieces:
-    """Read the pieces in the file `name`. Raises InputError if they do not begin with the pieces `special`."""
+    """Read the vocabulary of pieces in the file `name`. Raises InputError unless its first pieces are those of
+    `special`."""
     file = inside(directory / name)
     pieces = Pieces.read(file)
     if tuple(pieces.names[: len(special)]) != special:

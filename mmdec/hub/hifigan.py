@@ -1,8 +1,8 @@
-"""Reads published HiFi-GAN weights: loads safetensors, and converts the authors' generator file.
+"""Loads published HiFi-GAN vocoders from safetensors, and converts the generator files of HiFi-GAN's authors.
 
 transformers' `SpeechT5HifiGan` and `FastSpeech2ConformerHifiGan` load from a directory with safetensors. The authors'
-generator file (`generator_v1`, `g_02500000`, ... beside its `config.json`) is a pickle: `convert` reads only tensors
-from it and writes such a directory.
+generator file (`generator_v1`, `g_02500000`, ... beside its `config.json`) is a pickle. `convert` reads only tensors
+from it, and writes such a directory.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ SIZES = (
     "resblock_dilation_sizes",
     "normalize_before",
 )
-MELS_KEY = "mmdec_mels"  # key of the mels' description in a converted generator's config
+MELS_KEY = "mmdec_mels"  # in the config of a converted generator: the key under which its kind of mels is described
 
 
 def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
-    """Load the vocoder in a directory with safetensors.
+    """Load the HiFi-GAN vocoder in a directory with safetensors.
 
-    Raises: InputError if there are no such weights, or their mels cannot be computed from mmdec's.
+    Raises: InputError if there are no such weights, or their kind of mels cannot be computed from mmdec's.
     """
     path = Path(vocoder)
     if path.is_file():
@@ -74,7 +74,7 @@ def _read(folder: Path) -> HifiGanVocoder:
     config = settings.from_dict({name: value for name, value in described.items() if name not in NOT_FOLLOWED})
     if MELS_KEY in described:
         usual = MelKind(**described[MELS_KEY])
-    rate = described.get("sampling_rate", usual.sample_rate)  # some published configurations lack the rate
+    rate = described.get("sampling_rate", usual.sample_rate)  # some published configurations have no sample rate
     if rate != usual.sample_rate:
         raise InputError(
             f"`vocoder` of the kind {kind} must speak at {usual.sample_rate} Hz, where its mels are known, "
@@ -85,9 +85,10 @@ def _read(folder: Path) -> HifiGanVocoder:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Convert the authors' generator file, with config.json beside it, to a directory for `load_hifigan`.
+    """Convert the authors' generator file, with config.json beside it, to a directory that `load_hifigan` reads.
+    Returns: `directory`.
 
-    From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for another
+    From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for another kind of
     generator, and for mels that cannot be computed from mmdec's.
     """
     target = new_folder(directory)
@@ -99,9 +100,9 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """Read the authors' generator file, with config.json beside it: the generator, and its kind of mels.
+    """Read the authors' generator file, with config.json beside it. Returns: the generator, and its kind of mels.
 
-    Raises: InputError for another generator, and for mels that cannot be computed from mmdec's.
+    Raises: InputError for another kind of generator, and for mels that cannot be computed from mmdec's.
     """
     if not path.is_file() or not path.with_name("config.json").is_file():
         raise InputError(
@@ -113,14 +114,17 @@ def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
 
 
 def describe(vocoder: HifiGanVocoder) -> dict[str, Any]:
-    """Describe a generator's sizes and its kind of mels for config.json, as `build` reads them."""
+    """Describe a generator's sizes and its kind of mels as an entry of config.json, which `build` reads."""
     sizes = {name: getattr(vocoder.generator.config, name) for name in SIZES}
     return {"model_type": FastSpeech2ConformerHifiGanConfig.model_type, **sizes, MELS_KEY: asdict(vocoder.expects)}
 
 
 def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
-    """Make a translator's own HiFi-GAN. described: the entry `vocoder` of config.json, from `describe`. state: tensors
-    by name. folder: for messages. Raises InputError if the weights do not fit, ValueError for another vocoder."""
+    """Make the HiFi-GAN that a translator's folder contains.
+
+    described: the entry `vocoder` of config.json, from `describe`. state: tensors by name. folder: for messages.
+        Raises: InputError if the weights do not fit, ValueError for another vocoder.
+    """
     if described["model_type"] != FastSpeech2ConformerHifiGanConfig.model_type:
         raise ValueError(f"its vocoder is a {described['model_type']!r:.60}")
     config = FastSpeech2ConformerHifiGanConfig(**{name: described[name] for name in SIZES})
@@ -130,7 +134,8 @@ def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Pat
 
 
 def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """Return the generator in the authors' file, and its kind of mels."""
+    """Read the authors' generator file. described: the content of config.json beside it. Returns: the generator, and
+    its kind of mels."""
     if str(described.get("resblock", "1")) != "1":
         raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
     windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
@@ -158,7 +163,7 @@ def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2Conform
 
 
 def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the authors' state dict to transformers' names, and replace weight normalisation by the plain weights."""
+    """Convert the authors' state dict to transformers' tensor names, and weight normalisation to plain weights."""
     result: dict[str, Tensor] = {}
     for name, value in state.items():
         mapped = re.sub(r"^ups\.", "upsampler.", name)
@@ -173,8 +178,11 @@ def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
-    """Raise InputError unless the generator takes mmdec's number of mel bands, and its samples per frame (`factor`) are
-    the mels' (`hop`). bands: mel bands that it takes."""
+    """Raise InputError unless a generator fits its mels.
+
+    bands: number of mel bands that it reads. factor: number of samples that it makes per frame. hop: number of samples
+        between frames of the mels. argument: name of the caller's argument.
+    """
     if bands != MELS:
         raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")
     if factor != hop:

@@ -1,7 +1,7 @@
-"""Loads language models with their tokenizers, from a folder or by hub id.
+"""Loads language models with their tokenizers, by folder or hub id.
 
-A folder is as transformers writes it: config.json, generation_config.json, safetensors and tokenizer. Pickles and
-remote code are refused.
+A folder has the files that transformers writes: config.json, generation_config.json, safetensors and tokenizer. Pickles
+and remote code are rejected.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from mmdec.types import InputError
 
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")  # one of them is enough
+# files of tokenizers, of which a folder must have one
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @final
 @dataclass(frozen=True)
 class LoadedLanguageModel:
-    """A language model, its tokenizer and the folder of both."""
+    """A language model, its tokenizer, and the folder that both were loaded from."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -51,8 +52,8 @@ def load_language_model(
 ) -> LoadedLanguageModel:
     """Load a language model and its tokenizer.
 
-    model: a directory or hub id. device: None: a GPU if there is one, else the CPU. dtype: that of the weights.
-    fetching: options of `snapshot_download`.
+    model: a directory or hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of the weights.
+        fetching: options of huggingface_hub's `snapshot_download`.
     Raises: InputError if there is no such model, its files are damaged or not safetensors, or it has no tokenizer.
     """
     directory = find(model, None, FILES, fetching)
@@ -74,7 +75,8 @@ def is_language_model(directory: Path) -> bool:
 
 
 def read_language_model(directory: Path, argument: str = "model") -> PreTrainedModel:
-    """Load the network in `directory`, in float32 on the CPU. Raises InputError for damaged or foreign files."""
+    """Load the language model in a directory, in float32 on the CPU. Raises InputError for damaged files, and for
+    another kind of model."""
     config_type = config_class(directory)
     if config_type is None or config_type not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
@@ -87,8 +89,11 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
 def read_network(
     directory: Path, config_type: Any, network: Any, what: str, argument: str = "model"
 ) -> PreTrainedModel:
-    """Load a folder's network in float32 on the CPU, in evaluation mode. config_type, network: transformers' classes of
-    configuration and model. what: the model's kind, for messages. Raises InputError if a file is damaged."""
+    """Load the model in a folder, in float32 on the CPU, in evaluation mode.
+
+    config_type, network: transformers' classes of configuration and model. what: the kind of model in words, for
+        errors. Raises: InputError if a file is damaged.
+    """
     settings = read_settings(directory / "config.json", argument)
     with damaged(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
         config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
@@ -108,7 +113,8 @@ def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
 
 
 def config_class(directory: Path) -> type[PreTrainedConfig] | None:
-    """Return transformers' configuration class for a folder, by its config.json; code in the folder is never run."""
+    """Return transformers' configuration class for a model's folder, by its config.json; None for an unknown model.
+    Code in the folder is never run."""
     model_type = kind(directory)
-    listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` finds nothing, because its entries load lazily
+    listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` does not work, because its entries are loaded lazily
     return CONFIG_MAPPING[model_type] if listed else None

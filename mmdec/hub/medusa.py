@@ -1,11 +1,13 @@
-"""Reads and writes Medusa heads: config.json, heads.safetensors, a card. Published heads load as they are.
+"""Reads and writes the folders of Medusa heads: config.json, heads.safetensors, a model card. Published heads can be
+loaded without conversion.
 
-Each published head for a language model (Medusa-1, FasterDecoding) has an output matrix of its own.
+Each published head for a language model (Medusa-1, FasterDecoding) has its own output matrix.
 
 The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
-Whisper beside the heads. Medusa-Block did not change it: its heads fit the stock model. Medusa-Linear trained the last
-decoder layer, too, and added a head before the output, so its published text is that of a tuned model. Here these heads
-draft for the stock model: the text is the stock model's, and fewer drafted tokens are accepted.
+Whisper beside the heads. Medusa-Block did not change that Whisper, so its heads fit the original model. For
+Medusa-Linear the last decoder layer was trained, too, and a head was added before the output, so its published text is
+that of a changed model. Here these heads draft for the original model: the text is the original model's, and fewer
+drafted tokens are accepted.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ from mmdec.types import InputError
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
-RECORDING = "data/samples/english/sentence.flac"  # a recording in the checkout, for the card's example
-KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}  # published name -> ours
+RECORDING = "data/samples/english/sentence.flac"  # a recording in the repository, for the example in the model card
+# kind of heads in published checkpoints -> mmdec's name
+KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
 PUBLISHED = ("medusa_heads.", BLOCK)
@@ -49,11 +52,11 @@ def save_heads(
     ranks: Sequence[Sequence[float]] | None = None,
     place: Path | None = None,
 ) -> Path:
-    """Write a folder of heads. If writing fails, no folder is left.
+    """Write a folder of Medusa heads. If writing fails, no folder is left.
 
-    heads: the trained heads. ranks: ranks[k][r] is the measured probability that the r-th likeliest token of head k is
-        right; the first draft trees are built from it.
-    place: where the folder will be, for the card's example; None: in the model's folder.
+    heads: the trained heads. ranks: ranks[k][r] is the measured probability that the r-th most probable token of head k
+        is right; the first draft trees are made from it. None: not measured.
+    place: path of the folder in the example of the model card; None: the subfolder `medusa` of the model's folder.
     """
     target = new_folder(directory)
     with whole_folder(target) as fresh:
@@ -65,9 +68,10 @@ def save_heads(
 
 
 def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
-    """Load the drafter for this model, on its device and in its precision, from mmdec's folder or a published one.
+    """Load Medusa heads as a drafter for a model, on its device and in its precision. directory: a folder in mmdec's or
+    a published format.
 
-    Raises: InputError if the heads belong to another model (other channels, tokens or mels).
+    Raises: InputError if the heads belong to another model (with other channels, tokens or mels).
     """
     folder = check_path("directory", directory, "Name a folder.")
     output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -99,8 +103,10 @@ def _no_place(model: object) -> InputError:
 
 
 def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
-    """Load heads in float32 on the CPU, without a model. Returns: the heads, and `ranks` (see `save_heads`) or None.
+    """Load Medusa heads in float32 on the CPU, without a model.
 
+    Returns: the heads, and ranks or None; ranks[k][r] is the measured probability that the r-th most probable token of
+        head k is right.
     Raises: InputError if the folder holds no heads, or they are damaged.
     """
     config, ranks, state = _read(Path(directory))
@@ -171,10 +177,10 @@ def _card(config: MedusaConfig, place: Path | None) -> str:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Load published heads and save them in mmdec's format.
+    """Load published Medusa heads and save them in mmdec's format. Returns: `directory`.
 
-    source: a directory with config.json and safetensors (one file, or shards with an index); for a language model's
-        heads also medusa_lm_head.pt, from which only tensors are read.
+    source: a directory with config.json and safetensors (one file, or several with an index); for the heads of a
+        language model also medusa_lm_head.pt, from which only tensors are read.
     """
     folder = Path(source)
     if not (folder / "config.json").is_file():
@@ -184,15 +190,15 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def _published_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Return the published heads in float32, without a model."""
+    """Load published heads in float32. argument: name of the caller's argument, for errors."""
     if any(TEXT.fullmatch(name) for name in tensor_names(folder, argument)):
         return _text_heads(folder, argument)
     return _whisper_heads(folder, argument)
 
 
 def _text_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Return Medusa-1's heads for a language model: tensors {head}.0.linear.*, and {head}.1.weight as the output
-    matrix."""
+    """Load the heads of Medusa-1 for a language model. Their tensors are named {head}.0.linear.*, and {head}.1.weight
+    for the output matrix."""
     config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
     state: dict[str, Tensor] = {}
     for name, value in tensors.items():
@@ -218,7 +224,7 @@ def _text_heads(folder: Path, argument: str) -> MedusaHeads:
 
 
 def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
-    """Return aiola's heads for Whisper, from a checkpoint that holds the whole model, too."""
+    """Load aiola's heads for Whisper, from a checkpoint that also holds the whole Whisper."""
     config = read_settings(folder / "config.json", argument)
     kind = KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
@@ -226,9 +232,9 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config "
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
-    # shards without heads may be absent
+    # files of the checkpoint that hold no heads may be missing
     tensors = read_weights(shards(folder, argument, PUBLISHED), argument, PUBLISHED)
-    first = 1 if kind == "linear" else 0  # the tuned model's own head comes first
+    first = 1 if kind == "linear" else 0  # in Medusa-Linear head 0 belongs to the changed model, so it is left out
     count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
         raise InputError(

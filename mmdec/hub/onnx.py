@@ -1,12 +1,12 @@
-"""Writes a translator's encoder and graph as ONNX, for engines without Python (extra `mmdec[onnx]`).
+"""Writes a translator's encoder and graph decoder as ONNX files, for engines without Python (extra `mmdec[onnx]`).
 
-encoder.onnx computes the logits of French pieces from one recording's features. From them, `best_pieces` or
-`read_pieces` makes a transcript: pieces and weights at each position. graph.onnx computes the graph of English pieces
-from the transcript; `decode_lattice` finds a path in it. Both files accept any length, one row at a time, without
-padding.
+encoder.onnx computes logits of French pieces from the features of one recording. `best_pieces` or `read_pieces` makes a
+transcript from them: pieces and weights at each position. graph.onnx computes the graph of English pieces from the
+transcript, in which `decode_lattice` finds a path. Both files accept one row of any length, without padding.
 
 The modules here repeat the forward passes of the speech encoder, `CtcHead`, `PieceReader` and `DagDecoder` for one row,
-with the same layers. They take every size from an input's shape, as an exporter needs it.
+with the same layers. They take every size from the shape of an input, because numbers would become constants in the
+exported file.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ NEEDED = ("onnx", "onnxscript")
 
 @final
 class EncoderForExport(nn.Module):
-    """Speech encoder and CTC head: maps features (1, mels, F) and count (1,), the number of encoder states that belong
-    to the recording, to logits (1, N, V) of French pieces.
+    """Speech encoder and CTC head for one recording.
 
-    Only the first ceil(count / stride) of the N frames belong to the recording.
+    forward: features (1, mels, F); count (1,), number of encoder states that belong to the recording. Returns: logits
+        (1, N, V) of French pieces. Only the first ceil(count / stride) of the N frames belong to the recording.
     """
 
     def __init__(self, model: HeardTranslator) -> None:
@@ -57,9 +57,11 @@ class EncoderForExport(nn.Module):
 
 @final
 class GraphForExport(nn.Module):
-    """Piece reader and graph decoder: maps pieces (1, N, K), their weights (1, N, K) and vertices (L,), the numbers
-    0 ... L - 1, to a graph: log-probabilities of English pieces (1, L, V), log links (1, L, L), hidden states
-    (1, L, D)."""
+    """Piece reader and graph decoder for one transcript.
+
+    forward: pieces (1, N, K), ids; their weights (1, N, K); vertices (L,), the numbers 0 ... L - 1. Returns: the graph:
+        log-probabilities of English pieces (1, L, V), log-probabilities of links (1, L, L), hidden states (1, L, D).
+    """
 
     def __init__(self, model: HeardTranslator) -> None:
         super().__init__()
@@ -89,7 +91,8 @@ class GraphForExport(nn.Module):
         d, last = self.decoder.config.d_model, vertices[-1]
         tokens = torch.where(vertices == last, EOS, torch.where(vertices == 0, BOS, UNK))
         x = math.sqrt(d) * self.decoder.embed_tokens(tokens) + _sinusoids(vertices, d)
-        end = torch.ones_like(states[0, :, 0]).sum() - 1  # last state's index: a number would be fixed in the export
+        # index of the last state, computed from a tensor: a Python number would become a constant
+        end = torch.ones_like(states[0, :, 0]).sum() - 1
         point = torch.minimum(vertices * (end / last.clamp(min=1)), end)
         low = point.floor()
         copied = self.copy(states)[0]
@@ -114,9 +117,9 @@ class GraphForExport(nn.Module):
 
 
 def export_onnx(model: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Write encoder.onnx, graph.onnx and onnx.json (sizes that a caller needs). Returns: `directory`.
+    """Write encoder.onnx, graph.onnx, and onnx.json with the sizes that a caller needs. Returns: `directory`.
 
-    model: a translator of pieces, by name or folder. directory: new or empty.
+    model: a translator of word pieces, by name or folder. directory: new or empty.
     Raises: InputError for another model, or without the extra `mmdec[onnx]`.
     """
     absent = [name for name in NEEDED if find_spec(name) is None]
@@ -155,7 +158,7 @@ def _write(
     module: nn.Module, inputs: tuple[Tensor, ...], path: Path, shapes: dict[str, object], outputs: list[str]
 ) -> None:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own code
+        warnings.simplefilter("ignore")  # the exporter warns about its own code, which the caller cannot change
         torch.onnx.export(
             module.eval(),
             inputs,
@@ -169,7 +172,7 @@ def _write(
 
 
 def _sinusoids(positions: Tensor, d_model: int) -> Tensor:
-    """Compute the sinusoid embeddings (N, d_model) of positions (N,)."""
+    """Compute sinusoidal embeddings (N, d_model) of the positions (N,)."""
     half = d_model // 2
     rate = torch.exp(torch.arange(half, dtype=torch.float32, device=positions.device) * (-math.log(1e4) / half))
     angles = positions[:, None] * rate

@@ -1,4 +1,5 @@
-"""Records where weights and figures come from: command, versions, commit, date, machine. Private paths are left out."""
+"""Records how weights and measurements were made: command, versions, commit, date, machine. Private paths are left
+out."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
-NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"  # regex: the name of a file or folder, without spaces
-# regex: folders such as "my runs/"; a space belongs to the path if a slash follows
+# regular expression: name of a file or folder, without spaces
+NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"
+# regular expression: folders such as "my runs/"; a space is part of the path if a slash follows later
 FOLDERS = rf"(?:{NAME}(?: {NAME})*(?<!:)[\\/]+)"
 OPTION = re.compile(r"--?[a-zA-Z][\w-]*=")
-URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # regex: an address on another machine
+URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # regular expression: an address on another machine
 PATHS = re.compile(
     rf"{URL}|(?P<path>"
     rf"(?:[\w+.-]*\bfile:|\b[a-zA-Z][\w+.-]+:(?=///))[\\/]*{FOLDERS}*{NAME}"  # file:///..., sqlite:///...
@@ -35,14 +37,16 @@ PATHS = re.compile(
 
 
 def stamp(device: torch.device | None) -> dict[str, Any]:
-    """Describe this run as JSON: command, versions, commit (and whether files differ from it), date, device.
+    """Describe the running command as JSON data: command line, versions, commit (and whether files differ from it),
+    date, device.
 
-    device: where the work ran; None if unknown. Paths are relative to the checkout.
+    device: where it computed; None if unknown. Paths are relative to the checkout of the repository.
     """
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return {
         "argv": portable(sys.argv),
-        "commit": (_git("rev-parse", "HEAD") or "").strip() or None,  # None for a wheel, even inside a repository
+        # None for an installed wheel, even if it lies in a repository
+        "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
         "uncommitted": None if changes is None else bool(changes.strip()),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -54,11 +58,11 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
 def hardware(
     *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
 ) -> dict[str, Any]:
-    """Describe a measurement as JSON: what `stamp` returns (command, versions, commit), the machine, and the arguments.
+    """Describe the conditions of a measurement as JSON data: command, versions and commit, the machine, and the
+    arguments.
 
-    device, dtype: device and dtype of the model's weights; None if unknown. batch: recordings or prompts per batch, or
-        several such numbers.
-    threads: number of torch's threads on the CPU.
+    device, dtype: those of the model's weights; None if unknown. batch: number of recordings or prompts in a batch, or
+        several such numbers. threads: torch's CPU threads.
     """
     return {
         "cpu": _cpu(),
@@ -72,7 +76,7 @@ def hardware(
 
 
 def surroundings() -> dict[str, Any]:
-    """Describe this machine as JSON: versions of packages, processor, threads and GPUs."""
+    """Describe this machine as JSON data: versions of packages, processor, threads and GPUs."""
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
@@ -94,7 +98,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def weights(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each safetensors file in a model's folder: path relative to the folder -> digest."""
+    """Return the SHA-256 of each safetensors file in a model's folder: path relative to the folder -> hash."""
     hashes = {}
     for path in sorted(folder.rglob("*.safetensors")):
         with open(path, "rb") as file:
@@ -103,10 +107,10 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def portable(value: Any) -> Any:
-    """Copy JSON-like data without the names of this machine's folders, also in keys.
+    """Copy JSON-like data, and remove the names of this machine's folders from all texts and keys.
 
-    Absolute paths and file URLs in texts keep only the part below the checkout, else their last name. If it is unclear
-    where a path ends (names may hold spaces), too much is removed rather than too little.
+    Absolute paths and file URLs become relative to the checkout of the repository; outside of it, only the last name is
+    kept. If it is unclear where a path ends (names may hold spaces), rather too much is removed than too little.
     """
     if isinstance(value, Mapping):
         return _portable_keys(value)
@@ -116,7 +120,7 @@ def portable(value: Any) -> Any:
         value = os.fspath(value)
     if not isinstance(value, str):
         return value
-    option = OPTION.match(value)  # an option whose value may be a path with spaces
+    option = OPTION.match(value)  # a command-line option; its value may be a path with spaces
     if option:
         return option[0] + portable(value[option.end() :])
     if os.path.isabs(value):
@@ -125,7 +129,7 @@ def portable(value: Any) -> Any:
 
 
 def _portable_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Apply `portable` to keys. If two paths end in the same name, the second key becomes "name (2)"."""
+    """Apply `portable` to a dict's keys and values. If two keys become equal, the second one becomes "name (2)"."""
     kept: dict[Any, Any] = {}
     for key, entry in value.items():
         name = first = portable(key) if isinstance(key, (str, os.PathLike)) else key
@@ -138,7 +142,7 @@ def _portable_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _device_name(device: torch.device | None) -> str | None:
-    """Return a GPU's name, else the device's type."""
+    """Return a GPU's name; for other devices their type; None for None."""
     if device is None or device.type != "cuda":
         return None if device is None else str(device)
     return torch.cuda.get_device_name(device)
@@ -155,7 +159,8 @@ def _cpu() -> str:
 
 
 def _git(*words: str) -> str | None:
-    """Return the output of git in this checkout; None without git or a checkout, or after an error."""
+    """Run git in this checkout, and return its output; None without git or a checkout, or after an error. words: git's
+    arguments."""
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return None

@@ -1,6 +1,7 @@
-"""Writes a folder atomically: first under another name, then exchanged with the target. On an error the target stays.
+"""Writes a folder atomically: under a temporary name, which is then exchanged with the target's. After an error the
+target is unchanged.
 
-If the system can exchange two names at once (Linux), a reader always finds the old or the new folder. Elsewhere two
+On Linux both names are exchanged in one step, so that a reader always finds the old or the new folder. Elsewhere two
 renames leave a short gap; if a process is killed in between, the next one restores the old folder.
 """
 
@@ -26,12 +27,12 @@ from mmdec.hub.provenance import portable, stamp, weights
 from mmdec.types import InputError
 
 PROVENANCE = "provenance.json"
-MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied
-_HERE, _EXCHANGE = -100, 2  # Linux's constants AT_FDCWD and RENAME_EXCHANGE
+MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied to a new version of a folder
+_HERE, _EXCHANGE = -100, 2  # the constants AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def new_folder(directory: str | os.PathLike[str]) -> Path:
-    """Return the path of a folder to write. Raises InputError if it exists and is not empty."""
+    """Check that a folder can be written, and return its path. Raises InputError if it exists and is not empty."""
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
@@ -40,7 +41,7 @@ def new_folder(directory: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty folder to write in. It replaces `target` when the block ends.
+    """Context manager that yields an empty folder to write in. When the block ends, the folder replaces `target`.
 
     If the block raises, the folder is removed and `target` stays as it was. Raises: InputError if `target` is a file.
     """
@@ -64,18 +65,18 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:
-    """Write provenance.json: how the weights were trained (`training`), and this run's command, versions and commit.
+    """Write provenance.json: how the weights were trained, and the running command, versions and commit.
 
-    device: the device of the weights.
+    training: settings and data of the training. device: the device of the weights.
     """
     text = json.dumps({"training": portable(training), **stamp(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
 def keep_card(old: Path, fresh: Path) -> None:
-    """Copy the model card of `old` to `fresh`, its replacement.
+    """Copy the model card of the folder `old` to `fresh`, which will replace it.
 
-    Raises: InputError if the weights differ, because the card's figures would be those of other weights.
+    Raises: InputError if the weights differ, because the card's figures would then be wrong.
     """
     if not (old / CARD).is_file():
         return
@@ -93,8 +94,8 @@ def same_weights(old: Path, fresh: Path) -> bool:
 
 
 def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
-    """Copy the text files `names`, which describe the weights, from `old` to `fresh`. Links out of the folder and large
-    files are left out."""
+    """Copy text files that describe the weights from the folder `old` to `fresh`, if they exist. Links that lead out of
+    the folder, and large files, are not copied. names: names of the files."""
     for name in names:
         path = old / name
         if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MOST_OF_A_TEXT:
@@ -102,7 +103,8 @@ def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
 
 
 def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> None:
-    """Raise InputError if `target` holds files that its replacement `fresh` lacks, because they would be lost.
+    """Raise InputError if the folder `target` holds files that its replacement `fresh` does not have, because they
+    would be lost.
 
     also: names of files that may be lost.
     """
@@ -150,20 +152,22 @@ def push_folder(
 
 
 def readable(folder: Path) -> None:
-    """Give the files the folder's permissions (the user's umask): safetensors writes them for the owner only."""
+    """Give all files the permissions of their folder (from the user's umask), because safetensors makes them readable
+    for the owner only."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def put(fresh: Path, folder: Path, aside: Path) -> None:
-    """Rename `fresh` to `folder`, and remove the old folder. aside: a path to which the old folder may be moved."""
+    """Rename the folder `fresh` to `folder`, and remove the old one. aside: a path for the old folder, if the two names
+    cannot be exchanged in one step."""
     if not folder.exists():
         try:
             os.replace(fresh, folder)
             return
         except OSError:
-            if not folder.is_dir():  # if it is one, another process has created it meanwhile
+            if not folder.is_dir():  # if it is one, another process has made it meanwhile
                 raise
     if _exchange(fresh, folder):
         shutil.rmtree(fresh)
@@ -179,7 +183,7 @@ def put(fresh: Path, folder: Path, aside: Path) -> None:
 
 
 def _exchange(path: Path, other: Path) -> bool:
-    """Exchange two names at once with Linux's renameat2. Returns False if the file system does not support it."""
+    """Exchange the names of two folders in one step with Linux's renameat2. Returns False if that is not supported."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)

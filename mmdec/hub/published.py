@@ -1,6 +1,6 @@
-"""Reads draft networks as they are published. The layout follows from the tensors' names and from config.json.
+"""Reads draft networks in their published formats, which are recognised by tensor names and by config.json.
 
-| layout | recognised by | its target |
+| format | recognised by | its target |
 |---|---|---|
 | EAGLE-1/2 (SafeAILab) | `fc.weight` (H, 2 H), `layers.0.*` | the language model it was trained for |
 | MSD | the same, and a config that describes a model with images | MSD-LLaVA1.5-*: liuhaotian/llava-v1.5, of 32000 \
@@ -13,9 +13,9 @@ tokens. llava-hf's has 64 more at the end: convert with 32064. MSD-Qwen2VL-7B-In
 | DFlash of transformers (Muse Glimmer's assistant) | `encoder.fc.weight` | |
 | DFlash of speculators | `speculators_model_type`; its own LM head | its verifier |
 
-For other layouts that are known, the error gives their name. A tensor that the layout does not have is an error: if it
-were ignored, fewer drafts would be accepted. Only copies of the target's parts are ignored: its head, its norm,
-computed rotations, and the embedding of EAGLE-1/2.
+If a known format is not supported, the error names it. A tensor that the format does not have is an error: if it were
+ignored, fewer drafts would be accepted. Only copies of the target's parts are ignored: its head, its norm, computed
+rotations, and the embedding of EAGLE-1/2.
 
 The ids of the target layers that EAGLE-3 reads have two meanings. "Boundary k" is the residual stream that enters layer
 k, so the output of layer k - 1. speculators' top-level ids are boundaries. In `eagle_config` the ids are outputs if the
@@ -44,18 +44,19 @@ from mmdec.types import InputError
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
 LAYER = "layers.0."
-# tensors that are left out: copies of the target's, or those that are computed anew
+# tensors that are not read: copies of the target's tensors, and those that are computed anew
 UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
-DFLASH = {"hidden_norm.weight", "fc.weight"}  # tensors of a DFlash, if its config names no kind of drafter
-MUSE = "muse_glimmer_assistant"  # model_type of transformers' only class of DFlash
-VISION = ("vision_config", "mm_vision_tower")  # settings that show that the target reads images
-PLAIN_ROPE = ("default", "mrope")  # equal in a text: there, M-RoPE's three positions are the same
+DFLASH = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both tensors; used if the config names no kind of drafter
+MUSE = "muse_glimmer_assistant"  # model_type of the only DFlash class in transformers
+VISION = ("vision_config", "mm_vision_tower")  # config entries that only models that read images have
+# RoPE types without scaling; M-RoPE equals RoPE for text, where its three positions are equal
+PLAIN_ROPE = ("default", "mrope")
 SCALED_ROPE = ("linear", "llama3", "yarn")
-# drafters of speculators and z-lab that mmdec does not support: {name in config.json: usual name}
+# drafters of speculators and z-lab that mmdec does not support: name in config.json -> usual name
 OTHERS = {
     "dflash2": "DFlash 2",
     "dspark": "DSpark",
@@ -66,10 +67,9 @@ OTHERS = {
 
 
 def drafts_published(folder: Path, argument: str) -> str:
-    """Return the kind of drafter in a published folder: "network" (for `read_published`), "medusa", or "" for anything
-    else.
+    """Return the kind of drafter in a folder: "network" (which `read_published` reads), "medusa", or "" for others.
 
-    Raises: InputError for a drafter that is known and not supported.
+    argument: name of the caller's argument, for errors. Raises: InputError for a known drafter that is not supported.
     """
     names = tensor_names(folder, argument)
     _refuse_others(read_settings(folder / "config.json", argument), names, folder, argument)
@@ -85,14 +85,14 @@ def read_published(
     vocab_size: int | None = None,
     target_tokens: int | None = None,
 ) -> DraftNetwork:
-    """Read a published network on the CPU in the file's precision, without a target.
+    """Read a published draft network on the CPU, in the file's precision, without a target.
 
     folder: a folder with config.json, and safetensors or pytorch_model.bin. From a pickle only tensors are read; its
         code is not run.
-    system: the drafter's name, needed for an EAGLE of a model that reads images: its files look like MSD's.
-    vocab_size: the target's vocabulary size, if its embedding was extended after training.
-    target_tokens: the target's vocabulary size, for a folder that does not say it (transformers' own DFlash).
-    Raises: InputError for an unsupported layout, and for a tensor that the layout does not have.
+    system: the drafter's name, needed for an EAGLE whose target reads images: its files look like those of an MSD.
+    vocab_size: the target's vocabulary size, if its embedding was enlarged after training.
+    target_tokens: the target's vocabulary size, for a folder that does not contain it (transformers' own DFlash).
+    Raises: InputError for a format that is not supported, and for a tensor that the format does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
     _refuse_others(checkpoint.described, frozenset(checkpoint.state), folder, argument)
@@ -118,20 +118,24 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
     if name == "vispec":
         sizes["queries"] = len(state["imadpt.q"])
     if name == "msd":
-        sizes["visual_token"] = "next"  # as in MSD's published training and decoding
+        sizes["visual_token"] = "next"  # as MSD's published code does in training and decoding
     return _filled(name, sizes, state, checkpoint)
 
 
 def _filled(name: str, sizes: dict[str, Any], state: Mapping[str, Tensor], checkpoint: Checkpoint) -> DraftNetwork:
-    """Make the network of the drafter `name` with these sizes and weights, in the file's precision."""
+    """Make a draft network and load its weights, in the file's precision. name: the drafter's name. sizes: fields of
+    its configuration. state: tensors by name."""
     kind = network_class(name)
     network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
     return network.to(state["fc.weight"].dtype)
 
 
 def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
-    """Return the drafter's kind by speculators' names ("dflash", "eagle3", ...), from its config or tensors; "" if the
-    config names none and the tensors are not DFlash's."""
+    """Return the drafter's kind, named as in speculators ("dflash", "eagle3", ...). It is read from the config; else
+    "dflash" if the tensors are a DFlash's; else "".
+
+    described: the content of config.json. names: the tensors' names.
+    """
     kind = str(described.get("speculators_model_type") or "")
     if not kind and not any(EAGLE3.fullmatch(name) for name in names):
         architectures = " ".join(map(str, described.get("architectures") or ())).lower()
@@ -142,7 +146,8 @@ def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
 
 
 def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: Path, argument: str) -> None:
-    """Raise InputError if the config or the tensors are those of a kind of drafter that mmdec does not support."""
+    """Raise InputError if config or tensors are those of a kind of drafter that mmdec does not support. described: the
+    content of config.json. names: the tensors' names."""
     kind = _kind(described, names)
     if kind in OTHERS:
         raise InputError(
@@ -157,7 +162,7 @@ def _refuse_others(described: Mapping[str, Any], names: frozenset[str], folder: 
 
 
 def _system(checkpoint: Checkpoint) -> System:
-    """Return the drafter's name. Raises InputError, with the reason, for an unsupported layout."""
+    """Return mmdec's name of the drafter. Raises InputError, which says why, for a format that is not supported."""
     state = checkpoint.state
     rule = "hold an EAGLE, MSD or ViSpec network"
     if "fc_gate.weight" in state or "A" in state:
@@ -176,7 +181,8 @@ def _system(checkpoint: Checkpoint) -> System:
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a layer's settings: `transformer_layer_config` (speculators), `text_config`, or the whole config."""
+    """Return the settings of the decoder layer: `transformer_layer_config` of the config (speculators), else
+    `text_config`, else the whole config."""
     settings = dict(checkpoint.described)
     for name in ("text_config", "transformer_layer_config"):
         own = checkpoint.described.get(name)
@@ -185,7 +191,7 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _attention(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of the first layer, from its shapes and the number of heads."""
+    """Return the sizes of the first layer's attention, from tensor shapes and `settings`."""
     heads = settings.get("num_attention_heads")
     rows = checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[0]
     if type(heads) is not int or heads < 1 or rows % heads:
@@ -206,7 +212,8 @@ def _attention(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> dict[str,
 
 
 def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[float, dict[str, Any]]:
-    """Return the base of the rotations, and their settings. Raises InputError for another kind."""
+    """Return the base of the rotary positions (RoPE), and their scaling settings. kinds: the supported RoPE types.
+    Raises InputError for another type."""
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     if kind not in kinds:
@@ -219,7 +226,7 @@ def _rope(checkpoint: Checkpoint, settings: Mapping[str, Any], kinds: tuple[str,
 
 
 def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the fields of EAGLE-1/2's configuration: from shapes, or from the config if shapes do not show them."""
+    """Return the fields of EAGLE-1/2's configuration, from tensor shapes where possible, else from the config."""
     state, settings = checkpoint.state, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     if joined != 2 * size:
@@ -239,7 +246,8 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
-    """Make EAGLE-3 or P-EAGLE, from a flat config or from speculators'."""
+    """Make EAGLE-3 or P-EAGLE from a flat config or from speculators'. vocab_size: of the target; None: as in the
+    folder."""
     state = {
         re.sub(r"^midlayer\.", LAYER, name.removeprefix("model.")): value for name, value in checkpoint.state.items()
     }
@@ -250,7 +258,7 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
 
 
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Return the fields of EAGLE-3's configuration."""
+    """Return the fields of EAGLE-3's configuration. vocab_size: of the target; None: as in the folder."""
     state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     target = described.get("target_hidden_size") or size
@@ -304,13 +312,15 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 
 
 def _own_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return mmdec's own fields `names` in the config.json of a folder that `mmdec.hub.export` wrote; else {}."""
+    """Return the fields with these names that `mmdec.hub.export` wrote under "mmdec" in config.json; {} for other
+    folders."""
     own = described.get("mmdec")
     return {name: own[name] for name in names if name in own} if isinstance(own, dict) else {}
 
 
 def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int | None) -> DraftNetwork:
-    """Make DFlash, from z-lab's config, speculators' or that of transformers' own class."""
+    """Make a DFlash from a config of z-lab, of speculators or of transformers' own class. vocab_size, target_tokens:
+    the target's vocabulary size, if given."""
     names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
     state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
     state = {names.get(name, name): value for name, value in state.items() if not COMPUTED.fullmatch(name)}
@@ -321,10 +331,11 @@ def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int |
 
 
 def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Return the fields of DFlash's configuration."""
+    """Return the fields of DFlash's configuration. vocab_size: of the target; None: as in the folder."""
     state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
-    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}  # by default
+    # the default of this class
+    windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}
     _check_layer(checkpoint, {**windows, **settings})
     own = described.get("dflash_config")
     options = {**settings, **(own if isinstance(own, dict) else {})}
@@ -344,7 +355,7 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         )
     theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
-        theta = 5e5  # the default base of transformers' class
+        theta = 5e5  # the default RoPE base of transformers' class
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
     if type(vocabulary) is not int:
@@ -375,7 +386,8 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 
 
 def _dflash_layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the target's layers that DFlash reads, see the module's docstring; () for the default."""
+    """Return the indices of the target layers whose outputs a DFlash reads; () for the default. options: the settings,
+    with those of `dflash_config`."""
     name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.described else "target_layer_ids"
     least, ids = int(name.startswith("aux")), options.get(name)
     if ids is None and not least:
@@ -393,7 +405,8 @@ def _layer_count(state: Mapping[str, Tensor]) -> int:
 
 
 def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-    """Raise InputError for a decoder layer that is neither Llama's nor Qwen3's over all columns."""
+    """Raise InputError unless the decoder layer is Llama's or Qwen3's, with attention over all tokens (no sliding
+    window)."""
     for name, fits, rule in (
         ("hidden_act", settings.get("hidden_act", "silu") == "silu", "silu"),
         ("layer_types", "sliding_attention" not in (settings.get("layer_types") or ()), "full attention in all layers"),
@@ -411,9 +424,10 @@ def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 
 def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, tensor: str) -> bool:
-    """Return whether the folder holds a norm's weights. flag: the option in its config. tensor: the weights' name.
+    """Return whether the network has a certain norm. flag: the option in the config that says so. tensor: name of the
+    norm's weights.
 
-    Raises: InputError if the two contradict each other.
+    Raises: InputError if the option and the weights contradict each other.
     """
     holds = tensor in checkpoint.state
     if flag in options and bool(options[flag]) != holds:
@@ -426,7 +440,7 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
 
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the target's layers that the network reads, see the module's docstring; () for the default."""
+    """Return the indices of the target layers whose outputs an EAGLE-3 reads; () for the default layers."""
     name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.described.get("eagle_config")
     ids = checkpoint.described.get(name)
     outputs = False
@@ -444,10 +458,10 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors, with checked tables between the draft vocabulary and the target's: `d2t` as offsets, and
-    `t2d`; without them if both vocabularies are the same.
+    """Return the tensors by name, with checked tables between the draft vocabulary and the target's: `d2t` as offsets,
+    and `t2d`. If both vocabularies are the same, the tables are left out.
 
-    Raises: InputError if they are missing, or contradict each other.
+    sizes: fields of the configuration. Raises: InputError if the tables are missing, or contradict each other.
     """
     state, drafted, total = checkpoint.state, sizes["draft_vocab_size"], sizes["vocab_size"]
     own = torch.arange(drafted)
@@ -463,7 +477,7 @@ def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, 
     else:
         ids = given.long() + own
         if known is not None and not _agree(ids, known) and _agree(given.long(), known):
-            ids = given.long()  # some files hold the target's token ids themselves, not offsets
+            ids = given.long()  # some files hold token ids instead of offsets
     fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
     if not fits or (known is not None and not _agree(ids, known)):
         raise checkpoint.fail(
@@ -477,6 +491,6 @@ def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, 
 
 
 def _agree(ids: Tensor, known: Tensor) -> bool:
-    """Return whether ids (D,) are exactly the tokens that known (V,) bool marks."""
+    """Return whether `ids` (D,) are exactly the indices where `known` (V,) bool is True."""
     inside = int(ids.min()) >= 0 and int(ids.max()) < len(known)
     return inside and int(known.sum()) == len(ids.unique()) and bool(known[ids].all())

@@ -1,4 +1,4 @@
-"""Makes a smaller model a drafter. If its vocabulary differs from the target's, both tokenizers are needed."""
+"""Makes a drafter from a smaller model. If its vocabulary differs from the target's, it needs both tokenizers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from mmdec.targets.hf_target import HfTarget, source_folder, source_of
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError
 
-_tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()  # model -> source, tokenizer
-# small model -> target -> both tokenizers, and whether they differ: reading a vocabulary takes a tenth of a second
+# model -> (where it was loaded from, tokenizer)
+_tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()
+# cache: small model -> target -> (its tokenizer, the target's, whether they differ); comparing two vocabularies takes
+# 0.1 s
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, tuple[Any, Any, bool]]]
 _known = WeakKeyDictionary()
 _lock = Lock()
-FOREIGN = 0.01  # share of a vocabulary that may differ: models of one tokenizer may name added tokens differently
+# share of a vocabulary that may differ, because models with the same tokenizer may name added tokens differently
+FOREIGN = 0.01
 
 
 def small_target(network: PreTrainedModel) -> HfTarget:
-    """Wrap the smaller model in an `HfTarget`, which runs its passes. Raises InputError if it cannot draft."""
+    """Wrap the smaller model in an `HfTarget`, which computes its forward passes. Raises InputError if this kind of
+    model cannot draft."""
     try:
         return target_of(network)
     except InputError as error:
@@ -62,15 +66,17 @@ def small_drafter(
 
 
 def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
-    """Load a smaller language model's folder as a drafter, on the target's device and in its precision. model,
-    target_tokenizer: as for `small_drafter`."""
+    """Load a smaller language model from a folder and make it a drafter, on the target's device and in its precision.
+
+    model: the target. target_tokenizer: its tokenizer; None: the one in the folder that it was loaded from.
+    """
     network: Any = read_language_model(folder, "drafter")
     return small_drafter(network.to(model.device, model.dtype), model, None, target_tokenizer)
 
 
 def tokenizer_of(model: PreTrainedModel) -> Any:
-    """Return the tokenizer in the folder, or in the local copy of the hub's repository, that a model was loaded from;
-    None if there is none."""
+    """Return the tokenizer of a loaded model, from its folder or from the local copy of its hub repository; None if
+    there is none."""
     source = source_of(model)
     with _lock:
         if model not in _tokenizers or _tokenizers[model][0] != source:
@@ -88,8 +94,11 @@ def _read_tokenizer(folder: Path | None, source: str) -> Any:
 
 
 def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
-    """Return whether more than the share `FOREIGN` of the small model's tokens have another id, or none, in the
-    target's vocabulary. own, theirs: the small model's and the target's tokenizer."""
+    """Return whether the vocabularies differ: more than the share `FOREIGN` of the small model's tokens have another
+    id, or none, in the target's.
+
+    own, theirs: the small model's and the target's tokenizer.
+    """
     with _lock:
         known = _known.setdefault(network, WeakKeyDictionary())
         if model not in known or known[model][0] is not own or known[model][1] is not theirs:

@@ -1,4 +1,5 @@
-"""The parts that both layouts of a translator's folder have: vocoder, lists of names, precision, decoding options."""
+"""What both kinds of translator folders contain: vocoder, lists of names, weights in half precision, decoding
+options."""
 
 from __future__ import annotations
 
@@ -17,24 +18,25 @@ from mmdec.types import InputError, MmdecError
 
 VOCODER = "vocoder.safetensors"
 GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
-JUDGED = ("reranked", "autoregressive", "verified")  # those that need the autoregressive decoder
+JUDGED = ("reranked", "autoregressive", "verified")  # strategies that need the autoregressive decoder
 STRATEGIES = (*GRAPH_STRATEGIES, *JUDGED)
 
 
 @final
 @dataclass(frozen=True)
 class Decoding:
-    """Options of decoding, tuned on the dev split and stored with the model. See `mmdec.ops.dag_decode`."""
+    """A translator's decoding options, tuned on the dev split and stored in its folder."""
 
-    strategy: str = "lookahead"  # one of `STRATEGIES`, used if the caller gives none
-    lookahead_weight: float = 1.0  # weight of emission scores in "lookahead"
-    length_penalty: float = 1.0  # exponent of a path's length in the Viterbi strategies
-    collapse: bool = False  # merge equal neighbours, as the paper's released code does
+    strategy: str = "lookahead"  # the strategy if the caller gives none, one of `STRATEGIES`
+    lookahead_weight: float = 1.0  # in "lookahead": factor on the log-probability of the next vertex's best token
+    # in the Viterbi strategies: the score is divided by the path's number of vertices to this power
+    length_penalty: float = 1.0
+    collapse: bool = False  # whether equal neighbouring units are merged, as in the paper's published code
 
 
 def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
-    """Return `decoding`. Raises InputError for a strategy that the model does not have. graph: whether it has a graph
-    decoder."""
+    """Return `decoding`; raise InputError if the model does not support its strategy. graph: whether the model has a
+    graph decoder."""
     possible = STRATEGIES if graph else ("autoregressive",)
     if decoding.strategy not in possible:
         raise InputError(
@@ -45,7 +47,8 @@ def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
 
 
 def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGanVocoder:
-    """Read the model's own vocoder. Raises InputError if its file is damaged."""
+    """Load the vocoder in a translator's folder. config: the content of config.json. Raises InputError if the file is
+    damaged."""
     state = unpack_rows(read_weights([checked_file(directory, VOCODER)]))
     check_counts(config["vocoder"], state)
     if "model_type" in config["vocoder"]:
@@ -57,7 +60,7 @@ def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGa
 
 
 def names(file: Path) -> list[str]:
-    """Read a JSON list of names, in the order of their ids. Raises InputError if the file holds anything else."""
+    """Read a JSON list of names, which are ordered by id. Raises InputError if the file holds anything else."""
     try:
         found = json.loads(inside(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -71,7 +74,7 @@ def names(file: Path) -> list[str]:
 
 
 def inside(file: Path) -> Path:
-    """Return the file. Raises InputError if it is a link out of its folder."""
+    """Return `file`; raise InputError if it is a link that leads out of its folder."""
     if not lies_inside(file, file.parent):
         raise InputError(f"`model` must hold its tables in its own folder, but '{file}' lies outside. Copy it there.")
     return file
@@ -94,12 +97,12 @@ def check_half(state: Mapping[str, Tensor]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON with indentation, and with keys in the given order."""
+    """Write a value as JSON, indented, with keys in their order."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
-    """Return the vocoder's entry in config.json, which `read_vocoder` reads."""
+    """Return the entry `vocoder` of config.json for a vocoder; `read_vocoder` reads it."""
     if isinstance(vocoder, Vocoder):
         return asdict(vocoder.config)
     from mmdec.hub.hifigan import describe
@@ -108,7 +111,8 @@ def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
 
 
 def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OURS) -> Vocoder | HifiGanVocoder:
-    """Return the vocoder if it is the model's own, which can be saved. Raises InputError for another one."""
+    """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for Griffin-Lim and for
+    one that the caller chose. mels: the kind of mels that the model makes."""
     own = vocoder.given == mels != OURS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
     if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(

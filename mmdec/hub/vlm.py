@@ -1,8 +1,8 @@
-"""Finds vision-language models and loads each once, with the processor that reads their images.
+"""Finds vision-language models, and loads each once, together with its processor.
 
-A model's folder is as transformers writes it: config.json, generation_config.json, safetensors, tokenizer, processor
-and chat template. A drafter with weights has a folder <name> inside it, or <model>-<name> beside it.
-Pickles and remote code are refused.
+A model's folder has the files that transformers writes: config.json, generation_config.json, safetensors, tokenizer,
+processor and chat template. A drafter with weights is in a subfolder <name>, or beside it in <model>-<name>. Pickles
+and remote code are rejected.
 """
 
 from __future__ import annotations
@@ -38,26 +38,30 @@ from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need
-# processors that need their video part even for pictures
+# processors that need their part for video even if they only read pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
 FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
 MEANS, WHITENING = "means", "whitening"
-RIDGE = 0.01  # share of the mean variance added to each variance: directions of little variance must not dominate
+# share of the mean variance that is added to each variance, so that directions of little variance do not dominate
+RIDGE = 0.01
 
 
 @final
 @dataclass
 class LoadedVlm:
-    """A model with its processor. All callers share this object, and only read the weights."""
+    """A vision-language model with its processor. All callers share one object, and none changes the weights."""
 
     model: PreTrainedModel
     processor: ProcessorMixin
-    directory: Path | None = None  # the model's folder, in which drafters are searched
-    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)  # drafters read from folders
-    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that were checked and fit
-    familiar: FamiliarPictures | None = field(default=None, repr=False)  # training images' statistics; None: unknown
+    # the model's folder, in which its drafters are searched; None: the caller loaded the model
+    directory: Path | None = None
+    # cache of drafters that were loaded from folders
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
+    # statistics of the training images; None: unknown
+    familiar: FamiliarPictures | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raises InputError if the processor belongs to another model or has no chat template."""
@@ -70,14 +74,15 @@ class LoadedVlm:
 
     @property
     def image_token(self) -> str:
-        """Return the placeholder of an image in a text."""
+        """Return the text that stands for an image in a prompt, such as "<image>"."""
         return cast(Any, self.processor).image_token
 
 
 def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: str, template: bool = True) -> None:
     """Raise InputError if the processor belongs to another model or has no chat template.
 
-    kind: what the model reads: "image" or "audio". remedy: which models to use. template: whether it needs a template.
+    kind: what the model reads: "image" or "audio". remedy: which models to use, for the message. template: whether a
+        chat template is required.
     """
     token: int | None = getattr(model.config, f"{kind}_token_id", None)
     mark: str | None = getattr(processor, f"{kind}_token", None)
@@ -113,7 +118,7 @@ def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: s
 
 
 def _writes(processor: Any, token: int) -> bool:
-    """Return whether the processor writes this token for an image, in place of the text's placeholder."""
+    """Return whether the processor writes this token id in place of an image's placeholder text."""
     picture = np.full((64, 64, 3), 128, np.uint8)
     try:
         made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
@@ -130,9 +135,10 @@ def load_vlm(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedVlm:
-    """Load a vision-language model; once for each model, device and dtype.
+    """Load a vision-language model. It is loaded once for each folder, device and dtype; later calls return the same
+    object.
 
-    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: that of
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
         the weights.
     Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
@@ -143,12 +149,13 @@ def load_vlm(
 
 
 def read_model(directory: Path) -> PreTrainedModel:
-    """Load the network in `directory`, in float32 on the CPU. Raises InputError if files are damaged or outside it."""
+    """Load the model in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
+    directory."""
     return read_network(directory, *_types(directory), "vision-language model")
 
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
-    """Return the configuration and model classes in transformers; remote code is not considered."""
+    """Return transformers' classes of the configuration and the model in a directory. Remote code is not considered."""
     config_type = config_class(directory)
     if config_type is None or config_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise InputError(
@@ -159,7 +166,8 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
-    """Load the processor in `directory`. Without torchvision, its video part is left out if it works without.
+    """Load the processor in a directory. If torchvision is missing, the processor's part for video is left out, where
+    possible.
 
     Raises: InputError if it is damaged, or needs a package that is not installed.
     """
@@ -180,15 +188,16 @@ def read_processor(directory: Path) -> ProcessorMixin:
 
 
 def _has_video(kind: type[ProcessorMixin]) -> bool:
-    """Return whether the processor has a part for video, and reads pictures without it."""
+    """Return whether a processor class has a part for video that is not needed for pictures."""
     try:
         return "video_processor" in kind.get_attributes() and kind.__name__ not in NEED_VIDEO
-    except ImportError:  # the class itself needs a package
+    except ImportError:  # the class itself needs a package that is missing
         return False
 
 
 def _processor_type(directory: Path) -> type[ProcessorMixin]:
-    """Return the class that a folder's settings name, else the one that transformers knows for the model."""
+    """Return the processor class that the settings in a directory name, else the one that transformers knows for the
+    model."""
     settings = directory / "processor_config.json"
     named = read_settings(settings).get("processor_class") if settings.is_file() else None
     if isinstance(named, str) and named.endswith("Processor") and isinstance(getattr(transformers, named, None), type):
@@ -197,7 +206,7 @@ def _processor_type(directory: Path) -> type[ProcessorMixin]:
 
 
 def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """Make a subclass of the processor that works without its part for video."""
+    """Make a subclass of a processor class that works without its part for video."""
 
     class ForPictures(kind):
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:
@@ -206,7 +215,8 @@ def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
         @staticmethod
         def validate_init_kwargs(processor_config: Any, valid_kwargs: Any) -> Any:
-            """Keep a folder's fields that the whole processor reads, such as the number of an image's tokens."""
+            """Keep the settings in the folder that the complete processor has, such as the number of an image's
+            tokens."""
             named = [name for name in inspect.signature(kind.__init__).parameters if name != "video_processor"]
             return kind.validate_init_kwargs(processor_config, named)
 
@@ -223,21 +233,23 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedVl
 @final
 @dataclass(frozen=True)
 class FamiliarPictures:
-    """Measures how far an image is from a model's training images, in the states of the model's own vision encoder.
+    """Measures how far an image is from the model's training images, in the states of the model's own vision encoder.
+    Holds the statistics of the training images.
 
-    Each kind of training image has a mean, and all kinds share one covariance. The distance of a new image is its
-    Mahalanobis distance to the nearest mean. With an encoder that was trained on drawn scenes alone, photographs,
-    charts and other people's drawings are far.
+    Each kind of training image has a mean, and all kinds share one covariance. The distance of an image is the
+    Mahalanobis distance to the nearest mean. For an encoder that was trained on synthetic pictures only, photographs,
+    charts and drawings by people are far away.
     Source: Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
-        2018, on one layer, with the states' deviation beside their mean.
+        2018, on one layer, with mean and standard deviation of the states.
     """
 
-    means: Tensor  # (K, F), one for each of K kinds
-    whitening: Tensor  # (F, F): multiplied by it, the images of a kind have unit covariance
+    means: Tensor  # (K, F), mean of each of K kinds of images, in F features
+    whitening: Tensor  # (F, F), the whitening matrix: multiplied by it, the images of one kind have unit covariance
 
     @staticmethod
     def of(summaries: Tensor, kinds: Sequence[str]) -> FamiliarPictures:
-        """Compute means and covariance from the summaries (N, F) of images. kinds: the kind of each image."""
+        """Compute the statistics. summaries: (N, F), F features of each of N training images. kinds: the kind of each
+        image."""
         names = sorted(set(kinds))
         which = torch.tensor([names.index(kind) for kind in kinds])
         values = summaries.double()
@@ -248,7 +260,8 @@ class FamiliarPictures:
         return FamiliarPictures(means.float(), whitening.float())
 
     def distance(self, summaries: Tensor) -> Tensor:
-        """Return the distance (N,) of each image to the nearest kind, float32 on the CPU. summaries: (N, F)."""
+        """Return each image's distance to the nearest kind of training images, (N,) float32 on the CPU. summaries: (N,
+        F), features of the images."""
         apart = summaries.float().cpu()[:, None] - self.means
         return (apart @ self.whitening).norm(dim=2).amin(1)
 
@@ -259,8 +272,8 @@ class FamiliarPictures:
 
 
 def read_familiar(folder: Path) -> FamiliarPictures | None:
-    """Read the statistics of the training images in a model's folder; None if it has none. Raises InputError if the
-    file is damaged."""
+    """Read the statistics of the training images from a model's folder; None if there are none. Raises InputError if
+    the file is damaged."""
     if not (folder / FAMILIAR).is_file():
         return None
     tensors = read_weights([checked_file(folder, FAMILIAR)])

@@ -1,7 +1,8 @@
-"""Finds Whisper models and loads each once, with its processor and, on demand, its Medusa heads.
+"""Finds Whisper models, and loads each once, together with its processor; its Medusa heads are loaded when they are
+needed.
 
-A model's directory is as transformers writes it (config.json, generation_config.json, safetensors, tokenizer and
-feature extractor); Medusa heads are in its subfolder `medusa`. Pickles and remote code are refused.
+A model's folder has the files that transformers writes (config.json, generation_config.json, safetensors, tokenizer and
+feature extractor). Medusa heads are in its subfolder `medusa`. Pickles and remote code are rejected.
 """
 
 from __future__ import annotations
@@ -49,18 +50,21 @@ FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", 
 @final
 @dataclass
 class LoadedWhisper:
-    """A model with its processor. All callers share this object, and only read the weights."""
+    """A Whisper with its processor. All callers share one object, and none changes the weights."""
 
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
-    directory: Path | None = None  # the model's folder, in which drafters are searched
-    _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)  # drafters read from folders
+    # the model's folder, in which its drafters are searched; None: the caller loaded the model
+    directory: Path | None = None
+    # cache of drafters that were loaded from folders
+    _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises InputError if the processor belongs to another model."""
+        """Raises InputError if the processor belongs to another model, or the model is in training mode."""
         shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
         settings: Any = self.model.generation_config
-        frames = 2 * shape.max_source_positions  # the encoder's second convolution has stride 2
+        # two frames for each position, because the encoder's second convolution has stride 2
+        frames = 2 * shape.max_source_positions
         for what, expected, actual in (
             ("mels", shape.num_mel_bins, extractor.feature_size),
             ("frames in a window", frames, extractor.nb_max_frames),
@@ -91,12 +95,13 @@ class LoadedWhisper:
         return self.processor.feature_extractor
 
     def read_drafter(self, folder: Path) -> Drafter:
-        """Return the drafter in a folder, on the model's device and in its precision; loaded once, and again if its
-        files have changed. Raises InputError if the folder holds none that fits."""
+        """Load the drafter in a folder, on the model's device and in its precision. It is loaded once, and again if its
+        files have changed. Raises InputError if the folder holds no drafter that fits the model."""
         return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load the Medusa heads in `directory`; None: in the model's folder. Raises InputError if there are none."""
+        """Load Medusa heads as a drafter. directory: their folder; None: the subfolder `medusa` of the model's folder.
+        Raises InputError if there are none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
@@ -123,8 +128,8 @@ class LoadedWhisper:
         return self.read_drafter(folder)
 
     def drafter_folder(self, name: str) -> Path:
-        """Return the folder of the model's own drafter with weights, such as "ctc". Raises InputError if it has
-        none."""
+        """Return the folder of a drafter with weights that belongs to the model. name: such as "ctc". Raises InputError
+        if there is none."""
         folder = None if self.directory is None else drafter_folder(self.directory, name)
         if folder is None:
             where = f"'{self.directory}' has none" if self.directory is not None else "it was loaded by its user"
@@ -147,10 +152,10 @@ def load_whisper(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedWhisper:
-    """Load a Whisper; once for each model, device and dtype.
+    """Load a Whisper. It is loaded once for each folder, device and dtype; later calls return the same object.
 
-    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: that of
-        the weights; torch.int8, on a CPU: linear layers in 8 bits (`mmdec.nn.int8.quantise_linears`).
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
+        the weights; torch.int8 (only on a CPU): linear layers compute in 8 bits (`mmdec.nn.int8.quantise_linears`).
     Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find(model, KIND, FILES)
@@ -168,7 +173,8 @@ def _check(directory: Path, name: str) -> None:
 
 
 def read_model(directory: Path) -> WhisperForConditionalGeneration:
-    """Load the network in `directory`, in float32 on the CPU. Raises InputError if files are damaged or outside it."""
+    """Load the Whisper in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
+    directory."""
     settings = read_settings(directory / "config.json")
     with damaged(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
         config = WhisperConfig.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
@@ -190,18 +196,19 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
         model.to(device)  # type: ignore[arg-type] # transformers declares a str
         quantise_linears(model)
     else:
-        # transformers refuses to cast weights of bitsandbytes.
+        # transformers raises an error here if bitsandbytes has quantised the weights
         with damaged(f"`model` must have weights in floating point, but those in '{directory}' are quantised"):
             cast(Any, model).to(device, dtype)
     return LoadedWhisper(model, processor, directory)
 
 
-KINDS = (KIND, "daspeech")  # models that `load_encoder` accepts
+KINDS = (KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
 PREFIX = "model.encoder."
 
 
 def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
-    """Load the encoder of a Whisper or of a `HeardTranslator`, by shipped name, folder or hub id; in float32, frozen.
+    """Load the speech encoder of a Whisper, or of a translator of word pieces, in float32 and frozen. model: a shipped
+    name, a folder or a hub id.
 
     Raises: InputError if there is no such model, or its files are damaged.
     """

@@ -1,1 +1,2 @@
-"""Networks: speech encoder, decoders, FastSpeech 2, vocoder, draft networks. None reads files or sound formats."""
+"""Neural networks: speech encoders, decoders, FastSpeech 2, vocoders, draft networks. None of them reads files or audio
+formats."""

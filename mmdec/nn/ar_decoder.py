@@ -1,7 +1,8 @@
-"""Autoregressive decoder over units: the baseline of the parallel decoder, and the verifier of its drafts.
+"""An autoregressive decoder of units (phones or word pieces): the baseline of the parallel decoder, and the verifier of
+its drafts.
 
-A plain post-norm Transformer decoder on the same encoder states (the "AR S2T" of DASpeech's table 5), with a
-preallocated key-value cache and a loop that synchronises with the device only once in 16 tokens.
+A plain post-norm Transformer decoder on the same encoder states (the "AR S2T" of DASpeech's table 5). It has a
+preallocated key-value cache, and on a GPU its loop synchronises with the device only once in 16 tokens.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
-LOOK_EVERY = {"cpu": 1}  # steps between two checks whether all rows have ended; on a CPU a check is free
-LOOK_RARELY = 16  # steps between two such checks on other devices, where each check waits for the device
+# on a CPU: number of steps between two checks whether all rows have ended; the check takes no time there
+LOOK_EVERY = {"cpu": 1}
+LOOK_RARELY = 16  # on other devices: the same number; there each check waits for the device
 
 
 @dataclass(frozen=True)
 class ArConfig:
-    """Sizes of the autoregressive decoder; the defaults are a 6-layer S2T decoder."""
+    """Sizes of the autoregressive decoder; the defaults are those of a 6-layer speech-to-text decoder."""
 
-    d_model: int = 256  # channels
+    d_model: int = 256  # channels of the hidden states
     ffn: int = 2048  # inner channels of the feed-forward network
     heads: int = 4
     layers: int = 6
@@ -36,17 +38,18 @@ class ArConfig:
 
 @dataclass
 class ArCache:
-    """The state of one decoding run; the decoder itself holds weights only."""
+    """Key-value cache and tables of one generate() call; the decoder itself holds weights only."""
 
-    own: list[tuple[Tensor, Tensor]]  # each layer's keys and values of the units so far: (B, heads, columns, d / heads)
-    memories: list[tuple[Tensor, Tensor]]  # each layer's keys and values of S encoder states: (B, heads, S, d / heads)
-    mask: Tensor | None  # (B, 1, 1, S) additive mask of the encoder's states; None: none of them is padding
-    positions: Tensor  # (columns, d) sinusoidal position embeddings
+    own: list[tuple[Tensor, Tensor]]  # self-attention: each layer's (keys, values), each (B, heads, size, d / heads)
+    # cross-attention to S encoder states: each layer's (keys, values), each (B, heads, S, d / heads)
+    memories: list[tuple[Tensor, Tensor]]
+    mask: Tensor | None  # (B, 1, 1, S), additive mask of the encoder states; None: none of them is padding
+    positions: Tensor  # (size, d), sinusoidal position embeddings
     table: Tensor  # (V, d) embeddings of the units, multiplied by sqrt(d)
-    length: int = 0  # columns of `own` that hold units
+    length: int = 0  # number of units in the cache; `own` has room for `size`
 
     def reserve(self, size: int) -> None:
-        """Make room for keys, values and positions of at least `size` units."""
+        """Enlarge the cache, if needed, to at least `size` units."""
         have = self.positions.shape[0]
         if size <= have:
             return
@@ -56,16 +59,16 @@ class ArCache:
         self.positions = sinusoids(have + more, width, self.positions.device).to(self.positions.dtype)
 
     def reorder(self, rows: Tensor) -> None:
-        """Let row i continue from the state of row rows[i] (beam search)."""
+        """Reorder the rows for beam search: row i continues from the state of row rows[i]."""
         for keys, values in self.own:
             keys[:, :, : self.length] = keys[rows, :, : self.length]
             values[:, :, : self.length] = values[rows, :, : self.length]
 
 
 class ArDecoder(nn.Module):
-    """Predicts each next unit from the units so far and the encoder's states.
+    """Predicts each unit from the units before it and the encoder's states.
 
-    forward: tokens (B, M), states (B, S, d_memory), state_lengths (B,). Returns: logits (B, M, V) of the next tokens.
+    forward: tokens (B, M), states (B, S, d_memory), state_lengths (B,). Returns: logits (B, M, V) of the next units.
     """
 
     def __init__(self, config: ArConfig, num_units: int, d_memory: int) -> None:
@@ -92,14 +95,14 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """Return the layers, typed for type checkers."""
+        """Return the layers, with a type that type checkers know."""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
         """Make an empty cache for at most `size` units. states: the encoder's, (B, S, d_memory)."""
         b, d = states.shape[0], self.config.d_model
         mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
-        if b == 1:  # one row has no padding to hide
+        if b == 1:  # a single row has no padding, so it needs no mask
             states, mask = states[:, : int(state_lengths[0])], None
         memories = []
         for layer in self.stack:
@@ -111,7 +114,7 @@ class ArDecoder(nn.Module):
         return ArCache(own, memories, mask, sinusoids(size, d, states.device).to(states.dtype), table)
 
     def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
-        """Process one more token (B,) of each row. Returns: logits (B, V) of the token after it."""
+        """Process the next token (B,) of each row. Returns: logits (B, V) of the token after it."""
         index = cache.length
         x = (cache.table[tokens] + cache.positions[index])[:, None]  # (B, 1, d)
         for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
@@ -123,12 +126,12 @@ class ArDecoder(nn.Module):
         return F.linear(x[:, 0], self.embed_tokens.weight)
 
     def extend(self, tokens: Tensor, indices: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
-        """Process tokens (B, N) at positions `indices` (B, N). Returns: logits (B, N, V).
+        """Process several tokens (B, N) of each row in one pass, such as a draft tree. Returns: logits (B, N, V).
 
-        Keys and values are written after the cache's columns.
-        mask: additive (B, 1, N, length + N): which columns of cache and tokens each token sees; None: all.
-        The cache's `length` does not change: the caller decides which columns to keep. The cache grows if it is too
-        small.
+        indices: (B, N), position of each token. mask: additive (B, 1, N, length + N), which cached and new tokens each
+            token attends to; None: all.
+        Keys and values of the tokens are written after those in the cache, which is enlarged if needed. `cache.length`
+        does not change: the caller decides which of the tokens stay in the cache.
         """
         start, count = cache.length, tokens.shape[1]
         cache.reserve(start + count)
@@ -150,11 +153,11 @@ class ArDecoder(nn.Module):
         min_length: int = 0,
         on_step: Callable[[Tensor], None] | None = None,
     ) -> list[list[int]]:
-        """Decode states (B, S, d_memory) greedily. Returns: for each row the units, without <s> and </s>.
+        """Decode the states (B, S, d_memory) greedily. Returns: for each row the unit ids, without <s> and </s>.
 
-        max_length: maximum units of a row. min_length: </s> is not chosen before this number of units (for timing at a
-            known length).
-        on_step: called with each step's units (B,); <pad> for a row that has ended. On a GPU, a few more steps of <pad>
+        max_length: maximum number of units of a row. min_length: </s> is not chosen before this number of units (to
+            measure the time for a fixed length).
+        on_step: called after each step with its units (B,); <pad> for a row that has ended. On a GPU a few more steps
             may follow after all rows have ended.
         """
         cache = self.start(states, state_lengths, max_length + 1)
@@ -180,17 +183,18 @@ class ArDecoder(nn.Module):
     def beam_search(
         self, states: Tensor, state_lengths: Tensor, beams: int, max_length: int, min_length: int = 0
     ) -> list[int]:
-        """Find by beam search the units of highest mean log-probability for one row of states (1, S, d_memory).
+        """Decode one row by beam search: find the units with the highest mean log-probability, in which </s> counts,
+        too.
 
-        beams: number of hypotheses in a step. max_length, min_length: as for `generate`. The mean includes </s>.
-        Returns: the units, without <s> and </s>.
+        states: (1, S, d_memory). beams: number of hypotheses. max_length, min_length: bounds on the number of units.
+        Returns: the unit ids, without <s> and </s>.
         """
         size = state_lengths.new_full((beams,), int(state_lengths[0]))
         cache = self.start(states.expand(beams, -1, -1), size, max_length + 1)
         tokens = torch.full((beams, max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
         scores = torch.full((beams, 1), -torch.inf, device=states.device)
-        scores[0] = 0.0  # all beams are equal at first, so only one may be extended
+        scores[0] = 0.0  # all beams are equal at first, so only the first one is extended
         best_score, best = -math.inf, []
         for position in range(max_length + 1):
             steps = self.step(tokens[:, position], cache).float().log_softmax(-1)
@@ -205,7 +209,7 @@ class ArDecoder(nn.Module):
             steps[:, EOS] = -torch.inf
             kept, index = (scores + steps).flatten().topk(beams)
             if float(kept[0]) / (max_length + 1) < best_score:
-                break  # even if every further step had probability 1, no hypothesis could reach the best mean
+                break  # even with probability 1 in all further steps, no hypothesis could exceed the best mean
             origin = torch.div(index, steps.shape[1], rounding_mode="floor")
             cache.reorder(origin)
             tokens = tokens[origin]

@@ -1,8 +1,8 @@
-"""Compressors shorten an image's visual tokens for the drafter: SpecVLM's (arXiv 2509.11815, section 3.2) and FLASH's
-latent attention (arXiv 2505.12728, section 3.2).
+"""Compressors shorten an image's sequence of visual tokens for the drafter: SpecVLM's (arXiv 2509.11815, section 3.2)
+and FLASH's latent attention (arXiv 2505.12728, section 3.2).
 
-V visual tokens of one image in, M out, H channels. Each image is compressed separately and may have any length. What a
-paper does not specify is an option, and its docstring says so.
+Letters in shapes: V visual tokens of one image before compression, M states after it, H channels. Each image is
+compressed separately and may have any length. What a paper does not specify is an option, and its docstring says so.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from torch.nn import functional as F
 
 from mmdec.types import InputError
 
-Grid = tuple[int, int]  # rows and columns of an image's visual tokens
+Grid = tuple[int, int]  # number of rows and of columns in which an image's visual tokens are arranged
 Pruning = Literal["random", "strided"]
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """An image's V visual tokens, compressed to M states of H channels."""
+    """The result of compressing V visual tokens of an image to M states."""
 
-    states: Tensor  # (M, H)
-    positions: Tensor  # (M,) int64: index of the visual token whose position each state gets
-    kept: Tensor  # (V,) in [0, 1]: each visual token's largest weight in any of the states
+    states: Tensor  # (M, H), the compressed states
+    positions: Tensor  # (M,) int64: index 0 .. V - 1 of the visual token whose position each state takes
+    kept: Tensor  # (V,) in [0, 1]: how much of each visual token is left, its largest weight in any state
 
 
 @final
 class Prune(nn.Module):
-    """Keeps one of every `ratio` tokens; drops the others.
+    """Keeps one of every `ratio` visual tokens and drops the others.
 
-    how: which tokens to keep. The paper drops at random and does not define this for inference. "random": training
-        draws new tokens at each call; evaluation always keeps the same ones for images of the same length, so that an
-        image always gives the same draft. "strided": every `ratio`-th token, also in training (not in the paper).
+    how: which tokens are kept. "random": in training other ones in each call; in evaluation always the same ones for
+        images of the same length, so that an image always gives the same draft. (The paper drops tokens at random, and
+        does not say what inference does.) "strided": every `ratio`-th token (not in the paper).
     """
 
     def __init__(self, ratio: int, how: Pruning = "random") -> None:
@@ -45,38 +45,42 @@ class Prune(nn.Module):
         self.ratio, self.how = _ratio(ratio), how
 
     def forward(self, states: Tensor) -> Compressed:
-        """Keep ceil(V / ratio) of the states (V, H), in order."""
+        """Keep ceil(V / ratio) of the states (V, H), in their order."""
         indices = self.indices(len(states)).to(states.device)
         return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
     def indices(self, length: int) -> Tensor:
-        """Return the indices (M,), in order, of those of `length` tokens that are kept."""
+        """Choose the tokens to keep. length: V, the number of tokens. Returns: their indices (M,), ascending."""
         count = -(-length // self.ratio)
         if self.how == "strided":
             return torch.arange(count) * self.ratio
-        # a separate generator, so that drafting does not change the random numbers with which tokens are sampled
+        # a random generator of its own, so that the random numbers of sampling stay the same with and without a draft
         drawn = None if self.training else torch.Generator().manual_seed(0)
         return torch.randperm(length, generator=drawn)[:count].sort().values
 
 
 @final
 class Pool(nn.Module):
-    """Averages neighbouring tokens: in windows of the grid if an image has rows * columns tokens, else in windows of
-    the sequence. grid: (rows, columns) of an image's tokens; None: unknown."""
+    """Averages neighbouring visual tokens. If an image has rows * columns tokens, windows are rectangles of this grid,
+    else sections of the sequence.
+
+    ratio: mean number of tokens in a window. grid: (rows, columns); None: unknown.
+    """
 
     def __init__(self, ratio: int, grid: Grid | None = None) -> None:
         super().__init__()
         self.ratio, self.grid = _ratio(ratio), grid
 
     def forward(self, states: Tensor) -> Compressed:
-        """Average states (V, H) to about V / ratio states, positioned at the middles of their windows."""
+        """Average states (V, H) to about V / ratio states. Each gets the position in the middle of its window."""
         weights = self.weights(len(states)).to(states)  # (M, V)
         middles = (weights * torch.arange(len(states), device=states.device)).sum(1)
-        positions = (middles + 0.5).long()  # torch rounds 1.5 and 2.5 to the same number, but positions must differ
+        positions = (middles + 0.5).long()  # torch would round both 1.5 and 2.5 to 2, but positions must differ
         return Compressed(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
-        """Make the matrix (M, length) that averages `length` tokens; each row holds the weights of one window."""
+        """Make the matrix (M, length) of the averaging weights; each row belongs to one window. length: V, the number
+        of tokens."""
         if self.grid is None or self.grid[0] * self.grid[1] != length:
             return _windows(length, -(-length // self.ratio))
         rows, columns = self.grid
@@ -87,14 +91,15 @@ class Pool(nn.Module):
 
 @final
 class Convolution(nn.Module):
-    """One convolution along the sequence with kernel and stride `ratio`.
+    """A one-dimensional convolution over the visual tokens, with kernel and stride `ratio`.
 
-    It is initialised as the window's average (not in the paper, which says "vanilla"). If an image's length is no
-    multiple of `ratio`, its last token is repeated.
+    Its initial weights compute the mean of each window (not in the paper, which only says "vanilla"). If the number of
+    tokens is not a multiple of `ratio`, the last token is repeated.
     """
 
     def __init__(self, size: int, ratio: int, depthwise: bool = False) -> None:
-        """size: channels. depthwise: one filter per channel, `size` * ratio weights instead of `size`^2 * ratio."""
+        """size: number of channels. ratio: kernel and stride. depthwise: one filter for each channel: size * ratio
+        weights instead of size^2 * ratio."""
         super().__init__()
         self.ratio = _ratio(ratio)
         self.conv = nn.Conv1d(size, size, ratio, stride=ratio, groups=size if depthwise else 1)
@@ -122,10 +127,10 @@ class Convolution(nn.Module):
 
 @final
 class Resampler(nn.Module):
-    """Reduces an image to Q states: Q learned queries attend to its tokens in one cross-attention.
+    """Compresses an image to Q states by cross-attention with Q learned queries.
 
-    The outputs get the image's last positions. This is SpecVLM's "simplified Q-Former" with 2 object queries, and
-    ViSpec's adaptor. The queries are learned directly, so there is no query projection.
+    The states get the image's last Q positions. This is SpecVLM's "simplified Q-Former" with 2 object queries, and
+    ViSpec's adaptor. The queries are parameters themselves, so there is no query projection.
     """
 
     def __init__(self, size: int, queries: int, heads: int, bias: bool = False) -> None:
@@ -138,17 +143,18 @@ class Resampler(nn.Module):
         self.o_proj = nn.Linear(size, size, bias=False)
 
     def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> Compressed:
-        """Reduce states (V, H) to (Q, H).
+        """Compress states (V, H) to (Q, H).
 
-        The key matrix is multiplied with the Q queries, and the value matrix with the Q averages: Q is small, V large.
-        fc: (matrix (H, J), function), if the states are (V, J) and an affine map J -> H must still be applied: the
-            map's matrix, and the map itself. Attention weights sum to 1, so it can be applied after averaging.
+        fc: (matrix (H, J), function) of an affine map from J to H channels, if the states are (V, J) and this map must
+            still be applied. It is applied to the Q weighted means instead of the V tokens, which gives the same,
+            because attention weights sum to 1.
+        For speed, the key projection is applied to the queries, and the value projection to the Q weighted means.
         """
         heads = self.heads
         reading = torch.einsum("qhd,hdc->hqc", self.q, self.k_proj.weight.unflatten(0, (heads, -1)))
         if fc is not None:
             reading = reading @ fc[0]
-        # biases of keys add the same score to all tokens, which a softmax cancels
+        # the keys' bias is left out: it adds the same score to all tokens, which does not change a softmax
         weights = (reading @ states.T * self.q.shape[-1] ** -0.5).softmax(-1)  # (heads, Q, V)
         mixed = weights @ states if fc is None else fc[1](weights @ states)  # (heads, Q, H)
         values = torch.einsum("hqc,hdc->qhd", mixed, self.v_proj.weight.unflatten(0, (heads, -1))).flatten(1)
@@ -158,9 +164,11 @@ class Resampler(nn.Module):
 
 @final
 class LatentAttention(nn.Module):
-    """FLASH's compressor, softmax(C F^T) F of states F with learned latents C: no scale, projection or extra loss.
+    """FLASH's compressor: softmax(C F^T) F, with learned latents C and the states F. It has no scale, projection or
+    extra loss.
 
-    An image with fewer tokens than latents uses as many of the first latents as it has tokens (not in the paper).
+    If an image has fewer tokens than there are latents, only the first latents are used, one for each token (not in the
+    paper).
     """
 
     def __init__(self, size: int, latents: int) -> None:
@@ -168,7 +176,7 @@ class LatentAttention(nn.Module):
         self.latents = nn.Parameter(torch.randn(latents, size) * size**-0.5)
 
     def forward(self, states: Tensor) -> Compressed:
-        """Reduce states (V, H) to (min(m, V), H), positioned evenly over the image."""
+        """Compress states (V, H) to (min(number of latents, V), H). The positions are spread evenly over the image."""
         length, count = len(states), min(len(self.latents), len(states))
         weights = (self.latents[:count] @ states.T).softmax(-1)
         positions = (2 * torch.arange(count, device=states.device) + 1) * length // (2 * count)
@@ -177,17 +185,20 @@ class LatentAttention(nn.Module):
 
 @final
 class TextOnly(nn.Module):
-    """Drops the image: the drafter sees it only through the target's features of text tokens."""
+    """Drops the image. The drafter then knows of it only through the target's hidden states at text tokens."""
 
     def forward(self, states: Tensor) -> Compressed:
-        """Replace states (V, H) by none, (0, H)."""
+        """Return no states, (0, H), for the image's states (V, H)."""
         none = torch.zeros(0, dtype=torch.long, device=states.device)
         return Compressed(states[:0], none, states.new_zeros(len(states)))
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """Find the columns [begin, end) of each image in visual (L,) bool. grid: rows and columns of every image's tokens;
-    it separates images without text between them."""
+    """Find the images in a prompt. Returns: (begin, end) of each, as indices of tokens.
+
+    visual: (L,) bool, True at visual tokens. grid: (rows, columns) of every image's tokens, if known; it separates
+        images that follow each other without text between them.
+    """
     edges = torch.diff(F.pad(visual.to(torch.int8), (1, 1))).nonzero()[:, 0].tolist()
     runs = list(zip(edges[::2], edges[1::2], strict=True))
     size = 0 if grid is None else grid[0] * grid[1]
@@ -201,8 +212,11 @@ def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
 
 
 def separate(positions: Tensor, length: int) -> Tensor:
-    """Make sorted positions (M,), M <= length, distinct and smaller than `length`, by moves as small as possible. Two
-    states cannot have the same position."""
+    """Make positions distinct, and smaller than `length`, by moving them as little as possible, because two states
+    cannot have the same position.
+
+    positions: (M,), ascending, M <= length. Returns: (M,).
+    """
     separated: list[int] = []
     for index, position in enumerate(positions.tolist()):
         lowest = separated[-1] + 1 if separated else 0
@@ -211,12 +225,13 @@ def separate(positions: Tensor, length: int) -> Tensor:
 
 
 def last_positions(length: int, count: int, device: torch.device) -> Tensor:
-    """Return the last `count` positions of an image of `length` tokens; if it has fewer, the first is repeated."""
+    """Return the last `count` positions of an image with `length` tokens; if it has fewer tokens, the first position is
+    repeated."""
     return torch.arange(length - count, length, device=device).clamp(min=0)
 
 
 def _windows(length: int, count: int) -> Tensor:
-    """Make the matrix (count, length) that averages `length` tokens over `count` windows of about equal size."""
+    """Make the matrix (count, length) that averages `length` tokens in `count` windows of about equal size."""
     index = torch.arange(count)
     begins, ends = index * length // count, -(-(index + 1) * length // count)
     line = torch.arange(length)

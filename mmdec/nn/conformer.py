@@ -1,9 +1,10 @@
-"""Speech encoder: a 4x convolutional subsampler and Conformer blocks with relative positions.
+"""A speech encoder: a convolutional subsampler, which shortens the input by 4, and Conformer blocks with relative
+positions.
 
-The architecture is that of the fairseq family (`s2t_conformer`; Gulati et al. 2020, with the Transformer-XL relative
-positions of Dai et al. 2019). Weights of fairseq and fairseq2 can be converted: the three encoders hold the same
-tensors in the same shapes, and only the names differ. Our names are fairseq's without `encoder.`. fairseq2's encoder
-is its `s2t_conformer` with `use_relative_pos=True`.
+The architecture is that of fairseq's `s2t_conformer` (Gulati et al. 2020, with the Transformer-XL relative positions of
+Dai et al. 2019). Weights of fairseq and fairseq2 can be converted: the three encoders have the same tensors in the same
+shapes, under other names. The names here are fairseq's without `encoder.`. In fairseq2 the encoder is `s2t_conformer`
+with `use_relative_pos=True`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch.nn import functional as F
 from mmdec.nn.transformer import PooledDropout
 from mmdec.types import InputError
 
-FRONT_NAMES: dict[str, str] = {  # our name of a module outside the blocks -> fairseq2's name
+FRONT_NAMES: dict[str, str] = {  # mmdec's name of a module outside the blocks -> fairseq2's name
     "subsample.conv_layers.0": "encoder_frontend.feature_extractor.layers.0.conv",
     "subsample.conv_layers.1": "encoder_frontend.feature_extractor.layers.1.conv",
     "linear": "encoder_frontend.proj",
 }
-BLOCK_NAMES: dict[str, str] = {  # our name of a module or tensor in a Conformer block -> fairseq2's name
+BLOCK_NAMES: dict[str, str] = {  # mmdec's name of a module or tensor in a Conformer block -> fairseq2's name
     "ffn1.layer_norm": "ffn1_layer_norm",
     "ffn1.w_1": "ffn1.inner_proj",
     "ffn1.w_2": "ffn1.output_proj",
@@ -76,7 +77,8 @@ def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
 
 
 def _halved(lengths: Tensor) -> Tensor:
-    """Compute the numbers of frames after one convolution of width 5, stride 2 and padding 2. lengths: before it."""
+    """Return the numbers of frames (B,) after one convolution of width 5, stride 2 and padding 2. lengths: (B,), the
+    numbers before it."""
     return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
 
 
@@ -98,13 +100,13 @@ class Subsampler(nn.Module):
         for conv in self.conv_layers:
             x = F.glu(conv(x), dim=1)
             lengths = _halved(lengths)
-            # padding must be 0, else it enters the row's last frames through the next convolution
+            # padding must be 0, else the next convolution would mix it into the row's last frames
             x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
         return x.transpose(1, 2), lengths
 
 
 class FeedForward(nn.Module):
-    """Pre-norm feed-forward network; the block adds half of its output."""
+    """A pre-norm feed-forward network. The Conformer block multiplies its output by one half."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -119,7 +121,8 @@ class FeedForward(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """Self-attention with Transformer-XL relative positions: content and position scores with a learned bias each."""
+    """Self-attention with Transformer-XL relative positions. The score of two states is the sum of a content score and
+    a position score; each has a learned bias on the query."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -137,8 +140,11 @@ class RelativeAttention(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Attend among x (B, S, d). positions: (2S-1, d), embeddings of distances S-1 down to -(S-1). mask: additive
-        (B, 1, 1, S), hides padding."""
+        """Apply attention to x (B, S, d). Returns: (B, S, d).
+
+        positions: (2S-1, d), embeddings of the distances S-1 down to -(S-1). mask: additive (B, 1, 1, S), which hides
+            padding.
+        """
         b, s, d = x.shape
         h = self.heads
         q = self.linear_q(x).view(b, s, h, -1)
@@ -147,7 +153,7 @@ class RelativeAttention(nn.Module):
         p = self.linear_pos(positions).view(2 * s - 1, h, -1).permute(1, 2, 0)  # (H, D, 2S-1)
         content = (q + self.pos_bias_u.to(q.dtype)).transpose(1, 2) @ k  # (B, H, S, S)
         position = (q + self.pos_bias_v.to(q.dtype)).transpose(1, 2) @ p  # (B, H, S, 2S-1)
-        # Row i needs the entries of distances i - j: a skewed view of the padded rows, without a gather.
+        # row i needs the scores of the distances i - j: a skewed view of the padded rows selects them without a gather
         position = F.pad(position, (1, 0)).view(b, h, 2 * s, s)[:, :, 1:].reshape(b, h, s, 2 * s - 1)[..., :s]
         scores = (content + position).float() / math.sqrt(d // h) + mask
         weights = self.dropout(scores.softmax(-1).to(v.dtype))
@@ -155,7 +161,8 @@ class RelativeAttention(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A Conformer's convolutions: pointwise, GLU, depthwise, BatchNorm, swish, pointwise."""
+    """The convolution module of a Conformer: pointwise convolution, GLU, depthwise convolution, BatchNorm, swish,
+    pointwise convolution."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -170,7 +177,7 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
         """Convolve x (B, S, d). keep: (B, S, 1), 1 at real positions and 0 at padding. Returns: (B, S, d)."""
         x = self.layer_norm(x) * keep.to(x.dtype)
-        # a convolution of width 1 runs faster on a CPU as a linear map
+        # computed as a linear layer, which is faster on a CPU than a convolution of width 1
         x = F.glu(F.linear(x, self.pointwise_conv1.weight.squeeze(-1)), dim=-1)
         x = self.depthwise_conv(x.transpose(1, 2))
         x = F.silu(self.batch_norm(x)).transpose(1, 2)
@@ -199,7 +206,8 @@ class ConformerLayer(nn.Module):
 
 
 def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
-    """Make the sinusoids (2*size-1, d_model) of distances size-1 ... -(size-1), sine and cosine interleaved."""
+    """Make sinusoidal embeddings (2*size-1, d_model) of the distances size-1 ... -(size-1). Sine and cosine channels
+    alternate."""
     distance = torch.arange(size - 1, -size, -1, dtype=torch.float32, device=device)[:, None]
     rate = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float32, device=device) * (-math.log(1e4) / d_model))
     angles = distance * rate
@@ -209,10 +217,11 @@ def relative_positions(size: int, d_model: int, device: torch.device) -> Tensor:
 class SpeechEncoder(nn.Module):
     """Encodes filterbank features with a Conformer.
 
-    forward: features (B, N, 80) float, lengths (B,) in frames. middle: the number (from 1) of a layer whose output is
-        also wanted, for an auxiliary loss; None: no layer.
-    Returns: states (B, S, d) with S = N/4 rounded up; lengths (B,); the middle layer's output (B, S, d), or None.
-    Source: DASpeech (Fang et al., NeurIPS 2023, section 3.1); no final norm after the stack.
+    forward: features (B, N, 80) float; lengths (B,), numbers of frames; middle: number (from 1) of a layer whose output
+        is also returned, for an auxiliary loss; None: no such layer.
+    Returns: states (B, S, d) with S = N/4 rounded up; their lengths (B,); the output (B, S, d) of layer `middle`, or
+        None.
+    Source: DASpeech (Fang et al., NeurIPS 2023, section 3.1); there is no norm after the last layer.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -233,7 +242,7 @@ class SpeechEncoder(nn.Module):
         keep = real[..., None].to(torch.float32)
         positions = relative_positions(x.shape[1], self.config.d_model, x.device)
         x = self.dropout(self.linear(x))
-        positions = positions.to(x.dtype)  # so that the encoder also runs in half or double precision
+        positions = positions.to(x.dtype)  # converted, because the encoder may run in half or double precision
         tapped: Tensor | None = None
         for index, layer in enumerate(self.conformer_layers, start=1):
             x = layer(x, positions, mask, keep)
@@ -243,27 +252,29 @@ class SpeechEncoder(nn.Module):
 
 
 def from_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the state dict of fairseq2's `s2t_conformer` to that of our `SpeechEncoder`; the decoder is left out."""
+    """Convert the state dict of fairseq2's `s2t_conformer` to names of mmdec's `SpeechEncoder`; tensors of the decoder
+    are left out."""
     encoder = {name: value for name, value in state.items() if name.startswith(("encoder.", "encoder_frontend."))}
     names = _names(encoder, r"encoder\.layers\.(\d+)\.", _fairseq2_name)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq2 s2t_conformer"))
 
 
 def to_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the state dict of our `SpeechEncoder` to fairseq2's names (`encoder_frontend.*` and `encoder.*`)."""
+    """Convert the state dict of mmdec's `SpeechEncoder` to fairseq2's names (`encoder_frontend.*` and `encoder.*`)."""
     return _renamed(_checked(state), _names(state, _OUR_BLOCK, _fairseq2_name), "a SpeechEncoder")
 
 
 def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert the state dict of fairseq's `s2t_conformer` or DASpeech to that of our `SpeechEncoder`; drop the rest."""
+    """Convert the state dict of fairseq's `s2t_conformer` or of DASpeech to names of mmdec's `SpeechEncoder`; other
+    tensors are left out."""
     encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
     names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", "encoder.".__add__)
     return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
 
 
 def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> EncoderConfig:
-    """Read the encoder's sizes from the shapes in its state dict (our names). dropout: the weights do not show it.
-    Raises InputError if a tensor is missing."""
+    """Read the encoder's sizes from the shapes of its tensors. state: tensors by mmdec's names. dropout: the dropout
+    rate, which tensors do not show. Raises InputError if a tensor is missing."""
     block = "conformer_layers.0."
     try:
         return EncoderConfig(
@@ -295,22 +306,29 @@ def _fairseq2_name(ours: str) -> str:
 
 
 def _layers(names: Iterable[str], block: str) -> int:
-    """Count the blocks in the names; at least 1, so that an empty state dict gives an error about missing weights.
-    block: a pattern that captures a block's number."""
+    """Count the Conformer blocks by the tensors' names. The result is at least 1, so that an empty state dict leads to
+    an error about missing weights.
+
+    block: a regular expression that captures a block's number.
+    """
     return max(1, len({layer[1] for name in names if (layer := re.match(block, name))}))
 
 
 def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]) -> dict[str, str]:
-    """Map our tensor names to the other library's, for as many blocks as `state` has. block: see `_layers`. rename: our
-    name -> the other name."""
+    """Return a dict from mmdec's tensor names to the other library's names, for as many Conformer blocks as `state`
+    has.
+
+    block: a regular expression that captures a block's number in a name of `state`. rename: function from mmdec's name
+        to the other name.
+    """
     with torch.device("meta"):
         ours = SpeechEncoder(EncoderConfig(layers=_layers(state, block))).state_dict()
     return {name: rename(name) for name in ours}
 
 
 def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -> dict[str, Tensor]:
-    """Rename the tensors of `state`. names: old name -> new name. Raises InputError if the old names are not exactly
-    the keys of `state`. kind: what the tensors belong to, for the message."""
+    """Rename the tensors of `state`. names: old name -> new name. kind: what the tensors belong to, for the error.
+    Raises InputError unless the old names are exactly the keys of `state`."""
     missing = [name for name in names if name not in state]
     unexpected = [name for name in state if name not in names]
     if missing or unexpected:
@@ -324,7 +342,8 @@ def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -
 
 
 def _checked(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state (our names) if its names and shapes fit one `SpeechEncoder`, else raise InputError."""
+    """Check that names and shapes of the tensors fit a `SpeechEncoder`, else raise InputError. state: tensors by
+    mmdec's names, which are returned unchanged."""
     names = _names(state, _OUR_BLOCK, str)
     state = _renamed(state, names, "a SpeechEncoder")
     with torch.device("meta"):

@@ -1,8 +1,8 @@
-"""Decodes a CTC head's frames with an n-gram of its pieces: a prefix beam search (Hannun et al. 2014).
+"""Decodes the output of a CTC head with an n-gram language model of its pieces: prefix beam search (Hannun et al.
+2014).
 
-A head that was trained on little speech recognises the sounds, but misspells words. An n-gram of pieces, which is
-trained on text alone, corrects the spelling. Its probabilities are stored in 8 bits: 470,000 entries of four orders
-take 2 MB.
+A head that was trained on little speech recognises the sounds, but misspells words. An n-gram of pieces, trained on
+text alone, corrects the spelling. Its values are stored in 8 bits: 470,000 n-grams of up to four pieces take 2 MB.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from torch import Tensor
 from mmdec.nn.ctc_head import BLANK, Heard, best_pieces, pad_places
 from mmdec.types import InputError
 
-WIDTH = 16  # number of texts that the search keeps after each frame
-CHOICES = 16  # maximum number of pieces by which the search extends a text at a frame
-LEAST = -8.0  # minimum log-probability of a piece by which a text is extended
-WEIGHT, BONUS = 0.8, 2.5  # weight of the n-gram's log-probability; score added for each piece
-SHARE = 0.3  # factor on the probabilities of the alternatives at a position: the n-gram's choice weighs most
-NEVER = -1e9  # log-probability of an impossible path
+WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
+CHOICES = 16  # maximum number of pieces with which a hypothesis is extended at one frame
+LEAST = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried there
+WEIGHT, BONUS = 0.8, 2.5  # factor on the n-gram's log-probability; score in nats that is added for each piece
+# factor on the probabilities of alternatives at a position, so that the piece which the n-gram chose weighs most
+SHARE = 0.3
+NEVER = -1e9  # log-probability of a path that is impossible
 
 
 @final
 class PieceNGram:
-    """An n-gram of a head's pieces, with back-off. `arrays` is the stored form.
+    """A back-off n-gram language model of the head's pieces.
 
-    pieces: number of pieces; a sentence's start is the id `pieces`, its end `pieces + 1`.
-    arrays: `unigrams` and `backoff` (pieces + 2,) float32. For each order k from 2, the entries sorted by their pieces:
-        `counts_k`, how many entries extend each entry of order k - 1; `pieces_k`, each entry's last piece; `values_k`
-        and, below the highest order, `backoff_k`: integers from 0 to 255. Times `steps_k` (2,), they are the natural
-        logarithms of probabilities and back-off weights.
+    pieces: number of pieces V. The id V stands for a sentence's start, V + 1 for its end.
+    arrays: the model as it is stored. `unigrams` and `backoff`: (V + 2,) float32, natural logarithms for single pieces.
+    For each order k from 2, the n-grams of k pieces, sorted: `counts_k`: for each n-gram of order k - 1, how many of
+    order k begin with it; `pieces_k`: the last piece of each; `values_k` and, below the highest order, `backoff_k`:
+    integers 0 to 255, which multiplied by the two numbers `steps_k` give the natural logarithms of the probability and
+    of the back-off weight.
     """
 
     def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
         self.pieces, self.arrays, base = pieces, arrays, pieces + 2
         self.order = max((int(name[7:]) for name in arrays if re.fullmatch(r"pieces_[2-5]", name)), default=1)
-        # For each order from 2: the entries, coded as one number each, and their logarithms. Sorted arrays are
-        # searched, because a dictionary of a million entries takes half a second to make.
+        # For each order from 2: (n-grams, each coded as one number and sorted; their ln P; their ln back-off weights).
+        # They are found by bisection: a dict of a million n-grams would take half a second to make.
         self._entries: list[tuple[array[int], array[float], array[float] | None]] = []
         try:
             found = {name: value.numpy() for name, value in arrays.items()}
@@ -73,11 +75,15 @@ class PieceNGram:
             raise InputError(f"`ngram` must have a number for each of {base} pieces, but has not. Fetch it again.")
 
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """Return a function: piece -> ln P(piece | context). context: ids of the pieces before it, which begin with
-        `self.pieces` at the start of a sentence; only the last order - 1 of them count."""
+        """Return a function: piece id -> ln P(piece | context).
+
+        context: ids of the pieces before it; at the beginning of a sentence the first one is `self.pieces`. Only the
+            last order - 1 ids matter.
+        """
         base, total = self.pieces + 2, 0.0
         context = context[max(len(context) - self.order + 1, 0) :]
-        rows: list[tuple[int, int, int, array[int], array[float], float]] = []  # one for each order, the highest first
+        # for each order, from the highest: the n-grams that extend the context
+        rows: list[tuple[int, int, int, array[int], array[float], float]] = []
         for begin in range(len(context)):
             code = 0
             for known in context[begin:]:
@@ -104,8 +110,8 @@ class PieceNGram:
         return score
 
     def _weight(self, code: int, order: int) -> float:
-        """Return the logarithm of an entry's back-off weight; 0 if there is no such entry. code: the entry's pieces, as
-        one number. order: how many these are."""
+        """Return the natural logarithm of an n-gram's back-off weight; 0 if the n-gram is missing. code: the n-gram's
+        pieces, coded as one number. order: number of its pieces."""
         if order == 1:
             return self._backoff[code]
         entries, _, weights = self._entries[order - 2]
@@ -114,10 +120,10 @@ class PieceNGram:
 
 
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
-    """Transcribe logits (B, F, V) of F frames, lengths (B,), as `best_pieces` does, but by beam search with an n-gram.
+    """Transcribe the logits (B, F, V) of F frames by beam search with an n-gram. lengths: (B,), numbers of frames.
 
-    best: number of pieces at each position of the transcript: the chosen one and its likeliest alternatives. An
-        alternative's weight is 0.3 times its probability by the head, without the blank; the chosen piece gets the
+    best: number of pieces at each position of the transcript: the chosen one and its most probable alternatives. An
+        alternative's weight is 0.3 times its probability by the head (without the blank); the chosen piece gets the
         rest.
     """
     plain = best_pieces(logits, lengths, best)
@@ -143,10 +149,14 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
 
 
 def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
-    """Find the likeliest text of F frames. logprobs: (F, V), ln P of each piece at each frame. Returns: the text's
-    pieces, and the frame at which each is most probable."""
+    """Find the most probable text of F frames.
+
+    logprobs: (F, V), ln P of each piece at each frame. model: the n-gram. Returns: the text's piece ids, and for each
+        the frame at which it is most probable.
+    """
     start, end = model.pieces, model.pieces + 1
-    scores: dict[tuple[int, ...], Callable[[int], float]] = {}  # a cache: last pieces -> ln P of the next one
+    # cache: the last pieces of a text -> function that gives ln P of the next piece
+    scores: dict[tuple[int, ...], Callable[[int], float]] = {}
 
     def after(text: tuple[int, ...]) -> Callable[[int], float]:
         last = (start, *text)[-max(model.order - 1, 1) :]
@@ -154,8 +164,8 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
             found = scores[last] = model.after(last)
         return found
 
-    # For each text: the log-probabilities of its paths that end in a blank and of those that end in its last piece,
-    # its score by the n-gram, and the frames at which its pieces begin.
+    # hypothesis -> (ln P of its paths that end in a blank, ln P of its paths that end in its last piece, score by the
+    # n-gram, frame at which each piece begins)
     kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, NEVER, 0.0, ())}
     for frame, row in enumerate(logprobs):
         likely = np.argpartition(row, -CHOICES)[-CHOICES:] if len(row) > CHOICES else range(len(row))

@@ -1,7 +1,7 @@
-"""A CTC head: it predicts pieces of text, frame by frame, from the states of a frozen encoder (Graves et al. 2006).
+"""A CTC head predicts pieces of text, frame by frame, from the states of a frozen encoder (Graves et al. 2006).
 
-It has convolutions only: the encoder's states already depend on the whole recording. A translator and a drafter use the
-same network, each with its own vocabulary of pieces.
+It has convolutions only, no attention: the encoder's states already depend on the whole recording. A translator and a
+drafter use this network, each with its own vocabulary of pieces.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BLANK = 0
 
 @dataclass(frozen=True)
 class CtcHeadConfig:
-    """Sizes of the head."""
+    """Sizes of the CTC head."""
 
     d_states: int = 512  # channels of the encoder's states
-    pieces: int = 1001  # vocabulary size, CTC's blank included
-    stride: int = 2  # encoder states per frame: 1, 2 or 4
-    d_model: int = 320  # channels of the head
+    pieces: int = 1001  # vocabulary size, the CTC blank included
+    stride: int = 2  # number of encoder states that become one frame of the head: 1, 2 or 4
+    d_model: int = 320  # channels of the head's hidden states
     layers: int = 5
-    kernel: int = 11  # frames that a depthwise convolution spans
+    kernel: int = 11  # number of frames that a depthwise convolution spans
     dropout: float = 0.1
 
     def to_dict(self) -> dict[str, Any]:
@@ -37,9 +37,10 @@ class CtcHeadConfig:
 
 
 class CtcHead(nn.Module):
-    """Scores the pieces of each frame. forward: states (B, S, D) of an encoder, lengths (B,).
+    """Computes logits of V pieces at each frame, from the states of an encoder.
 
-    Returns: logits (B, ceil(S / stride), V), lengths (B,).
+    forward: states (B, S, D), lengths (B,), numbers of states. Returns: logits (B, ceil(S / stride), V); lengths (B,),
+        numbers of frames.
     """
 
     def __init__(self, config: CtcHeadConfig) -> None:
@@ -56,8 +57,10 @@ class CtcHead(nn.Module):
         return self.output(hidden), lengths
 
     def hidden(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all but the output layer over the encoder's states (B, S, D), lengths (B,). Returns: the frames' states
-        (B, ceil(S / stride), d), lengths (B,)."""
+        """Apply all layers except the output layer. states: (B, S, D) of the encoder. lengths: (B,), numbers of states.
+
+        Returns: the hidden states of the frames (B, ceil(S / stride), d); lengths (B,), numbers of frames.
+        """
         x = self.norm(states) * lengths_to_mask(lengths, states.shape[1])[..., None]
         x = self.entry(x.transpose(1, 2)).transpose(1, 2)
         lengths = torch.div(lengths - 1, self.config.stride, rounding_mode="floor") + 1
@@ -68,7 +71,7 @@ class CtcHead(nn.Module):
 
 
 class ConvolutionBlock(nn.Module):
-    """A depthwise convolution over time, then a gated linear map over channels; the result is added to the input."""
+    """A residual block: a depthwise convolution over time, then a gated linear layer over channels."""
 
     def __init__(self, config: CtcHeadConfig) -> None:
         super().__init__()
@@ -86,7 +89,8 @@ class ConvolutionBlock(nn.Module):
 
 
 def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
-    """Collapse the best piece of each frame (B, N) to each row's pieces: merge equal neighbours, then drop blanks."""
+    """Convert CTC frames to text: merge equal neighbours, then drop blanks. best: (B, N), the best piece id of each
+    frame. lengths: (B,), numbers of frames. Returns: the piece ids of each row."""
     rows = []
     for row, count in zip(best.tolist(), lengths.tolist(), strict=True):
         kept = [piece for at, piece in enumerate(row[:count]) if at == 0 or piece != row[at - 1]]
@@ -96,14 +100,16 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Heard:
-    """Transcripts of B recordings. Each of their N positions has one piece and its K - 1 likeliest alternatives."""
+    """Transcripts of B recordings by a CTC head. Each of the N positions has K pieces: the one in the transcript, and
+    its K - 1 most probable alternatives."""
 
-    pieces: Tensor  # (B, N, K): a position's piece and its alternatives, the likeliest first; 0 beyond a row's end
-    weights: Tensor  # (B, N, K): probabilities of these pieces, with sum 1 at each position; 0 beyond a row's end
-    lengths: Tensor  # (B,): number of positions
-    frames: Tensor  # (B, N): index of the frame at which a position's piece is most probable
-    logprobs: Tensor  # (B, F): ln P of each frame's likeliest piece, which may be the blank; 0 beyond a row's end
-    counts: Tensor  # (B,): number of frames
+    # (B, N, K) piece ids: at each position the transcript's piece, then its alternatives; 0 beyond a row's end
+    pieces: Tensor
+    weights: Tensor  # (B, N, K): probabilities of these pieces, which sum to 1 at each position; 0 beyond a row's end
+    lengths: Tensor  # (B,): number of positions of each transcript
+    frames: Tensor  # (B, N): index of the frame at which the transcript's piece is most probable
+    logprobs: Tensor  # (B, F): ln P of the most probable piece or blank at each frame; 0 beyond a row's end
+    counts: Tensor  # (B,): number of frames of each recording
 
     def select(self, rows: list[int]) -> Heard:
         """Return the transcripts of these rows alone, in that order."""
@@ -111,11 +117,11 @@ class Heard:
 
 
 def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
-    """Transcribe logits (B, F, V) of F frames, lengths (B,): take each frame's best piece, merge equal neighbours, drop
-    blanks.
+    """Transcribe logits (B, F, V) of F frames greedily: take the best piece of each frame, merge equal neighbours, drop
+    blanks. lengths: (B,), numbers of frames.
 
-    best: number of pieces at each position of the transcript: the chosen one and its likeliest alternatives. Their
-        weights are their mean probabilities over the position's frames, without the blank, scaled to the sum 1.
+    best: K, number of pieces at each position of the transcript: the chosen one and its most probable alternatives.
+        Their weights are mean probabilities over the frames that were merged (without the blank), scaled to the sum 1.
     """
     likely, paths = logits.float().log_softmax(-1).max(-1)
     real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])
@@ -124,14 +130,15 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         path = paths[row, :count]
         spoken = path != BLANK
         first = spoken & torch.cat([spoken.new_ones(1), path[1:] != path[:-1]])[:count]
-        place = (first.cumsum(0) - 1)[spoken]  # for each frame that is not blank, the number of its collapsed piece
+        place = (first.cumsum(0) - 1)[spoken]  # for each frame that is not blank: index of its piece in the transcript
         total = int(first.sum())
         probabilities = logits[row, :count][spoken].float().softmax(-1)
         probabilities[:, BLANK] = 0
         mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
         mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
         weights, pieces = mean.topk(best, -1)
-        said = probabilities.amax(-1) - place * 2.0  # the offset sorts the frames of different pieces apart
+        # subtracting 2 per piece makes the sort keep the frames of each piece together
+        said = probabilities.amax(-1) - place * 2.0
         order = said.argsort(descending=True, stable=True)
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))
         rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))
@@ -141,7 +148,8 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
 
 
 def pad_places(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Stack each row's pieces (N, K), weights (N, K) and frames (N,), padded with 0 to the longest; at least 1 long."""
+    """Stack the rows' pieces (N, K), weights (N, K) and frames (N,), padded with 0 to the longest row (at least 1
+    position). Returns: (B, N, K), (B, N, K), (B, N)."""
     size = max(1, *(len(frames) for _, _, frames in rows))
     pieces, weights, frames = (
         torch.stack([F.pad(part, (0, 0) * (part.dim() - 1) + (0, size - len(part))) for part in parts])

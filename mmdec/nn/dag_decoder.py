@@ -1,9 +1,9 @@
-"""Linguistic decoder: one parallel pass predicts a directed acyclic graph of tokens.
+"""The graph decoder: one parallel pass predicts a directed acyclic graph of tokens.
 
-Every vertex gets a hidden state, a distribution over units (its emission) and transition probabilities to all later
+Every vertex has a hidden state, a distribution over units (its emission), and transition probabilities to all later
 vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
-NeurIPS 2023, section 3.2). The options `link_prior`, `copy_encoder` and sinusoidal positions are not in the paper; the
-small shipped model uses them. For choosing a path see `ops/dag.py` and `ops/dag_decode.py`.
+NeurIPS 2023, section 3.2). Not in the paper: the options `link_prior`, `copy_encoder` and sinusoidal positions, which
+the small shipped model uses. `ops/dag.py` and `ops/dag_decode.py` choose a path through the graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mmdec.ops.dag import (
 from mmdec.ops.dag_beam import TokenNGram, beam_path
 from mmdec.ops.dag_decode import LatticePath, LatticeStrategy, decode_lattice
 
-BOS, PAD, EOS, UNK = 0, 1, 2, 3  # the first four units of every vocabulary
+BOS, PAD, EOS, UNK = 0, 1, 2, 3  # ids of <s>, <pad>, </s> and <unk>, the first four units of every vocabulary
 
 
 @dataclass(frozen=True)
@@ -43,70 +43,84 @@ class DagConfig:
     heads: int = 8
     layers: int = 4
     dropout: float = 0.1
-    upsample: float = 0.5  # vertices per filterbank frame (lambda)
+    upsample: float = 0.5  # vertices per input frame (lambda in the paper)
     min_vertices: int = 2
     max_vertices: int = 1024
     link_heads: int = 8
-    link_dim: int = 64  # size of a head's query and key
+    link_dim: int = 64  # channels of each link head's query and key
     positions: Literal["learned", "sinusoidal"] = "learned"
-    link_prior: bool = False  # penalise long jumps log-linearly, with one learned slope for each head
-    copy_encoder: bool = False  # add the encoder's states, interpolated to the graph's size, to the vertices' inputs
+    # subtract from a link's score a penalty proportional to the jump's length, with one learned slope for each head
+    link_prior: bool = False
+    # add the encoder's states, interpolated to the graph's number of vertices, to the vertices' inputs
+    copy_encoder: bool = False
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """A batch of graphs. Every path begins at vertex 0 and ends at vertex lengths-1."""
+    """A batch of graphs with L vertices each, padding included. Every path begins at vertex 0 and ends at vertex
+    lengths - 1."""
 
     hidden: Tensor  # (B, L, D): hidden states of the L vertices
-    logits: Tensor  # (B, L, V): scores of the units at each vertex
-    links: Tensor  # (B, L, L): ln P of the link from vertex i to j, fp32; -inf where j <= i or beyond a row's end
+    logits: Tensor  # (B, L, V): logits of the units at each vertex
+    links: Tensor  # (B, L, L) fp32: ln P of the link from vertex i to j; -inf where j <= i or beyond a row's end
     lengths: Tensor  # (B,): number of vertices
 
     @cached_property
     def emissions(self) -> Tensor:
-        """Compute the log-probabilities of all units, fp32: (B, L, V). `matches` computes only those of given units."""
+        """Compute ln P of all units at each vertex, (B, L, V) fp32. (`matches` computes only those of given units.)"""
         return self.logits.float().log_softmax(-1)
 
     def beam(self, ngram: TokenNGram | None, collapse: bool, count: int = 1) -> LatticePath:
-        """Choose each row's `count` best paths by beam search, see `ops.dag_beam.beam_path`. ngram: a language model of
-        the units; None: none. collapse: whether equal neighbouring units are merged."""
+        """Find the `count` best texts of each row by beam search. ngram: a language model of the units; None: none.
+        collapse: whether equal neighbouring units are merged.
+
+        Returns: B * count paths; those of one row follow each other.
+        """
         return beam_path(
             self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1
         )
 
     def matches(self, units: Tensor) -> Tensor:
-        """Compute log P(unit t | vertex j) of units (B, M): (B, M, L), without a log-softmax of all units."""
+        """Compute log P(unit t | vertex j) for given units (B, M): (B, M, L). A log-softmax over all units is not
+        stored."""
         return log_softmax_gather(self.logits, units)
 
     def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
-        """Choose each row's path and its tokens; options as for `ops.dag_decode.decode_lattice`."""
+        """Choose each row's path and its tokens by a strategy such as "lookahead" or "viterbi". options: those of
+        `ops.dag_decode.decode_lattice`."""
         return decode_lattice(self.emissions, self.links, self.lengths, cast(LatticeStrategy, strategy), **options)
 
     def marginal(self, match: Tensor, target_lengths: Tensor) -> Tensor:
-        """Sum over all paths: log P(Y | X) (B,). match: (B, M, L), from `matches`. See `ops.dag.dag_marginal`."""
+        """Return log P(Y | X) (B,), summed over all paths. match: (B, M, L), from `matches`. target_lengths: (B,),
+        numbers of tokens."""
         return dag_marginal(match, self.links, target_lengths, self.lengths)
 
     def best_alignment(self, match: Tensor, target_lengths: Tensor) -> Tensor:
-        """Find the most probable path that emits the target: (B, L), the index of the token at each vertex, or -1."""
+        """Find the most probable path that emits the target. match: (B, M, L), from `matches`. target_lengths: (B,),
+        numbers of tokens. Returns: (B, L), the index of the target token at each vertex, or -1."""
         return dag_best_alignment(match, self.links, target_lengths, self.lengths)
 
     def posterior(self, match: Tensor, target_lengths: Tensor, variant: PosteriorVariant = "paper") -> Tensor:
-        """Compute P(vertex j emits token t | X, Y): (B, M, L), without gradient. See `ops.dag.dag_posterior`."""
+        """Compute P(vertex j emits token t | X, Y), (B, M, L), without gradient. match: (B, M, L), from `matches`.
+        target_lengths: (B,), numbers of tokens. variant: "paper", or "released" for that of the published code."""
         return dag_posterior(match, self.links, target_lengths, self.lengths, variant=variant)
 
     def expected_states(self, posterior: Tensor) -> Tensor:
-        """Average the vertices' hidden states for each token, weighted by posterior (B, M, L). Returns: (B, M, D)."""
+        """Average the vertices' hidden states for each target token, weighted by its posterior (B, M, L). Returns: (B,
+        M, D)."""
         return expected_states(posterior.to(self.hidden.dtype), self.hidden)
 
 
 def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
-    """Compute the numbers of vertices (B,) for frame_lengths (B,): clamp(floor(config.upsample * frames))."""
+    """Compute the number of vertices of each graph (B,): floor(config.upsample * frames), clamped to the configured
+    range. frame_lengths: (B,), numbers of input frames."""
     sizes = (config.upsample * frame_lengths.to(torch.float64)).floor().to(torch.long)
     return sizes.clamp(config.min_vertices, config.max_vertices)
 
 
 class Links(nn.Module):
-    """Transition scores between vertices: a mixture of heads, with gates computed from the source vertex."""
+    """Computes the transition probabilities between vertices: a mixture of attention heads, whose mixture weights
+    depend on the source vertex."""
 
     def __init__(self, config: DagConfig) -> None:
         super().__init__()
@@ -117,15 +131,16 @@ class Links(nn.Module):
         self.key_linear = RowsLinear(2 * d, width)
         self.gate_linear = nn.Linear(2 * d, config.link_heads)
         if config.link_prior:
-            # softplus of these gives initial penalties of .6 ... .15 nats a vertex, so that early jumps do not skip the
-            # graph
+            # softplus of these gives initial penalties of 0.6 ... 0.15 nats per vertex, so that at first no jump skips
+            # most of the graph
             slopes = torch.logspace(math.log10(0.6), math.log10(0.15), config.link_heads)
             self.prior = nn.Parameter(torch.log(torch.expm1(slopes)))
         else:
             self.register_parameter("prior", None)
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Compute ln P of all links between vertices. hidden: (B, L, d). lengths: (B,). Returns: (B, L, L) fp32."""
+        """Compute ln P of all links. hidden: (B, L, d), hidden states of the vertices. lengths: (B,), numbers of
+        vertices. Returns: (B, L, L) fp32."""
         b, size, d = hidden.shape
         config = self.config
         with torch.autocast(hidden.device.type, enabled=False):
@@ -145,7 +160,8 @@ class Links(nn.Module):
             if self.prior is not None:
                 scores = scores - F.softplus(self.prior)[:, None, None] * jump
             allowed = (jump > 0) & lengths_to_mask(lengths, size)[:, None, :]  # (B, L, L)
-            # a finite floor avoids NaN in softmax and its gradient for rows without a successor
+            # a finite number instead of -inf, so that vertices without a successor give no NaN in softmax or its
+            # gradient
             scores = scores.masked_fill(~allowed[:, None], -1e30)
             heads = scores.log_softmax(-1)  # (B, H, L, L)
             gates = self.gate_linear(x).log_softmax(-1).transpose(1, 2)[..., None]  # (B, H, L, 1)
@@ -153,16 +169,19 @@ class Links(nn.Module):
             return links.masked_fill(~allowed, -torch.inf)
 
     def _decoded(self, x: Tensor, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
-        """Do what `forward` does, but without gradient: add up the heads' probabilities one by one.
+        """Compute ln P of all links (B, L, L) as `forward` does, but without gradients and head by head.
 
-        Three buffers (B, L, L) fit in the CPU's cache; one of (B, H, L, L) would not. Prior and mask are written into a
-        buffer, and the matrix product is added to it. Links below 1e-38 become -inf; no decoded path uses them.
+        x: (B, L, 2d), states and positions of the vertices. q, k: (B, H, L, link_dim), queries and keys of H heads.
+            lengths: (B,), numbers of vertices.
+        The three buffers (B, L, L) fit in the CPU's cache, where one of (B, H, L, L) would not. Penalties and mask are
+        written into a buffer, and the matrix product is added to it. Probabilities below 1e-38 become 0, which no
+        decoded path uses.
         """
         b, heads, size, _ = q.shape
         toll = jump_toll(size, self.prior is not None, q.device)[None]
         if b > 1:
             toll = torch.where(lengths_to_mask(lengths, size)[:, None], toll, _NO_JUMP)
-        # with slope 0 the mask would have no effect
+        # at least 1e-20, because a slope of 0 would make the mask 0
         slopes = q.new_ones(heads) if self.prior is None else F.softplus(self.prior).clamp(min=1e-20)
         gates = self.gate_linear(x).softmax(-1)  # (B, L, H)
         links = q.new_zeros(b, size, size)
@@ -173,37 +192,44 @@ class Links(nn.Module):
             torch.softmax(scores, -1, out=weights)
             links.addcmul_(weights, gates[..., head, None])
         links.log_()
-        if b == 1:  # one row has no padding
+        if b == 1:  # a single row has no padding: only its last vertex has no successor
             links[:, -1] = -torch.inf
             return links
-        # the last vertex and padding have no successors: their softmax is meaningless
+        # the last vertex and padding have no successors: replace the values that their softmax gave
         return links.masked_fill_((torch.arange(size, device=q.device) >= lengths[:, None] - 1)[..., None], -torch.inf)
 
 
-_NO_JUMP = 1e30  # penalty of an impossible jump; finite, so that a row without any jump gives no NaN in softmax
+# penalty of an impossible jump; finite, because a vertex without any possible jump would give NaN in softmax
+_NO_JUMP = 1e30
 
 
 def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
-    """Make the penalties (L, L) fp32 of jumps from vertex i to j: j - i (times a head's slope, it is subtracted from
-    the link's score), or 0 without `prior`. For j <= i the penalty is 1e30. size: L."""
+    """Make the penalties (L, L) fp32 of the jumps from vertex i to j: j - i, or 0 if `prior` is False; 1e30 for j <= i.
+    size: L.
+
+    The caller multiplies them by a head's slope and subtracts them from the links' scores.
+    """
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
 
 
 @lru_cache(maxsize=8)
 def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
-    """Return a cached table (rows, rows) of penalties. They depend on j - i: a smaller table is its top left corner."""
-    with torch.inference_mode(False):  # a table made while decoding must also work in training
+    """Return a cached table (rows, rows) of these penalties. They depend on j - i only, so the top left corner of a
+    larger table is the table for fewer vertices."""
+    with torch.inference_mode(False):  # no inference tensor, because the cached table is used in training, too
         steps = torch.arange(rows, dtype=torch.float32, device=device)
         jump = steps[None, :] - steps[:, None]
         return torch.where(jump > 0, jump if prior else 0.0, _NO_JUMP)
 
 
 class DagDecoder(nn.Module):
-    """Computes a graph from encoder states in one pass.
+    """Predicts a graph from encoder states in one pass.
 
-    forward: states (B, S, d_memory), state_lengths (B,), frame_lengths (B,). given: (B, L), the tokens whose embeddings
-        some vertices get as input, -1 for none (glancing training, as in GLAT). Returns: a `Lattice`.
+    forward: states (B, S, d_memory); state_lengths (B,), numbers of states; frame_lengths (B,), numbers of input
+        frames, which decide the graphs' sizes; given (B, L): token ids that some vertices get as input, -1 for none
+        (glancing training, as in GLAT).
+    Returns: a `Lattice`.
     """
 
     def __init__(self, config: DagConfig, num_units: int, d_memory: int) -> None:
@@ -227,8 +253,11 @@ class DagDecoder(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def inputs(self, states: Tensor, state_lengths: Tensor, lengths: Tensor, given: Tensor | None) -> Tensor:
-        """Compute the first layer's input at the vertices, (B, L, d). lengths: (B,), numbers of vertices. states,
-        state_lengths, given: as for `forward`."""
+        """Compute the input (B, L, d) of the first layer.
+
+        states: (B, S, d_memory) of the encoder. state_lengths, lengths: (B,), numbers of states and of vertices. given:
+            (B, L), token ids that some vertices get as input, -1 for none; or None.
+        """
         size, d = int(lengths.max()), self.config.d_model
         steps = torch.arange(size, device=states.device)
         tokens = torch.full((states.shape[0], size), UNK, device=states.device)
@@ -242,14 +271,14 @@ class DagDecoder(nn.Module):
         else:
             x = x + self.embed_positions.weight[:size]
         if self.copy is not None:
-            # vertex j interpolates the encoder's states at j (S-1)/(L-1)
+            # vertex j gets the encoder state at index j (S-1)/(L-1), interpolated between its two neighbours
             b, s, _ = states.shape
             last = (state_lengths - 1)[:, None]
             point = steps * (last / (lengths[:, None] - 1).clamp(min=1))
             point = torch.minimum(point, last.to(point.dtype))  # (B, L)
             low = point.to(torch.long)
             part = (point - low)[..., None].to(x.dtype)
-            # `index_select` of whole rows is three times faster than a gather of numbers
+            # `index_select` copies whole rows, which is three times faster than `gather`
             copied = self.copy(states).flatten(0, 1)
             first = s * torch.arange(b, device=states.device)[:, None]
             before, after = (
@@ -264,7 +293,7 @@ class DagDecoder(nn.Module):
     ) -> Lattice:
         lengths = graph_sizes(self.config, frame_lengths)
         x = self.inputs(states, state_lengths, lengths, given)
-        if states.shape[0] == 1:  # one row has no padding to hide
+        if states.shape[0] == 1:  # a single row has no padding, so it needs no mask
             states, self_mask, memory_mask = states[:, : int(state_lengths[0])], None, None
         else:
             self_mask = additive(lengths_to_mask(lengths, x.shape[1]))

@@ -22,16 +22,18 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Source:
-    """B encoded recordings: the input of the graph decoder and the autoregressive decoder."""
+    """B encoded recordings, as the graph decoder and the autoregressive decoder read them."""
 
     states: Tensor  # (B, S, d): the encoder's states
-    lengths: Tensor  # (B,) number of states; 0: the transcript is empty
-    sizes: Tensor  # (B,) number of filterbank frames, or of pieces of the transcript: decides the graph's size
-    limits: list[int]  # for each recording, the maximum units of its translation
+    lengths: Tensor  # (B,), number of states; 0 if the CTC head's transcript is empty
+    # (B,), number of filterbank frames or of transcript pieces, from which the number of the graph's vertices is
+    # computed
+    sizes: Tensor
+    limits: list[int]  # for each recording, the maximum number of units of its translation
     heard: Heard | None = None  # the CTC head's transcripts; None: the translator has no such head
 
     def select(self, rows: list[int]) -> Source:
-        """Keep only the recordings in these rows, in that order."""
+        """Return only the recordings with these indices, in that order."""
         heard = None if self.heard is None else self.heard.select(rows)
         limits = [self.limits[row] for row in rows]
         return replace(
@@ -46,20 +48,20 @@ class Source:
 
 @dataclass(frozen=True)
 class DASpeechConfig:
-    """All sizes; the defaults are the paper's model of 93 M parameters."""
+    """Sizes of all parts; the defaults are those of the paper's model (93 M parameters)."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     dag: DagConfig = field(default_factory=DagConfig)
     ar: ArConfig | None = field(default_factory=ArConfig)  # None: no autoregressive baseline
     tts: FastSpeech2Config = field(default_factory=FastSpeech2Config)
-    adaptor_ffn: int = 1024  # channels between the adaptor's two layers
+    adaptor_ffn: int = 1024  # channels between the two linear layers of the adaptor
     adaptor_dropout: float = 0.1
     ctc_layer: int = 8  # number (from 1) of the encoder layer whose output gets the auxiliary CTC loss
     ctc_characters: int = 0  # vocabulary size of the auxiliary CTC head; 0: no such head
 
     @classmethod
     def small(cls, dropout: float = 0.1) -> DASpeechConfig:
-        """Return the sizes of the shipped model: about a tenth of the paper's, for CPUs."""
+        """Return the sizes of the small shipped model, for CPUs: about a tenth of the paper's parameters."""
         return cls(
             encoder=EncoderConfig(channels=384, d_model=192, ffn=512, layers=6, kernel=15, dropout=dropout),
             dag=DagConfig(
@@ -93,7 +95,8 @@ class DASpeechConfig:
 
 
 class SpeechToUnits(nn.Module):
-    """Speech encoder with two decoders: the graph (`decoder`) and the autoregressive baseline (`ar`)."""
+    """The first half of DASpeech: a speech encoder with two decoders, the graph decoder (`decoder`) and the
+    autoregressive baseline (`ar`)."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__()
@@ -112,23 +115,27 @@ class SpeechToUnits(nn.Module):
         return self.ar
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode features (B, N, 80) with lengths (B,). Returns: states (B, S, d), their lengths (B,)."""
+        """Encode features (B, N, 80). lengths: (B,), numbers of frames. Returns: states (B, S, d), and their numbers
+        (B,)."""
         states, state_lengths, _ = self.encoder(features, lengths)
         return states, state_lengths
 
     def source(self, features: Tensor, lengths: Tensor) -> Source:
-        """Encode features (B, N, 80), lengths (B,) in frames of 10 ms, for the decoders. A translation may have 24
-        units and 25 more for each second: nobody speaks faster."""
+        """Encode features (B, N, 80) for the decoders. lengths: (B,), numbers of 10 ms frames.
+
+        A translation is limited to 24 units and 25 more for each second of speech, because nobody speaks faster.
+        """
         return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
-        """Predict the graphs from states (B, S, d), state_lengths (B,). frame_lengths: (B,), numbers of filterbank
-        frames, which decide the graphs' sizes."""
+        """Predict the graphs. states: (B, S, d) of the encoder. state_lengths: (B,), numbers of states. frame_lengths:
+        (B,), numbers of filterbank frames, which decide the graphs' sizes."""
         return self.decoder(states, state_lengths, frame_lengths)
 
 
 class DASpeech(SpeechToUnits):
-    """The whole model except the vocoder: it turns speech into units, and the graph's hidden states into mel frames."""
+    """The whole DASpeech model except the vocoder: it converts speech to units, and the graph's hidden states to mel
+    frames."""
 
     def __init__(self, config: DASpeechConfig, num_units: int) -> None:
         super().__init__(config, num_units)
@@ -136,12 +143,12 @@ class DASpeech(SpeechToUnits):
         self.tts = FastSpeech2(config.tts, num_units)
 
     def acoustic_input(self, hidden: Tensor) -> Tensor:
-        """Turn the hidden states of K vertices, (B, K, D), into inputs of the acoustic model, (B, K, d_tts)."""
+        """Convert the hidden states (B, K, D) of K vertices to the acoustic model's input (B, K, d_tts)."""
         return self.adaptor(hidden)
 
 
 class Adaptor(nn.Module):
-    """Maps the graph's hidden states to the acoustic model's width, by two linear layers."""
+    """Two linear layers that map the graph decoder's hidden states to the channels of the acoustic model."""
 
     def __init__(self, d_in: int, ffn: int, d_out: int, dropout: float) -> None:
         super().__init__()

@@ -1,16 +1,14 @@
-"""DFlash: a network that drafts a whole block in one pass, over keys and values made from the target's states.
+"""DFlash: a draft network that drafts a whole block of tokens in one pass (Chen et al. 2026, arXiv 2602.06036).
 
-Chen et al. 2026 (DFlash, arXiv 2602.06036). The features of an accepted token are the target's residual stream after
-some layers. fc and a norm turn them into one state. Every layer projects a key and a value from this same state. A
-block is the root followed by mask tokens; they see all accepted columns and each other, in both directions. A block of
-b tokens drafts b - 1: the state of mask token k predicts the k-th token after the root. The layers are Qwen3's.
-Embedding and LM head are the target's. A network that drafts a part of the target's vocabulary (speculators' layout:
-`d2t`, `t2d`) has its own LM head.
+Each accepted token has features: the target's residual stream after some layers. fc and a norm turn them into one
+state, from which every layer of the draft network projects a key and a value. A block is the root token followed by
+mask tokens. They attend to all accepted tokens and to each other, in both directions. The state of mask token k
+predicts the k-th token after the root, so a block of b tokens drafts b - 1. The layers are Qwen3's. Embedding and LM
+head are the target's. A network that can draft only a part of the target's vocabulary (published by speculators, with
+the tables `d2t` and `t2d`) has its own LM head. The parameters have the published names.
 
-The parameters have the published names.
-
-B rows, b tokens of a block, n columns, H channels, k layers whose features are read, h key-value heads, d channels of a
-head.
+Letters in shapes: B rows, b tokens of a block, n accepted tokens, H channels, k target layers whose features are read,
+h key-value heads, d channels of a head.
 """
 
 from __future__ import annotations
@@ -31,25 +29,31 @@ MOST_TOKENS = 64
 
 @dataclass(frozen=True)
 class DFlashConfig(LayeredConfig):
-    """Sizes and options of the network. layers: indices of the target's layers whose features are read; (): the choice
-    of `spread_layers`."""
+    """Sizes and options of a DFlash network.
+
+    layers: indices of the target's layers whose features are read; (): those that `spread_layers` chooses.
+    """
 
     LEAST: ClassVar[int] = 0
 
     layers: tuple[int, ...] = ()
     input_norm: bool = True
     fc_bias: bool = False
-    block_size: int = 16  # tokens of a block, the root and the masks; drafting needs the size used in training
-    mask_token: int = 0  # id of the token at all positions of a block except the root
+    block_size: int = 16  # tokens in a block, the root included; drafting must use the same number as training
+    mask_token: int = 0  # id of the mask token, which fills all places of a block except the root
     num_hidden_layers: int = 5
-    from_anchor: bool = False  # whether the root's state also drafts a token, the first; else only the masks draft
-    draft_vocab_size: int = 0  # number of tokens that can be drafted; 0: all of the target's. Fewer need `own_head`
-    own_head: bool = False  # whether the folder holds an LM head
-    own_embedding: bool = False  # whether the folder holds an embedding that is not the target's
-    # whether a block is embedded by the embedding's weight alone, without the norm that the target's module applies
+    # True: the root's state predicts the first draft token; False: only the mask tokens' states predict
+    from_anchor: bool = False
+    # number of tokens that can be drafted; 0: all of the target's. A smaller number needs `own_head`
+    draft_vocab_size: int = 0
+    own_head: bool = False  # whether the network has an LM head of its own
+    own_embedding: bool = False  # whether the network has an embedding of its own; False: it uses the target's
+    # True: a block is embedded by the rows of the embedding matrix alone; False: as by the target's embedding module,
+    # which may scale or normalise them
     plain_embedding: bool = False
     rope_scaling: dict[str, Any] | None = None
-    # the positions of image columns, if the target's positions have three axes: counted like text, or the first axis
+    # positions of image tokens if the target has three-dimensional positions (M-RoPE): "text": counted like text
+    # tokens; "temporal": the first of the three
     positions: Literal["text", "temporal"] = "text"
 
     def __post_init__(self) -> None:
@@ -69,27 +73,28 @@ class DFlashConfig(LayeredConfig):
 
     @property
     def features(self) -> int:
-        """Count the target's layers that are read."""
+        """Return the number of target layers whose features are read."""
         return len(self.layers) or self.num_hidden_layers
 
     @property
     def drafts(self) -> int:
-        """Count the tokens that one block drafts."""
+        """Return the number of tokens that one block drafts."""
         return self.block_size if self.from_anchor else self.block_size - 1
 
     @property
     def follows(self) -> bool:
-        """Return whether the network uses the target's positions if these have three axes."""
+        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
         return self.positions == "temporal"
 
     def for_depth(self, layers: int) -> Self:
-        """Return the same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
+        """Return the configuration for a target with `layers` layers: if no layers are listed, the default ones are
+        filled in."""
         return self if self.layers else replace(self, layers=spread_layers(layers, self.num_hidden_layers))
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:
-    """Choose the published default: `count` of a target's `depth` layers, spread evenly from the second to the third
-    last. A single layer lies in the middle."""
+    """Choose the published default layers: `count` indices, spread evenly from the second to the third last of `depth`
+    layers. A single one is in the middle."""
     if count == 1:
         return (depth // 2,)
     span = depth - 3 - 1
@@ -98,14 +103,14 @@ def spread_layers(depth: int, count: int) -> tuple[int, ...]:
 
 @final
 class DFlash(LayeredNetwork):
-    """DFlash's network: it drafts a block of tokens in one pass."""
+    """DFlash's network. Holds its weights; embedding and LM head may be the target's."""
 
     system: ClassVar[str] = "dflash"
     config_class: ClassVar[type[DraftConfig]] = DFlashConfig
     config: DFlashConfig
 
     def build(self, config: DraftConfig) -> None:
-        """Make the weights under their published names."""
+        """Create the weights, under their published names."""
         own, size, eps = cast(DFlashConfig, config), config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(own.features * size, size, bias=own.fc_bias)
         self.hidden_norm = RMSNorm(size, eps)
@@ -113,21 +118,23 @@ class DFlash(LayeredNetwork):
         self.build_ends(own, own.own_head)
 
     def share_head(self) -> None:
-        """Drop the network's LM head, because it equals the target's."""
+        """Remove the network's own LM head, because it equals the target's; the target's is used instead."""
         self.config = replace(self.config, own_head=False)
         del self.lm_head
 
     def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
-        """Embed tokens (B, b), blocks of b tokens, as (B, b, H). embedding: the target's or the network's own."""
+        """Embed the tokens (B, b) of blocks. Returns: (B, b, H). embedding: the target's embedding module, or the
+        network's own."""
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Turn the target's features (..., k * H) of token t into a state (..., H), from which each layer projects the
-        key and the value of column t. embeds, carry: not used."""
+        """Combine the target's features (..., k * H) of a token to the state (..., H) from which each layer projects
+        the token's key and value. embeds, carry: not used."""
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:
-        """Project layer `index`'s keys and values (B, h, n, d) from states (B, n, H) of `fuse`. positions: (B, n)."""
+        """Compute the keys and values (B, h, n, d) of layer `index`. states: (B, n, H), from `fuse`. positions: (B,
+        n)."""
         attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
         keys, values = (
             linear(states, part.weight, part.bias).unflatten(-1, heads).transpose(1, 2)
@@ -138,7 +145,7 @@ class DFlash(LayeredNetwork):
         return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Score a block's states hidden (..., H). Returns: (..., `vocabulary`). output: the target's LM head, used if
-        the network has none of its own."""
+        """Compute logits (..., `vocabulary`) from a block's hidden states (..., H). output: the target's LM head, which
+        is used if the network has none of its own."""
         normed = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)

@@ -1,20 +1,19 @@
 """The network of an EAGLE drafter: one decoder layer that continues the target's hidden states.
 
-Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). Column t reads fc([embedding of token t + 1;
-target's feature of token t]) and predicts the feature of token t + 1, from which the target's LM head predicts token t
-+ 2. The layer is Llama's without input norm; there is no final norm. Embedding and LM head are the target's and not
-stored. The parameters have the published names.
+Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). A token's feature is the target's hidden state of
+it. Position t of the layer reads fc([embedding of token t + 1; feature of token t]) and predicts the feature of token t
++ 1, from which the target's LM head predicts token t + 2. The layer is Llama's without the input norm; there is no
+final norm. Embedding and LM head are the target's and not stored. The parameters have the published names.
 
-Networks of other systems override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row, which
-is shorter if an image is compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys
-and values) and `attend`, so that a drafter with a preallocated cache does not have to concatenate tensors.
+Networks of other systems override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row,
+shorter if an image is compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and
+values) and `attend`, so that a drafter with a preallocated cache need not concatenate tensors.
 
 The layer has three implementations: this one, differentiable, for all devices and shapes; and in `draft_step.py` two
-fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), `SlotStep` for FLASH.
+fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), and `SlotStep` for FLASH.
 
-A column is one position of the layer's input and cache; a token's feature is the target's hidden state of it.
-B rows, L columns of a text, n states, S columns of a cache, H hidden size, k layers whose features are read, h
-key-value heads, d channels of a head, V visual tokens.
+Letters in shapes: B rows, L tokens of a text, n positions that the layer processes, S positions in a cache, H hidden
+size, k target layers whose features are read, h key-value heads, d channels of a head, V visual tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from mmdec.types import InputError
 
-MOST = 2**20  # maximum of any size in a configuration
+MOST = 2**20  # maximum of all sizes in a configuration; a larger number is taken for a damaged file
 SIZES = (
     "hidden_size",
     "vocab_size",
@@ -38,13 +37,13 @@ SIZES = (
     "num_key_value_heads",
     "head_dim",
 )
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, key heads, columns, head size)
-SMALL = 2**21  # maximum weights of an MLP for which a run makes a packed copy
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, key-value heads, tokens, channels of a head)
+SMALL = 2**21  # maximum number of weights in the feed-forward network for which packed copies of weights are made
 
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """Sizes of a draft network, and the model that it was trained for."""
+    """Sizes and options of a draft network, and the target model that it was trained for."""
 
     LEAST: ClassVar[int] = 1  # the minimum number of entries in `layers`
 
@@ -56,18 +55,19 @@ class DraftConfig:
     head_dim: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
-    # layers of the target whose features are read and concatenated; -1 is the LM head's input
+    # indices of the target layers whose output is read and concatenated; -1: the input of the LM head
     layers: tuple[int, ...] = (-1,)
-    # a norm before attention: absent in EAGLE and in MSD for LLaVA, present in SpecVLM and in MSD for Qwen2-VL
+    # whether attention has an input norm: not in EAGLE and MSD for LLaVA; yes in SpecVLM and MSD for Qwen2-VL
     input_norm: bool = False
-    fc_norm: bool = False  # a norm of [embedding; feature] before fc: SpecVLM's paper does not say where its norm is
+    # whether [embedding; feature] is normalised before fc; SpecVLM's paper leaves open where its norm is
+    fc_norm: bool = False
     attention_bias: bool = False  # whether the projections of queries, keys and values have a bias
     fc_bias: bool = True
     base: str = ""  # fingerprint of the target's weights, or its name
     target: str = ""  # name of the target's folder, or its hub id
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))  # JSON has lists
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list from a JSON file becomes a tuple
         for name in SIZES:
             check_size(name, getattr(self, name), MOST, "Take the model's.")
         if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
@@ -94,29 +94,34 @@ class DraftConfig:
         return self.hidden_size
 
     def for_depth(self, layers: int) -> Self:
-        """Return the configuration for a target of `layers` layers. Only EAGLE-3's and DFlash's depend on them."""
+        """Return the configuration for a target with `layers` layers. Here it is unchanged; the default layers of
+        EAGLE-3 and DFlash depend on the number."""
         return self
 
     @property
     def projected(self) -> bool:
-        """Return whether the embedding at image columns is the visual one; False: the placeholder token's."""
+        """Return which embedding the network reads at image tokens: True: the projected visual embedding; False: that
+        of the placeholder token."""
         return True
 
     @property
     def follows(self) -> bool:
-        """Return whether the network uses the target's positions if these have three axes."""
+        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
         return False
 
     @property
     def trained_for(self) -> str:
-        """Name the target in messages: name and fingerprint, "vlm-scenes (402af2b1ab88)", or the part that is known."""
+        """Describe the target in a message: name and fingerprint, as in "vlm-scenes (402af2b1ab88)", or what is known
+        of them."""
         mark = f"({self.base})" if self.target else self.base
         return " ".join(part for part in (self.target, mark) if part.strip("()"))
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
-        """Make a configuration with a model's layer sizes. model: its text configuration. changes: other fields."""
-        if getattr(model, "is_heterogeneous", False):  # Gemma 4's layers differ in size: take the first one's
+        """Make a configuration with the layer sizes of a model. model: configuration of its text model. changes: values
+        of other fields."""
+        # the layers of Gemma 4 differ in size: use those of the first one
+        if getattr(model, "is_heterogeneous", False):
             model = model.per_layer_config[0]
         heads = model.num_attention_heads
         rope = getattr(model, "rope_parameters", None) or {}
@@ -141,23 +146,24 @@ def check_size(name: str, size: object, most: int, remedy: str = "Choose another
 
 @dataclass
 class Prompted:
-    """The layer's input for one row's prompt of L tokens: M columns."""
+    """The layer's input for the prompt of one row with L tokens: M positions."""
 
-    states: Tensor  # (M, H); M <= L - 1, since compressors shorten images
-    positions: Tensor  # (M,) position of each column in the row's own text, padding not counted
-    carry: Any = None  # further input of `fuse` at later columns (ViSpec's global vector of the last image)
-    kept: Tensor | None = None  # (visual tokens,) in [0, 1]: how much of each is left after compression
-    compressor: str | None = None  # name of the image compressor; None: none was used
-    end: int | None = None  # the position after the prompt's columns; None: L - 1
+    states: Tensor  # (M, H); M = L - 1, or fewer if images are compressed
+    positions: Tensor  # (M,) position id of each state in this row's text, padding not counted
+    carry: Any = None  # argument `carry` of `fuse` for later tokens: ViSpec's global vector of the last image
+    kept: Tensor | None = None  # (visual tokens,) in [0, 1]: how much of each one is left after compression
+    compressor: str | None = None  # name of the image compressor that was used; None: none
+    end: int | None = None  # position id of the next token after the prompt's states; None: L - 1
 
 
 class Packed(NamedTuple):
-    """A layer's weights, joined: one product replaces several, whose number decides a small network's time."""
+    """A layer's weights, concatenated so that one matrix product replaces several: a small network's time depends on
+    the number of operations."""
 
-    attention: Tensor  # the weights of queries, keys and values, stacked along the rows
-    bias: Tensor | None  # the biases of the same three
-    gate_up: Tensor  # the weights of the feed-forward's gate and up projection, stacked
-    norms: Tensor | None = None  # (2, H), weights of EAGLE-3's norms of embedding and feature
+    attention: Tensor  # weights of the query, key and value projections, concatenated along the outputs
+    bias: Tensor | None  # biases of these three
+    gate_up: Tensor  # weights of the feed-forward's gate and up projections, concatenated
+    norms: Tensor | None = None  # (2, H), weights of the norms of embedding and feature (EAGLE-3 only)
 
 
 class RMSNorm(nn.Module):
@@ -174,10 +180,10 @@ class RMSNorm(nn.Module):
 def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Apply an RMS norm to x (..., H). weight: (H,), or (k, H) for x (..., k, H)."""
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
-        # takes half the time of the fused kernel
+        # this takes half the time of torch's fused kernel
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         return x * squares.div_(x.shape[-1]).add_(eps).rsqrt_() * weight
-    # under autocast x has half precision
+    # autocast gives x in half precision
     x = x.to(weight.dtype)
     return (
         rms_norm(x, weight.shape, weight, eps) if weight.dim() == 1 else rms_norm(x, x.shape[-1:], None, eps) * weight
@@ -185,7 +191,7 @@ def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class Attention(nn.Module):
-    """The projections of grouped-query attention. `inputs`: channels that they read, by default H."""
+    """The projections of grouped-query attention. inputs: number of input channels; default H."""
 
     def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
@@ -208,7 +214,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The weights of one layer, under the names of Llama's. inputs: channels that attention reads, by default H."""
+    """The weights of one decoder layer, named as in Llama. inputs: number of input channels of attention; default H."""
 
     def __init__(self, config: DraftConfig, inputs: int = 0) -> None:
         super().__init__()
@@ -220,7 +226,8 @@ class DecoderLayer(nn.Module):
 
 
 class DraftNetwork(nn.Module):
-    """EAGLE's published network; other systems override `inputs`, `prompt` or `fuse`."""
+    """EAGLE's published network: fc and one decoder layer. Classes for other systems override `inputs`, `prompt` or
+    `fuse`."""
 
     system: ClassVar[str] = "eagle"
     config_class: ClassVar[type[DraftConfig]] = DraftConfig
@@ -228,11 +235,11 @@ class DraftNetwork(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
-        self._rope: Pair | None = None  # cosines and sines (positions, d)
+        self._rope: Pair | None = None  # cached cosines and sines of rotary positions, each (positions, d)
         self.build(config)
 
     def build(self, config: DraftConfig) -> None:
-        """Make the weights: fc with its norm, and the layers."""
+        """Create the weights: fc with its norm, and the layers."""
         joined = (1 + len(config.layers)) * config.hidden_size
         self.fc = nn.Linear(joined, config.hidden_size, bias=config.fc_bias)
         if config.fc_norm:
@@ -241,29 +248,31 @@ class DraftNetwork(nn.Module):
 
     @property
     def depth(self) -> int:
-        """Count the layers."""
+        """Return the number of layers."""
         return len(self.layers)
 
     @property
     def vocabulary(self) -> int:
-        """Count the different tokens that the network can draft."""
+        """Return the number of tokens that the network can draft."""
         return self.config.vocab_size
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Score hidden (..., H): (..., `vocabulary`) by output, the target's LM head."""
+        """Compute logits (..., `vocabulary`) from hidden (..., H). output: the target's LM head."""
         return linear(hidden, output.weight, output.bias)
 
     @property
     def offsets(self) -> Tensor | None:
-        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
+        """Return (`vocabulary`,): for each token of the draft vocabulary, the target's token id minus its index; None
+        if they are equal."""
         return None
 
     def token_ids(self, drafted: Tensor) -> Tensor:
-        """Convert drafted tokens, which are indices of `logits`, to the target's token ids."""
+        """Convert indices in the draft vocabulary to the target's token ids."""
         return drafted if self.offsets is None else drafted + self.offsets[drafted]
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Convert distributions (..., `vocabulary`) to distributions over the target's vocabulary (..., V)."""
+        """Convert probabilities over the draft vocabulary (..., `vocabulary`) to probabilities over the target's (...,
+        V)."""
         if self.offsets is None:
             return probs
         wide = probs.new_zeros(*probs.shape[:-1], self.config.vocab_size)
@@ -271,19 +280,20 @@ class DraftNetwork(nn.Module):
         return wide
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
-        """Compute the layer's input at drafted tokens. embeds: (..., H) of these tokens. hidden: (..., H), the output
-        of the network at the token before each. carry: see `Prompted`."""
+        """Compute the layer's input at drafted tokens. embeds: (..., H), their embeddings. hidden: (..., H), the
+        network's output at the token before each. carry: for ViSpec, the global vector of the last image."""
         return self.fuse(embeds, self.feature(hidden), carry)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Combine embeds (..., H) of token t + 1 and features (..., k * H) of token t. carry: see `Prompted`."""
+        """Compute the layer's input at position t. embeds: (..., H), embedding of token t + 1. features: (..., k * H),
+        of token t. carry: for ViSpec, the global vector of the last image."""
         joined = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             joined = self.fc_norm(joined)
         return linear(joined, self.fc.weight, self.fc.bias)
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
-        """Express `follow` as one linear map of [embedding; the network's output].
+        """Write `follow` as one linear map of [embedding; the network's last output].
 
         Returns: weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
         """
@@ -291,24 +301,23 @@ class DraftNetwork(nn.Module):
             return None
         size = self.config.hidden_size
         weight, bias = self.fc.weight.detach(), self.fc.bias
-        # the feature is k copies of the output, see `feature`
+        # in place of features `follow` uses k copies of the output, so the weights of the copies are summed
         repeated = weight[:, size:].unflatten(1, (-1, size)).sum(1)
         return torch.cat([weight[:, :size], repeated], 1), weight.new_zeros(size) if bias is None else bias.detach()
 
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
-        """Compute the layer's input for whole rows. Column t reads the embedding of token t + 1.
+        """Compute the layer's input (B, L - 1, H) for whole rows. Position t reads the embedding of token t + 1.
 
         embeds: (B, L, H) of the tokens. features: (B, L, k * H). visual: (B, L) bool, True at visual tokens.
-        Returns: (B, L - 1, H).
         """
         return self.fuse(embeds[:, 1:], features[:, :-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """Compute the layer's input for one row's prompt, without padding. The last token's column is left out: it
-        would need the next token.
+        """Compute the layer's input for the prompt of one row, without padding. The last token has no input: it would
+        need the next token.
 
-        embeds: (L, H). features: (L, k * H). visual: (L,) bool. carry: from an earlier turn of the chat, see
-            `Prompted`.
+        embeds: (L, H). features: (L, k * H). visual: (L,) bool, True at visual tokens. carry: from an earlier turn of
+            the chat; for ViSpec, the global vector of the last image.
         """
         states = self.inputs(embeds[None], features[None], visual[None])[0]
         return Prompted(states, torch.arange(len(states), device=states.device))
@@ -318,9 +327,10 @@ class DraftNetwork(nn.Module):
     ) -> tuple[Tensor, Pair]:
         """Run the layer.
 
-        states: (B, n, H). positions: (B, n). past: keys and values (B, h, S, d).
-        mask: additive (B, 1, n, S + n); None: causal.
-        Returns: hidden (B, n, H), the LM head's input and the next column's feature; keys and values of the n columns.
+        states: (B, n, H). positions: (B, n). past: keys and values (B, h, S, d) of S earlier positions. mask: additive
+            (B, 1, n, S + n); None: causal.
+        Returns: hidden (B, n, H), which is the LM head's input and the feature for the next position; keys and values
+            of the n positions.
         """
         queries, keys, values = self.project(states, positions)
         pair = keys, values
@@ -329,16 +339,16 @@ class DraftNetwork(nn.Module):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Repeat hidden (..., H), the network's output, k times: it replaces a drafted token's features, which are
-        unknown. Returns: (..., k * H)."""
+        """Return what stands in for a drafted token's features, which only the target could compute: hidden (..., H),
+        the network's own output, repeated k times: (..., k * H)."""
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
     def packed(self) -> Packed | None:
-        """Copy the layer's weights, packed; None for a large network, where copying takes longer than it saves,
-        and for several layers.
+        """Return the layer's weights, copied and concatenated. None for several layers, and for a large network, where
+        copying takes longer than it saves.
 
-        Later changes of the weights do not change the copy: make a new one for each run.
+        Later changes of the weights do not change the copy: make a new one for each generate() call.
         """
         weights: Any = self._layer(0).self_attn
         mlp: Any = self._layer(0).mlp
@@ -350,24 +360,25 @@ class DraftNetwork(nn.Module):
         return Packed(torch.cat([part.weight for part in parts]), bias, gate_up)
 
     def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
-        """Compute the input of layer `index`'s query, key and value projections from the layer's input (B, n, H):
-        here the same, normed if there is an input norm. packed: from `packed`, or None."""
+        """Compute the input of the query, key and value projections of layer `index`. Here it is the layer's input (B,
+        n, H), normalised if there is an input norm. packed: the result of `packed`, or None."""
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """Return the residual to which layer `index` adds attention's output. states: the layer's input (B, n, H)."""
+        """Return the tensor to which layer `index` adds attention's output. Here it is the layer's input (B, n, H)."""
         return states
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Normalise queries and keys (B, heads + h, n, d) before they are rotated; here they are returned unchanged."""
+        """Normalise queries and keys (B, heads + h, n, d) before rotary positions are applied. Here they stay
+        unchanged."""
         return queries_keys
 
     def project(
         self, states: Tensor, positions: Tensor | int, packed: Packed | None = None, index: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries, keys and values (B, heads, n, d); rotate queries and keys.
+        """Compute queries, keys and values (B, heads, n, d), with rotary positions applied to queries and keys.
 
-        states: (B, n, H), the input of layer `index`. positions: (B, n), or a single one for all. packed: from
+        states: (B, n, H), the input of layer `index`. positions: (B, n), or one number for all. packed: the result of
             `packed`, or None.
         """
         config = self.config
@@ -395,10 +406,10 @@ class DraftNetwork(nn.Module):
         packed: Packed | None = None,
         index: int = 0,
     ) -> Tensor:
-        """Run the layer after `project`. Returns: hidden (B, n, H).
+        """Compute the rest of layer `index`, after `project`. Returns: hidden (B, n, H).
 
         states: (B, n, H), the layer's input. queries: (B, heads, n, d). keys, values: (B, h, S + n, d). mask: additive
-            (B, 1, n, S + n); None: causal. packed, index: as for `project`.
+            (B, 1, n, S + n); None: causal. packed: the result of `packed`, or None.
         """
         size, width = queries.shape[2], keys.shape[2]
         if mask is None and 1 < size < width:
@@ -415,8 +426,8 @@ class DraftNetwork(nn.Module):
         return self.after_attention(states, mixed, packed, index)
 
     def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
-        """Run the layer after attention. states: (B, n, H), the layer's input. mixed: (B, heads, n, d), attention's
-        output. packed, index: as for `project`. Returns: hidden (B, n, H)."""
+        """Compute the rest of layer `index`, after attention. Returns: hidden (B, n, H). states: (B, n, H), the layer's
+        input. mixed: (B, heads, n, d), attention's output. packed: the result of `packed`, or None."""
         layer = self._layer(index)
         o_proj = layer.self_attn.o_proj
         states = self.residual(states, index) + linear(mixed.transpose(1, 2).flatten(2), o_proj.weight, o_proj.bias)
@@ -428,7 +439,8 @@ class DraftNetwork(nn.Module):
         return states + linear(silu(gate) * up, mlp.down_proj.weight)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Return cosines and signed sines (see `_waves`): (B, 1, n, d) for positions (B, n), (d,) for a single one."""
+        """Return cosines and signed sines for `x * cosines + (x with halves exchanged) * sines`: (B, 1, n, d) for
+        positions (B, n), (d,) for a single position."""
         if isinstance(positions, int):
             cosines, sines = self.rope_table(positions + 1, dtype, device)
             return cosines[positions], sines[positions]
@@ -439,10 +451,10 @@ class DraftNetwork(nn.Module):
         return cosines[positions][:, None], sines[positions][:, None]
 
     def rope_table(self, length: int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Return the cached cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`."""
+        """Return cached cosines and signed sines (L, d) of the positions 0 .. L - 1. L is at least `length`."""
         table = self._rope
         if table is None or table[0].dtype != dtype or table[0].device != device or len(table[0]) < length:
-            with torch.inference_mode(False), torch.no_grad():  # a table made while decoding must also work in training
+            with torch.inference_mode(False), torch.no_grad():  # the cached table is used in training, too
                 table = self._waves(torch.arange(max(1024, 2 * length), device=device), dtype)
             self._rope = table
         return table
@@ -451,14 +463,14 @@ class DraftNetwork(nn.Module):
         return self.layers[index]
 
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """Return the rotations' frequencies (d / 2,) in float32, and the factor that multiplies cosines and sines."""
+        """Return the rotary frequencies (d / 2,) in float32, and a factor on cosines and sines."""
         half = torch.arange(0, self.config.head_dim, 2, device=device).float() / self.config.head_dim
         return 1.0 / self.config.rope_theta**half, 1.0
 
     def _waves(self, positions: Tensor, dtype: torch.dtype) -> Pair:
-        """Compute cosines and signed sines (..., d) as in transformers, in float32.
+        """Compute cosines and signed sines (..., d) as transformers does, in float32.
 
-        The first half of the sines is negated, so that a rotation is x * cosines + (x with halves exchanged) * sines.
+        The first half of the sines is negated. So rotary positions are x * cosines + (x with halves exchanged) * sines.
         """
         frequencies, factor = self.frequencies(positions.device)
         angles = positions[..., None].float() * frequencies
@@ -467,7 +479,8 @@ class DraftNetwork(nn.Module):
 
 
 def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:
-    """Compute a scaled RoPE's frequencies (d / 2,) and factor with transformers. scaling: transformers' settings."""
+    """Compute the frequencies (d / 2,) and the factor of a scaled RoPE with transformers. scaling: its
+    `rope_parameters`."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -1,20 +1,22 @@
-"""Fast paths through a small draft network on a CPU, for one row: small operations in NumPy, products in torch.
+"""Fast paths through a small draft network on a CPU, for one row: small operations in NumPy, matrix products in torch.
 
 The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
 
-DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: for training and prompts, and
-                                    for rounds if no fast path applies (`DraftStep.of` says when)
-DraftStep, Eagle3Step               one token at a time, for chains of drafters that can also grow trees
-SlotStep                            FLASH: accepted columns, and the slots that draft after the last one, in one pass
+    DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: for training, prompts,
+                                        and drafting if no fast path applies (`DraftStep.of` says when)
+    DraftStep, Eagle3Step               one token at a time, to draft chains
+    SlotStep                            FLASH: in one pass new accepted tokens, and the slots that draft after them
 
-Each level of a chain is about forty operations over vectors of a few hundred numbers, for which torch's call overhead
-dominates: with 160 channels NumPy takes a third of torch's time. Products stay in torch, which obeys its thread
-settings.
-`DraftStep` writes to buffers and multiplies matrices by vectors. `SlotStep` has several rows and allocates new arrays.
-Some of its small operations use torch: a draft runs most of them only once or twice, when torch's code is still in the
-CPU's caches from the target's pass.
+Drafting one token of a chain takes about forty operations on vectors of a few hundred numbers. The call overhead of
+torch would take most of the time: with 160 channels NumPy takes a third of torch's time. Matrix products stay in torch,
+which obeys its thread settings.
 
-The objects share the weights' memory where possible and own the buffers of a run: use one for each run and thread.
+`DraftStep` writes to buffers, and multiplies matrices by vectors. `SlotStep` has several rows, and allocates new
+arrays. Some of its small operations use torch: a draft runs most of them only once or twice, when torch's code is still
+in the CPU's caches from the target's pass.
+
+The objects share the weights' memory where possible, and own buffers: use each one for a single generate() call, in one
+thread.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from mmdec.nn.eagle3 import Eagle3
 from mmdec.nn.flash import FlashNetwork
 
 Vector = NDArray[np.float32]
-MASKED = 512  # columns of a new mask, more than are needed, so that it need not be made anew at each step
+MASKED = 512  # number of further entries that a new mask gets, so that it is not made again for each token
 
 
 class TokenStep:
-    """The embedding (V, H) and the LM head, shared by all fast paths."""
+    """Base class of the fast paths. Holds the embedding (V, H), the LM head and a buffer for logits."""
 
     def __init__(self, embedding: Tensor, output: nn.Linear) -> None:
         self.embedding, self.output = embedding.detach().numpy(), output.weight.detach()
@@ -47,11 +49,11 @@ class TokenStep:
         self.scores = buffer(len(output.weight))
 
     def reads(self, hidden: Tensor) -> bool:
-        """Return whether the fast path may process hidden: it is float32, with neither gradients nor autocast."""
+        """Return whether the fast path can process `hidden`: it must be float32, without gradients and autocast."""
         return hidden.dtype == torch.float32 and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
     def logits(self, hidden: Vector) -> Vector:
-        """Apply the LM head to hidden (H,). Returns: logits (V,), valid until the next call."""
+        """Compute logits (V,) from hidden (H,). They are valid until the next call, which overwrites them."""
         scores, result = self.scores
         torch.mv(self.output, torch.from_numpy(hidden), out=scores)
         if self.output_bias is not None:
@@ -59,16 +61,17 @@ class TokenStep:
         return result
 
     def token(self, drafted: int) -> int:
-        """Convert a drafted token, which is an index of `logits`, to the target's token id."""
+        """Convert an index in the draft vocabulary to the target's token id."""
         return drafted
 
 
 @final
 class LayerStep:
-    """Runs a network's only layer, without its input norm, on one column of one row."""
+    """Runs the single layer of a draft network, without its input norm, on one token of one row. Holds weights and
+    buffers."""
 
     def __init__(self, network: DraftNetwork, packed: Packed) -> None:
-        """packed: from the network's `packed()`."""
+        """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config = network, config
         self.attention, self.bias = packed.attention, packed.bias
@@ -80,17 +83,18 @@ class LayerStep:
         self.normed, self.inner = buffer(size), buffer(width)
         self.gates = buffer(2 * width)
         self.projected = buffer(len(packed.attention))
-        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # of positions 0, 1, ...
+        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # one row for each position 0, 1, ...
         groups = config.num_attention_heads + config.num_key_value_heads
         self.turned = np.empty((groups, config.head_dim), np.float32)
         self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
 
     def __call__(self, read: Tensor, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """Run the layer. The caller has put the residual into the buffer `states`, which is overwritten.
+        """Run the layer on one token. Returns: hidden (H,), valid until the next call.
 
-        read: the input of the query, key and value projections, (H,) or (2 H,) in EAGLE-3. position: the column's
-            position. keys, values: (1, h, S, d); the last column is written. Returns: hidden (H,), valid until the next
-            call.
+        The caller writes the residual into the buffer `states` before the call, which overwrites it.
+        read: input of the query, key and value projections: (H,), or (2 H,) in EAGLE-3. position: the token's position
+            id. keys, values: (1, h, S, d), the cache up to this token, whose own key and value are written to the last
+            entry.
         """
         config = self.config
         dim, heads = config.head_dim, config.num_attention_heads
@@ -118,19 +122,19 @@ class LayerStep:
         return more
 
     def norm(self, x: Vector, weight: Vector) -> Tensor:
-        """Compute the RMS norm of x (H,), valid until the next call. weight: the norm's, (H,)."""
+        """Return the RMS norm of x (H,), valid until the next call. weight: (H,), the norm's."""
         normed, result = self.normed
         self.norm_into(x, weight, result)
         return normed
 
     def norm_into(self, x: Vector, weight: Vector, result: Vector) -> None:
-        """Write the RMS norm of x (H,) into `result`."""
+        """Write the RMS norm of x (H,) into `result` (H,). weight: (H,), the norm's."""
         np.multiply(x, weight, out=result)
         result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
 
     def _rotate(self, own: Vector, position: int) -> None:
-        """Rotate a column's queries and keys to `position`, into the buffer `turned`. own: queries, keys and values,
-        (heads + 2 * key heads, head size)."""
+        """Apply rotary positions to the queries and keys of one token, and write them to the buffer `turned`. own: its
+        queries, keys and values, (heads + 2 * key-value heads, channels of a head)."""
         if position >= len(self.cosines):
             self.cosines, self.sines = rotations(self.network, position + 1)
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
@@ -142,12 +146,13 @@ class LayerStep:
 
 @final
 class DraftStep(TokenStep):
-    """Runs a draft network and an LM head on one column of one row at a time."""
+    """Runs a draft network and an LM head on one token of one row at a time. Holds weights and buffers."""
 
     def __init__(
         self, network: DraftNetwork, packed: Packed, fused: tuple[Tensor, Tensor], embedding: Tensor, output: nn.Linear
     ) -> None:
-        """packed, fused: from the network's `packed()` and `fused_weights()`."""
+        """packed: the network's concatenated weights, from `DraftNetwork.packed`. fused: (weight (H, 2 H), bias (H,))
+        from `DraftNetwork.fused_weights`."""
         super().__init__(embedding, output)
         self.fused, self.layer, self.joined = fused, LayerStep(network, packed), buffer(2 * network.config.hidden_size)
         own: Any = network.layers[0]
@@ -157,10 +162,12 @@ class DraftStep(TokenStep):
     def of(
         cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
     ) -> DraftStep | None:
-        """Make the fast path. Returns None if it would be slower or give other results.
+        """Make the fast path for a network. Returns None if it would be slower or give other results.
 
-        It is unavailable for a large network, a GPU, another precision, a norm in `fuse`, an overridden method of the
-        layer, or an embedding that does more than look up rows.
+        That is so for a large network, a GPU, another precision than float32, a norm in `fuse`, a subclass that
+        overrides a method of the layer, and an embedding that does more than look up rows.
+        packed: the network's concatenated weights, or None. carry: further input of `fuse`. embedding, output:
+            embedding and LM head.
         """
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
@@ -171,9 +178,10 @@ class DraftStep(TokenStep):
         return None if fused is None else cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """Process a token, given the feature (H,) of the token before it.
+        """Run the network on one token. Returns: hidden (H,), valid until the next call.
 
-        keys, values: (1, h, S, d); the last column is written. Returns: hidden (H,), valid until the next call.
+        feature: (H,), feature of the token before it. position: its position id. keys, values: (1, h, S, d), the cache
+            up to this token, whose own key and value are written to the last entry.
         """
         (joined, both), (states, x) = self.joined, self.layer.states
         both[: len(x)], both[len(x) :] = self.embedding[token], feature
@@ -184,10 +192,11 @@ class DraftStep(TokenStep):
 
 @final
 class Eagle3Step(TokenStep):
-    """Runs EAGLE-3's network of one layer, and its own LM head, on one column of one row at a time."""
+    """Runs EAGLE-3's network, if it has one layer, and its LM head on one token of one row at a time. Holds weights and
+    buffers."""
 
     def __init__(self, network: Eagle3, packed: Packed, embedding: Tensor) -> None:
-        """packed: from the network's `packed()`."""
+        """packed: the network's concatenated weights, from `Eagle3.packed`."""
         super().__init__(embedding, network.lm_head)
         config, own = network.config, cast(Any, network.layers[0])
         self.layer, self.joined = LayerStep(network, packed), buffer(2 * config.hidden_size)
@@ -200,7 +209,8 @@ class Eagle3Step(TokenStep):
 
     @classmethod
     def of(cls, network: Eagle3, packed: Packed | None, embedding: nn.Module) -> Eagle3Step | None:
-        """Make the fast path; None if it would be slower or give other results, see `DraftStep.of`."""
+        """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
+        network, a GPU, another precision than float32, or options that it does not implement."""
         config = network.config
         if config.qk_norm or config.output_bias or config.mask_token is not None:
             return None
@@ -209,7 +219,11 @@ class Eagle3Step(TokenStep):
         return cls(network, packed, cast(nn.Embedding, embedding).weight)
 
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
-        """Process a token, given the feature (H,) of the token before it; arguments as for `DraftStep.__call__`."""
+        """Run the network on one token. Returns: hidden (H,), valid until the next call.
+
+        feature: (H,), feature of the token before it. position: its position id. keys, values: (1, h, S, d), the cache
+            up to this token, whose own key and value are written to the last entry.
+        """
         (joined, both), (_, x) = self.joined, self.layer.states
         size = len(x)
         self.layer.norm_into(self.embedding[token], self.embed_norm, both[:size])
@@ -222,22 +236,26 @@ class Eagle3Step(TokenStep):
         return self.last[1]
 
     def logits(self, hidden: Vector) -> Vector:
-        """Apply the final norm, if hidden (H,) has not passed it, and the LM head. Returns: logits (Vd,) of the draft
-        vocabulary, valid until the next call."""
+        """Compute logits (Vd,) over the draft vocabulary from hidden (H,), after the final norm if it was not applied
+        before. They are valid until the next call."""
         if not self.norm_output:
             self.layer.norm_into(hidden, self.final_norm, self.last[1])
             hidden = self.last[1]
         return super().logits(hidden)
 
     def token(self, drafted: int) -> int:
-        """Convert a drafted token, which is an index of `logits`, to the target's token id."""
+        """Convert an index in the draft vocabulary to the target's token id."""
         return drafted if self.targets is None else self.targets[drafted]
 
 
 def column_step(
     network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
 ) -> ColumnStep | None:
-    """Make a network's fast path for one column; None if it has none. Arguments as for `DraftStep.of`."""
+    """Make the fast path that runs a network on one token at a time; None if there is none for it.
+
+    packed: the network's concatenated weights, or None. carry: further input of `fuse`. embedding, output: embedding
+        and LM head.
+    """
     if isinstance(network, Eagle3):
         return Eagle3Step.of(network, packed, embedding)
     return DraftStep.of(network, packed, carry, embedding, output)
@@ -247,26 +265,26 @@ ColumnStep = DraftStep | Eagle3Step
 
 
 def quiet() -> np.errstate:
-    """Make a context manager that silences NumPy's overflow warnings: torch gives none, and a network that diverges
-    only drafts badly."""
+    """Return a context manager that silences NumPy's overflow warnings. torch gives none either, and a diverging draft
+    network does no harm beyond bad drafts."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
 def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
-    """Return the network's cosines and signed sines (L, d) of positions 0 .. L - 1, with L at least `length`."""
+    """Return the network's cosines and signed sines (L, d) of the positions 0 .. L - 1. L is at least `length`."""
     cosines, sines = network.rope_table(length, torch.float32, torch.device("cpu"))
     return cosines.numpy(), sines.numpy()
 
 
 def plain(embedding: nn.Module, *weights: Tensor) -> bool:
-    """Return whether all weights are float32 on a CPU, and the embedding only looks up rows."""
+    """Return whether all weights are float32 on a CPU, and the embedding module does nothing but look up rows."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return False
     return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
 
 
 def owner(network: DraftNetwork, name: str) -> type:
-    """Find the class that defines the network's method `name`."""
+    """Return the class that defines the network's method `name`."""
     return next(kind for kind in type(network).__mro__ if name in vars(kind))
 
 
@@ -279,22 +297,23 @@ def silu(x: Vector, result: Vector) -> None:
 
 
 def buffer(size: int) -> tuple[Tensor, Vector]:
-    """Allocate a buffer, as a tensor and as an array that share memory."""
+    """Allocate `size` float32 numbers. Returns: a tensor and a NumPy array that share the memory."""
     array = np.zeros(size, np.float32)
     return torch.from_numpy(array), array
 
 
 @final
 class SlotStep(TokenStep):
-    """Runs FLASH's network and an LM head for one row. A column has several slots, which draft one token each.
+    """Runs FLASH's network and an LM head for one row. Each token has slots 0, 1, ...; slot i drafts the (i + 1)-th
+    token after it. Holds weights and buffers.
 
-    Slot 1 of a column has the position of the next column and attends to the same columns, so slots are treated as
-    further columns. Accepted columns and the last column's slots share one product for queries, keys and values. The
-    rest of the layer runs for the slots alone.
+    Slot 1 of a token has the position of the next token and attends to the same tokens, so slots are treated as further
+    tokens. New accepted tokens and the slots of the last one share one product for queries, keys and values. The rest
+    of the layer is computed for the slots only.
     """
 
     def __init__(self, network: FlashNetwork, packed: Packed, embedding: Tensor, output: nn.Linear) -> None:
-        """packed: from the network's `packed()`."""
+        """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
         super().__init__(embedding, output)
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config, self.slots = network, config, network.slots
@@ -310,9 +329,11 @@ class SlotStep(TokenStep):
         self.fused_norm = cast(Any, network.fc_norm).weight.detach().numpy() if config.fc_norm else None
         self.embeddings = network.slot_embeddings.detach().numpy()
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]
-        self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)  # in the layout of the cache
-        self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)  # of positions 0, 1, ...
-        # additive mask; for each slot: which columns it sees, then which of the slots 1, 2, ...
+        # one cache entry, with the shape of the cache
+        self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)
+        # one row for each position 0, 1, ...
+        self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)
+        # additive mask with a row for each slot: which accepted tokens it sees, then which of the slots 1, 2, ...
         self.mask = np.empty((self.slots, 0), np.float32)
         pairs = [(refiner.down, refiner.up) for refiner in cast(Any, network.refiners)]
         self.refiners = [[(part.weight.detach(), part.bias.detach()) for part in pair] for pair in pairs]
@@ -322,7 +343,8 @@ class SlotStep(TokenStep):
     def of(
         cls, network: FlashNetwork, packed: Packed | None, embedding: nn.Module, output: nn.Linear
     ) -> SlotStep | None:
-        """Make the fast path; None if it would be slower or give other results, see `DraftStep.of`."""
+        """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
+        network, a GPU, another precision than float32, or an embedding that does more than look up rows."""
         if packed is None or not plain(embedding, packed.attention, output.weight):
             return None
         return cls(network, packed, cast(nn.Embedding, embedding).weight, output)
@@ -330,11 +352,12 @@ class SlotStep(TokenStep):
     def block(
         self, tokens: Sequence[int], features: Vector, position: int, count: int, keys: Tensor, values: Tensor
     ) -> Vector:
-        """Process columns with tokens (n,) and features (n, H), and the first `count` slots of the last column.
+        """Process n new accepted tokens and the first `count` slots of the last one. Returns: the slots' states (count,
+        H), before `refined`.
 
-        position: position of the first column. keys, values: (1, h, S, d); the last n + count - 1 columns are written
-            (the columns, then slots 1, 2, ...).
-        Returns: the states (count, H) of the slots, before `refined`.
+        tokens: their ids. features: (n, H). position: position id of the first token.
+        keys, values: (1, h, S, d), the cache; the last n + count - 1 entries are written: those of the n tokens, then
+            of the slots 1, 2, ...
         """
         config, size = self.config, self.config.hidden_size
         heads, dim = config.num_attention_heads, config.head_dim
@@ -365,8 +388,8 @@ class SlotStep(TokenStep):
         return x
 
     def refined(self, slot: Vector, preceding: Vector, index: int) -> Vector:
-        """Correct the state `slot` (H,) of slot number `index`, from 1, by the tokens drafted before it. preceding:
-        (H,), the sum of these tokens' embeddings."""
+        """Correct the state `slot` (H,) of slot number `index` (from 1) by the tokens that the slots before it drafted.
+        preceding: (H,), the sum of these tokens' embeddings."""
         if not self.refiners:
             return slot
         (down, down_bias), (up, up_bias) = self.refiners[index - 1]
@@ -376,7 +399,8 @@ class SlotStep(TokenStep):
         return slot + torch.addmv(up_bias, up, inner).numpy()
 
     def _fuse(self, tokens: Sequence[int], features: Vector) -> Vector:
-        """Compute the input of columns as `FlashNetwork.fuse` does, from tokens (n,) and features (n, H)."""
+        """Compute the layer's input (n, H), as `FlashNetwork.fuse` does. tokens: n ids. features: (n, H), of the tokens
+        before them."""
         size = self.config.hidden_size
         joined = np.empty((len(tokens), 2 * size), np.float32)
         joined[:, size:] = features
@@ -387,7 +411,7 @@ class SlotStep(TokenStep):
         return _gated(_product(joined, self.fused, self.fused_bias))
 
     def _norm(self, x: Vector, weight: Vector) -> Vector:
-        """Apply an RMS norm with weight (C,) to x (n, C)."""
+        """Apply an RMS norm to x (n, C). weight: (C,), the norm's."""
         normed = x * x
         scale = np.add.reduce(normed, 1, keepdims=True)
         scale *= 1.0 / x.shape[1]
@@ -397,7 +421,8 @@ class SlotStep(TokenStep):
         return normed
 
     def _rotate(self, own: Vector, position: int) -> Vector:
-        """Rotate queries or keys own (n, heads, head size) of n columns in sequence, the first at `position`."""
+        """Apply rotary positions to queries or keys (n, heads, channels of a head) of n consecutive tokens. position:
+        that of the first one."""
         count, heads, dim = own.shape
         end = position + count
         if end > len(self.cosines):
@@ -408,7 +433,8 @@ class SlotStep(TokenStep):
         return turned.reshape(own.shape)
 
     def _mask(self, count: int, width: int) -> Tensor:
-        """Make the additive mask (count, width): each slot sees all columns, and slot i also sees slots 1 .. i."""
+        """Make the additive mask (count, width) for `count` slots: each slot sees all earlier tokens, and slot i also
+        sees the slots 1 .. i."""
         more = self.slots - 1
         if width + more > self.mask.shape[1]:
             self.mask = np.zeros((self.slots, 2 * width + more + MASKED), np.float32)
@@ -418,13 +444,13 @@ class SlotStep(TokenStep):
 
 
 def _product(rows: Vector, weight: Tensor, bias: Tensor | None = None) -> Vector:
-    """Multiply rows (n, I) by weight (I, O), and add the bias (O,) if there is one."""
+    """Multiply rows (n, I) by weight (I, O), and add the bias (O,) if there is one. Returns: (n, O)."""
     given = torch.from_numpy(rows)
     return (torch.mm(given, weight) if bias is None else torch.addmm(bias, given, weight)).numpy()
 
 
 def _gated(both: Vector) -> Vector:
-    """Compute SiLU(gate) * up (n, I) from both = [gate; up] (n, 2 I)."""
+    """Compute SiLU(gate) * up, (n, I). both: (n, 2 I), gate and up concatenated."""
     size = both.shape[1] // 2
     gate = F.silu(torch.from_numpy(both[:, :size])).numpy()
     gate *= both[:, size:]

@@ -1,19 +1,21 @@
-"""EAGLE-3 and P-EAGLE: draft networks that read several layers of the target and have an LM head of their own.
+"""EAGLE-3 and P-EAGLE: draft networks that read several layers of the target and have their own LM head.
 
-Li et al. 2025 (EAGLE-3, arXiv 2503.01840). Column t reads the embedding of token t + 1 beside a feature of token t. For
-accepted tokens, fc computes the feature from the target's residual stream after a few layers (Ht channels each), before
-the final norm. For drafted tokens, the feature is the network's own last state, without fc. The first layer norms
-embedding and feature, attends from the two concatenated (2 H channels) and adds the result to the feature alone. Other
-layers are plain. `lm_head` reads the normed last state; its vocabulary may be a part of the target's (`d2t`, `t2d`).
+Li et al. 2025 (EAGLE-3, arXiv 2503.01840). Position t of the network reads the embedding of token t + 1 and a feature
+of token t. For accepted tokens, fc computes the feature from the target's residual stream after a few layers (Ht
+channels each), before the final norm. For drafted tokens, the feature is the network's own last state, without fc. The
+first layer normalises embedding and feature, computes attention from the two concatenated (2 H channels), and adds the
+result to the feature alone. Other layers are ordinary ones. `lm_head` reads the normalised last state. Its vocabulary
+may be a part of the target's (tables `d2t`, `t2d`).
 
 Options, each as published: the residual is the feature before or after its norm (`norm_before_residual`); EAGLE-3.1
-(arXiv 2605.09992) norms each target feature (`fc_norm`), or all of them concatenated (`norm_before_fc`), and passes the
-normed state to the next column (`norm_output`); Qwen3's layers norm queries and keys (`qk_norm`).
+(arXiv 2605.09992) normalises each target feature (`fc_norm`), or all of them concatenated (`norm_before_fc`), and
+passes the normalised state to the next position (`norm_output`); Qwen3's layers normalise queries and keys (`qk_norm`).
 
-P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: K - 1 columns are added after the last one. They read the
+P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: K - 1 positions are added after the last token. They read the
 embedding of `mask_token` and, in place of the target's features, a learned vector.
 
-The parameters have the published names; d2t holds offsets: the target's token is d + d2t[d].
+The parameters have the published names. d2t holds offsets: token d of the draft vocabulary is the target's token d +
+d2t[d].
 """
 
 from __future__ import annotations
@@ -46,12 +48,13 @@ Pictures = Literal["placeholder", "projected", "dropped"]
 
 
 class LayeredConfig(DraftConfig):
-    """The common part of the configurations of EAGLE-3 and DFlash. Both are dataclasses that also have these fields."""
+    """Base class of the configurations of EAGLE-3 and DFlash. Both are dataclasses, which also have these fields."""
 
     num_hidden_layers: int
     draft_vocab_size: int  # number of tokens that can be drafted; 0: all of the target's
-    own_embedding: bool  # whether the folder holds an embedding that is not the target's
-    # {"rope_type": "linear" | "llama3" | "yarn", "factor": ...} as in transformers; None: rotations are not scaled
+    own_embedding: bool  # whether the network has an embedding of its own; False: it uses the target's
+    # transformers' settings, {"rope_type": "linear" | "llama3" | "yarn", "factor": ...}; None: ordinary rotary
+    # positions
     rope_scaling: dict[str, Any] | None
 
     def __post_init__(self) -> None:
@@ -64,21 +67,21 @@ class LayeredConfig(DraftConfig):
 
     @property
     def vocabulary(self) -> int:
-        """Count the different tokens that can be drafted."""
+        """Return the number of tokens that can be drafted."""
         return self.draft_vocab_size or self.vocab_size
 
     @property
     def mapped(self) -> bool:
-        """Return whether the draft vocabulary is a part of the target's, with tables between the two."""
+        """Return whether the draft vocabulary is a part of the target's, so that tables convert between the two."""
         return self.vocabulary < self.vocab_size
 
 
 @dataclass(frozen=True)
 class Eagle3Config(LayeredConfig):
-    """Sizes and options of the network.
+    """Sizes and options of an EAGLE-3 or P-EAGLE network.
 
-    layers: the target's layers whose features are read; empty: the three of `default_layers`. fc_norm: whether each
-    target feature has a norm of its own.
+    layers: indices of the target's layers whose features are read; empty: the three that `default_layers` chooses.
+        fc_norm: whether each of these features has its own norm before fc.
     """
 
     LEAST: ClassVar[int] = 0
@@ -86,7 +89,7 @@ class Eagle3Config(LayeredConfig):
     layers: tuple[int, ...] = ()
     input_norm: bool = True
     fc_bias: bool = False
-    features: int = 3  # number of the target's layers whose features are fused
+    features: int = 3  # number of target layers whose features are read
     target_hidden_size: int = 0  # channels of the target's hidden states; 0: the same as `hidden_size`
     draft_vocab_size: int = 0
     num_hidden_layers: int = 1
@@ -96,15 +99,17 @@ class Eagle3Config(LayeredConfig):
     qk_norm: bool = False
     output_bias: bool = False  # whether attention's output projection has a bias
     own_embedding: bool = False
-    mask_token: int | None = None  # the token at P-EAGLE's columns without a token; None: the network is EAGLE-3
+    # id of the token that P-EAGLE reads at positions after the last token; None: the network is EAGLE-3
+    mask_token: int | None = None
     rope_scaling: dict[str, Any] | None = None
-    # the positions of image columns, if the target's positions have three axes: counted like text; the first axis
-    # alone; or all three, by `mrope_section`
+    # positions of image tokens if the target has three-dimensional positions (M-RoPE): counted like text tokens; or
+    # only the first of the three; or all three, as `mrope_section` says
     positions: Positions = "text"
-    mrope_section: tuple[int, ...] = ()  # number of rotation frequencies of each of the three axes
-    mrope_interleaved: bool = False  # whether the axes take turns; else each has consecutive frequencies
-    # the embedding at image columns: that of the placeholder token, or the projected visual one; "dropped": image
-    # columns are left out and have no positions, for a network that was trained on text
+    mrope_section: tuple[int, ...] = ()  # for each of the three M-RoPE axes: its number of rotary frequencies
+    # True: the axes alternate along the frequencies; False: each axis has consecutive frequencies
+    mrope_interleaved: bool = False
+    # what the network reads at image tokens: "placeholder": the embedding of the placeholder token; "projected": the
+    # projected visual embedding; "dropped": nothing, image tokens are left out (for a network trained on text)
     pictures: Pictures = "placeholder"
 
     def __post_init__(self) -> None:
@@ -158,16 +163,17 @@ class Eagle3Config(LayeredConfig):
 
     @property
     def projected(self) -> bool:
-        """Return whether the embedding at image columns is the visual one, that is, `pictures` is "projected"."""
+        """Return whether the network reads the projected visual embedding at image tokens."""
         return self.pictures == "projected"
 
     @property
     def follows(self) -> bool:
-        """Return whether the network uses the target's positions if these have three axes."""
+        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
         return self.positions != "text" and self.pictures != "dropped"
 
     def for_depth(self, layers: int) -> Self:
-        """Return the same configuration for a target with `layers` layers; an empty field `layers` is filled in."""
+        """Return the configuration for a target with `layers` layers: if no layers are listed, the default ones are
+        filled in."""
         if self.layers:
             return self
         if self.features != 3:
@@ -179,19 +185,20 @@ class Eagle3Config(LayeredConfig):
 
 
 def default_layers(depth: int) -> tuple[int, ...]:
-    """Choose EAGLE-3's three layers of a target with n = `depth`: those that end at the boundaries 2, n // 2 and n - 3.
-    Boundary k is the residual stream that enters layer k, so it lies after layer k - 1."""
+    """Return the default layers of EAGLE-3 for a target with n = `depth` layers. They are the layers before the
+    boundaries 2, n // 2 and n - 3, where boundary k is the residual stream that enters layer k."""
     return tuple(min(max(boundary, 1), depth) - 1 for boundary in (2, depth // 2, depth - 3))
 
 
 class LayeredNetwork(DraftNetwork):
-    """The common part of EAGLE-3's and DFlash's networks: several layers, and an LM head or embedding of their own."""
+    """Base class of EAGLE-3's and DFlash's networks: it allows several layers, and an LM head and an embedding of their
+    own."""
 
-    config: Any  # a `LayeredConfig`; each subclass names its own
+    config: Any  # a `LayeredConfig`; each subclass declares its own class
 
     def build_layers(self, own: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
-        """Make the layers. inputs: channels of the first layer's attention input; 0: H. qk_norm: whether queries and
-        keys are normed, as Qwen3 does. output_bias: whether attention's output projection has a bias."""
+        """Create the decoder layers. inputs: input channels of the first layer's attention; 0: H. qk_norm: whether
+        queries and keys are normalised, as in Qwen3. output_bias: whether attention's output projection has a bias."""
         count, self.qk_norm = own.num_hidden_layers, qk_norm
         self.layers = nn.ModuleList([DecoderLayer(own, 0 if index else inputs) for index in range(count)])
         for layer in self.layers:
@@ -202,7 +209,8 @@ class LayeredNetwork(DraftNetwork):
                 attention.o_proj = nn.Linear(attention.o_proj.in_features, own.hidden_size)
 
     def build_ends(self, own: LayeredConfig, own_head: bool) -> None:
-        """Make the final norm, and if configured an LM head, an embedding and the tables of the draft vocabulary."""
+        """Create the final norm and, as configured, an LM head, an embedding, and the tables between the draft
+        vocabulary and the target's."""
         self.norm = RMSNorm(own.hidden_size, own.rms_norm_eps)
         if own_head:
             self.lm_head = nn.Linear(own.hidden_size, own.vocabulary, bias=False)
@@ -213,43 +221,45 @@ class LayeredNetwork(DraftNetwork):
             self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
 
     def share_embedding(self) -> None:
-        """Drop the network's embedding, because it equals the target's."""
+        """Remove the network's own embedding, because it equals the target's; the target's is used instead."""
         self.config = replace(self.config, own_embedding=False)
         del self.embed_tokens
 
     @property
     def vocabulary(self) -> int:
-        """Count the different tokens that the network can draft."""
+        """Return the number of tokens that the network can draft."""
         return self.config.vocabulary
 
     @property
     def offsets(self) -> Tensor | None:
-        """Return for each drafted index the target's token id minus that index, (`vocabulary`,); None if all are 0."""
+        """Return (`vocabulary`,): for each token of the draft vocabulary, the target's token id minus its index; None
+        if they are equal."""
         return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
-        """Normalise queries and keys (B, heads + h, n, d) as Qwen3 does, if the layers have norms for them."""
+        """Normalise queries and keys (B, heads + h, n, d), if the layers have norms for them (as in Qwen3)."""
         if not self.qk_norm:
             return queries_keys
         attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
         return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
 
     def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
-        """Return the rotations' frequencies and factor, as `DraftNetwork.frequencies`, after `config.rope_scaling`."""
+        """Return the rotary frequencies (d / 2,) and a factor on cosines and sines, scaled as `config.rope_scaling`
+        says."""
         scaling = self.config.rope_scaling
         return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)
 
 
 @final
 class Eagle3(LayeredNetwork):
-    """EAGLE-3's network, and P-EAGLE's where `config.mask_token` is set."""
+    """EAGLE-3's network; P-EAGLE's if `config.mask_token` is set. Holds its weights and its LM head."""
 
     system: ClassVar[str] = "eagle3"
     config_class: ClassVar[type[DraftConfig]] = Eagle3Config
     config: Eagle3Config
 
     def build(self, config: DraftConfig) -> None:
-        """Make the weights under their published names."""
+        """Create the weights, under their published names."""
         own, size, eps = cast(Eagle3Config, config), config.hidden_size, config.rms_norm_eps
         joined = own.features * own.target_size
         self.fc = nn.Linear(joined, size, bias=own.fc_bias)
@@ -264,12 +274,12 @@ class Eagle3(LayeredNetwork):
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Concatenate embeds (..., H) of token t + 1 and the target's features (..., k * Ht) of token t, fused to H
-        channels. Returns: (..., 2 H)."""
+        """Compute the first layer's input (..., 2 H) at position t. embeds: (..., H), embedding of token t + 1.
+        features: (..., k * Ht), the target's features of token t, which fc maps to H channels. carry: not used."""
         return torch.cat([embeds, self.fused(features)], -1)
 
     def fused(self, features: Tensor) -> Tensor:
-        """Apply fc with its norms to the target's features (..., k * Ht). Returns: (..., H)."""
+        """Apply fc and its norms to the target's features (..., k * Ht). Returns: (..., H)."""
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         elif self.config.fc_norm:
@@ -279,13 +289,16 @@ class Eagle3(LayeredNetwork):
         return linear(features, self.fc.weight, self.fc.bias)
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
-        """Compute the first layer's input (..., 2 H) at drafted tokens. embeds: (..., H) of these tokens. hidden: (...,
-        H), the network's output at the token before each."""
+        """Compute the first layer's input (..., 2 H) at drafted tokens. embeds: (..., H), their embeddings. hidden:
+        (..., H), the network's output at the token before each. carry: not used."""
         return torch.cat([embeds, hidden], -1)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """Compute the first layer's input for one row's prompt, see `DraftNetwork.prompt`. Columns that read an image's
-        tokens are left out if `config.pictures` is "dropped"."""
+        """Compute the first layer's input for the prompt of one row with L tokens. If `config.pictures` is "dropped",
+        positions that read an image token are left out.
+
+        embeds: (L, H). features: (L, k * Ht). visual: (L,) bool, True at visual tokens. carry: not used.
+        """
         prompted = super().prompt(embeds, features, visual)
         if self.config.pictures != "dropped":
             return prompted
@@ -293,19 +306,21 @@ class Eagle3(LayeredNetwork):
         return Prompted(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return hidden unchanged: `follow` reads the network's own output in place of the target's features."""
+        """Return what stands in for a drafted token's features: hidden unchanged, the network's own output."""
         return hidden
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
-        """Return None: the network's own output does not pass through fc."""
+        """Return None: `follow` has no linear map, because the network's own output does not pass through fc."""
         return None
 
     def masked(self, embed: Tensor) -> Tensor:
-        """Compute the first layer's input (2 H,) at P-EAGLE's columns without a token. embed: (H,) of `mask_token`."""
+        """Compute the first layer's input (2 H,) at P-EAGLE's added positions, where no token is known. embed: (H,),
+        embedding of `mask_token`."""
         return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
 
     def packed(self) -> Packed | None:
-        """Join the weights as `DraftNetwork.packed` does, with the two norms of the first layer."""
+        """Return the layer's weights, concatenated, with the two norms of the first layer; None for several layers or a
+        large network."""
         packed = super().packed()
         return None if packed is None else Packed(*packed[:3], norms=self._norms())
 
@@ -314,30 +329,35 @@ class Eagle3(LayeredNetwork):
         return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
 
     def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
-        """Compute the input of layer `index`'s query, key and value projections: the layer's input, normed. In the
-        first layer (..., 2 H), embedding and feature have a norm each."""
+        """Compute the input of the query, key and value projections of layer `index`: the layer's input, normalised. In
+        the first layer (..., 2 H), embedding and feature are normalised separately."""
         if index:
             return self._layer(index).input_layernorm(states)
-        # both norms at once: a small network's time depends on the number of operations
+        # one operation computes both norms, because a small network's time depends on the number of operations
         weights = self._norms() if packed is None or packed.norms is None else packed.norms
         halves = states.view(*states.shape[:-1], 2, self.config.hidden_size)
         return rms_normed(halves, weights, self.config.rms_norm_eps).view(states.shape)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """Return the residual to which attention's output is added. In the first layer it is the feature alone, normed
-        with `norm_before_residual`."""
+        """Return the tensor to which layer `index` adds attention's output: in the first layer only the feature, which
+        is normalised if `norm_before_residual` is set."""
         if index:
             return states
         features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
         return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
 
     def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
-        """Run layer `index` after attention, as in `DraftNetwork`. `norm_output` norms the last layer's output."""
+        """Compute the rest of layer `index`, after attention. With `norm_output`, the last layer's output is
+        normalised.
+
+        states: (B, n, H) or in the first layer (B, n, 2 H), the layer's input. mixed: (B, heads, n, d), attention's
+            output.
+        """
         hidden = super().after_attention(states, mixed, packed, index)
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Score hidden (..., H) by the network's own LM head: (..., `vocabulary`). output: not used."""
+        """Compute logits (..., `vocabulary`) from hidden (..., H) with the network's own LM head. output: not used."""
         if not self.config.norm_output:
             hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
@@ -345,8 +365,13 @@ class Eagle3(LayeredNetwork):
     def layer(
         self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Pair]:
-        """Run all layers; arguments as for `DraftNetwork.layer`. `past` and the returned pair concatenate the layers'
-        keys and values along the heads."""
+        """Run all layers.
+
+        states: (B, n, 2 H). positions: (B, n), or (3, B, n) for M-RoPE. past: keys and values of S earlier positions,
+            those of all layers concatenated along the heads: (B, layers * h, S, d). mask: additive (B, 1, n, S + n);
+            None: causal.
+        Returns: hidden (B, n, H); keys and values of the n positions, in the same form.
+        """
         pairs: list[Pair] = []
         for index in range(self.depth):
             queries, *own = self.project(states, positions, index=index)
@@ -358,8 +383,8 @@ class Eagle3(LayeredNetwork):
         return states, (keys, values)
 
     def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
-        """Return cosines and signed sines, see `DraftNetwork.rotations`. positions: may be (3, B, n), for three axes;
-        then `mrope_section` says which axis rotates each frequency."""
+        """Return cosines and signed sines (B, 1, n, d) of rotary positions. positions: (B, n), or (3, B, n) for M-RoPE;
+        then `mrope_section` says which of the three axes rotates each frequency."""
         if isinstance(positions, int) or positions.dim() == 2:
             return super().rotations(positions, dtype, device)
         axes = self._axes(device)  # (d,)
@@ -369,11 +394,11 @@ class Eagle3(LayeredNetwork):
         return cosines.gather(-1, index)[..., 0], sines.gather(-1, index)[..., 0]
 
     def _axes(self, device: torch.device) -> Tensor:
-        """Return for each channel the axis whose position rotates it, (head size,) int64."""
+        """Return for each channel the M-RoPE axis whose position rotates it, (d,) int64."""
         sections = self.config.mrope_section
         if not self.config.mrope_interleaved:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
-        else:  # axes 1 and 2 each get every third frequency, up to the numbers in their sections
+        else:  # axes 1 and 2 get every third frequency, as many as their sections say; axis 0 the rest
             axes = [0] * (self.config.head_dim // 2)
             for axis in (1, 2):
                 for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):

@@ -1,8 +1,8 @@
-"""FastSpeech 2 (Ren et al., 2021) as in DASpeech: it turns one vector per phone into a log-mel spectrogram.
+"""FastSpeech 2 (Ren et al., 2021) as in DASpeech: converts one vector per phone to a log-mel spectrogram.
 
-The inputs are vectors (B, K, d): rows of the embedding (`embed`), or the adaptor's output for DAG vertices. Duration,
-pitch and energy are predicted per phone; then each phone is repeated for its frames. The caller drops BOS and keeps
-EOS, which has duration 0.
+The inputs are vectors (B, K, d) of K phones: embeddings of phone ids (`embed`), or the adaptor's output for the
+vertices of the graph decoder. Duration, pitch and energy are predicted for each phone, whose vector is then repeated
+for its number of frames. The caller drops <s> and keeps </s>, which has duration 0.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from mmdec.nn.transformer import Attention, PooledDropout, sinusoids
 
 @dataclass(frozen=True)
 class FastSpeech2Config:
-    """Sizes; the defaults are those in DASpeech's appendix, 41 M parameters."""
+    """Sizes; the defaults are those of the 41 M model in DASpeech's appendix."""
 
     d_model: int = 256
     encoder_layers: int = 4
     decoder_layers: int = 4
     heads: int = 4
     ffn: int = 1024
-    kernels: tuple[int, int] = (9, 9)  # frames that each of a block's two feed-forward convolutions spans
+    # kernel widths, in phones or frames, of the two convolutions in a block's feed-forward
+    kernels: tuple[int, int] = (9, 9)
     dropout: float = 0.1
     predictor: int = 256  # channels inside the predictors of duration, pitch and energy
     predictor_kernel: int = 3
     predictor_dropout: float = 0.5
-    bins: int = 256  # number of bins for pitch, and for energy
-    pitch_range: tuple[float, float] = (1e-8, 6.6110)  # range of log(Hz + 1) that is divided into bins
-    energy_range: tuple[float, float] = (1e-8, 5.7056)  # range of log(energy + 1) that is divided into bins
+    bins: int = 256  # number of bins into which pitch, and energy, are quantised
+    pitch_range: tuple[float, float] = (1e-8, 6.6110)  # range of log(Hz + 1) that the bins cover
+    energy_range: tuple[float, float] = (1e-8, 5.7056)  # range of log(energy + 1) that the bins cover
     mels: int = 80
-    positions: Literal["sinusoidal", "fairseq"] = "sinusoidal"  # how positions are numbered, see `sinusoids`
+    # kind of position embeddings; fairseq numbers positions from 2
+    positions: Literal["sinusoidal", "fairseq"] = "sinusoidal"
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> FastSpeech2Config:
-        """Restore a configuration from its `dataclasses.asdict`, also after JSON, which has no tuples."""
+        """Make a configuration from the dict of `dataclasses.asdict`, also after JSON, which turns tuples into
+        lists."""
         sizes: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
@@ -47,7 +50,7 @@ class FastSpeech2Config:
 
     @classmethod
     def small(cls) -> FastSpeech2Config:
-        """Make the configuration for the phrasebook: 1.1 M parameters, one voice of limited range."""
+        """Return the sizes of the small model (1.1 M parameters), for one voice of limited range."""
         return cls(
             d_model=128,
             encoder_layers=2,
@@ -64,26 +67,26 @@ class FastSpeech2Config:
 
 @dataclass(frozen=True)
 class FastSpeech2Output:
-    """The output of one pass. Frames beyond `mel_lengths` and phones beyond the input's lengths hold zeros."""
+    """The output of one pass over B rows of K phones. Frames and phones beyond a row's length are zero."""
 
-    mel: Tensor  # (B, F, 80): F frames of 80 mel bands, natural log
-    mel_lengths: Tensor  # (B,), in frames
+    mel: Tensor  # (B, F, 80), log mels of F frames, natural logarithm
+    mel_lengths: Tensor  # (B,), number of frames of each row
     log_durations: Tensor  # (B, K), predicted log(frames + 1)
-    durations: Tensor  # (B, K), frames of each phone in `mel`: as given, else as predicted, rounded
+    durations: Tensor  # (B, K), number of frames of each phone in `mel`: the given ones, else the rounded predictions
     pitch: Tensor  # (B, K), predicted log(Hz + 1)
     energy: Tensor  # (B, K), predicted log(energy + 1)
 
 
 @dataclass(frozen=True)
 class AcousticBatch:
-    """Ground truth for `acoustic_loss`. The last phone of a row is EOS, with 0 as duration, pitch and energy."""
+    """Targets for `acoustic_loss`. The last phone of each row is </s>, with duration, pitch and energy 0."""
 
-    lengths: Tensor  # (B,), phones
-    durations: Tensor  # (B, K), frames
-    pitch: Tensor  # (B, K), Hz of each phone
-    energy: Tensor  # (B, K), energy of each phone, not its logarithm
-    mel: Tensor  # (B, F, 80), natural log
-    mel_lengths: Tensor  # (B,), frames
+    lengths: Tensor  # (B,), number of phones of each row
+    durations: Tensor  # (B, K), number of frames of each phone
+    pitch: Tensor  # (B, K), pitch of each phone in Hz
+    energy: Tensor  # (B, K), energy of each phone, linear
+    mel: Tensor  # (B, F, 80), log mels, natural logarithm
+    mel_lengths: Tensor  # (B,), number of frames of each row
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AcousticBatch:
         """Return the same batch on another device."""
@@ -93,7 +96,7 @@ class AcousticBatch:
 
 @dataclass(frozen=True)
 class AcousticLoss:
-    """The acoustic loss: its four parts as scalars, and their sum."""
+    """The four parts of the acoustic loss, each a scalar."""
 
     mel: Tensor
     duration: Tensor
@@ -107,7 +110,8 @@ class AcousticLoss:
 
 
 class FftBlock(nn.Module):
-    """Self-attention and a feed-forward of two convolutions, each followed by a norm (post-norm)."""
+    """A Transformer block: self-attention, then a feed-forward of two convolutions, each followed by a norm
+    (post-norm)."""
 
     def __init__(self, config: FastSpeech2Config) -> None:
         super().__init__()
@@ -120,8 +124,8 @@ class FftBlock(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, keep: Tensor, bias: Tensor) -> Tensor:
-        """Run the block over x (B, T, d). keep: (B, T, 1), 1 at valid positions. bias: (B, 1, 1, T), -1e9 at padding.
-        Returns: (B, T, d)."""
+        """Apply the block to x (B, T, d). Returns: (B, T, d). keep: (B, T, 1), 1 at valid positions, 0 at padding.
+        bias: (B, 1, 1, T), added to attention scores: 0 at valid positions, -1e9 at padding."""
         keys, values = self.attention.keys_values(x)
         y = self.attention.attend(x, keys, values, bias)
         x = self.attention_norm(x + self.dropout(y))
@@ -131,7 +135,7 @@ class FftBlock(nn.Module):
 
 
 class Predictor(nn.Module):
-    """Predicts one number per phone: twice convolution, ReLU, norm, dropout; then a linear layer."""
+    """Predicts one number for each phone. Twice: convolution, ReLU, norm, dropout; then a linear layer."""
 
     def __init__(self, config: FastSpeech2Config) -> None:
         super().__init__()
@@ -144,7 +148,8 @@ class Predictor(nn.Module):
         self.out = nn.Linear(size, 1)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Predict (B, K) from x (B, K, d). keep: (B, K, 1), 1 at valid phones; the prediction is 0 at padding."""
+        """Predict one number (B, K) for each phone vector in x (B, K, d). keep: (B, K, 1), 1 at phones, 0 at padding,
+        where the result is 0."""
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv((x * keep).transpose(1, 2)).transpose(1, 2)
             x = self.dropout(norm(x.relu()))
@@ -152,7 +157,8 @@ class Predictor(nn.Module):
 
 
 class FastSpeech2(nn.Module):
-    """Turns phone vectors into log-mel frames. `embed` makes the vectors from phone ids."""
+    """Converts phone vectors to log-mel frames. Holds the weights, the phone embeddings (`embed`) and statistics of the
+    training data."""
 
     mel_mean: Tensor
     mel_std: Tensor
@@ -167,7 +173,7 @@ class FastSpeech2(nn.Module):
         d = config.d_model
         self.units = nn.Embedding(num_units, d)
         nn.init.normal_(self.units.weight, std=d**-0.5)
-        self.encoder_scale = nn.Parameter(torch.ones(()))  # scales the encoder's positions
+        self.encoder_scale = nn.Parameter(torch.ones(()))  # factor on the position embeddings in the encoder
         self.decoder_scale = nn.Parameter(torch.ones(()))
         self.encoder = nn.ModuleList([FftBlock(config) for _ in range(config.encoder_layers)])
         self.decoder = nn.ModuleList([FftBlock(config) for _ in range(config.decoder_layers)])
@@ -179,7 +185,8 @@ class FastSpeech2(nn.Module):
         for bins in (self.pitch_bins, self.energy_bins):
             nn.init.normal_(bins.weight, std=d**-0.5)
         self.out = nn.Linear(d, config.mels)
-        # statistics of the training corpus, saved with the weights; neutral until `set_statistics`
+        # statistics of the training data, which are saved with the weights; these values have no effect until
+        # `set_statistics`
         self.register_buffer("mel_mean", torch.zeros(config.mels))
         self.register_buffer("mel_std", torch.ones(config.mels))
         self.register_buffer("pitch_stats", torch.tensor([0.0, 1.0]))  # mean and deviation of log(Hz + 1)
@@ -189,15 +196,15 @@ class FastSpeech2(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, mel_mean: Tensor, mel_std: Tensor, pitch: Tensor, energy: Tensor) -> None:
-        """Set the statistics of the training corpus. mel_mean, mel_std: (80,), mean and standard deviation of each mel
-        band. pitch, energy: (2,), mean and standard deviation of log(Hz + 1) and of log(energy + 1)."""
+        """Set statistics of the training data. mel_mean, mel_std: (80,), mean and standard deviation of each mel band.
+        pitch, energy: (2,), mean and standard deviation of log(Hz + 1) and of log(energy + 1)."""
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
         self.pitch_stats.copy_(pitch)
         self.energy_stats.copy_(energy)
 
     def embed(self, units: Tensor) -> Tensor:
-        """Look up the vectors (B, K, d) of phone ids (B, K)."""
+        """Return the embeddings (B, K, d) of phone ids (B, K)."""
         return self.units(units)
 
     def forward(
@@ -209,11 +216,13 @@ class FastSpeech2(nn.Module):
         energy: Tensor | None = None,
         max_frames: int = 2048,
     ) -> FastSpeech2Output:
-        """Predict mels of phones.
+        """Predict the log mels of B rows of phones.
 
-        inputs: (B, K, d). lengths: (B,) phones. max_frames: the most frames of a row; longer rows are cut.
-        durations (frames), pitch (Hz), energy (linear): (B, K), used instead of the predictions (teacher forcing).
-        A GPU is synchronised once, to read the number of frames.
+        inputs: (B, K, d), phone vectors. lengths: (B,), numbers of phones. max_frames: maximum frames of a row; longer
+            rows are cut.
+        durations, pitch, energy: (B, K), frames, Hz and linear energy of each phone, used instead of the predictions
+            (teacher forcing); None: predict.
+        On a GPU it synchronises once, to read the number of frames.
         """
         keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
         x = inputs + self.encoder_scale * self._positions(inputs)
@@ -248,11 +257,11 @@ class FastSpeech2(nn.Module):
 
 
 def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
-    """Repeat the vector of each phone, x (B, K, d), for its duration (B, K) in frames.
+    """Repeat each phone's vector for the number of its frames.
 
-    Returns: (B, F, d), and the lengths (B,) in frames, at most `max_frames`.
-
-    F is the length of the longest row, at least 1. Frames beyond a row's length repeat its last phone: mask them.
+    x: (B, K, d). durations: (B, K), in frames. max_frames: maximum frames of a row; longer rows are cut.
+    Returns: (B, F, d), and the numbers of frames (B,). F is that of the longest row, at least 1. Frames beyond a row's
+        length repeat its last phone: the caller must mask them.
     """
     ends = durations.cumsum(1).clamp(max=max_frames)  # (B, K)
     lengths = ends[:, -1]
@@ -263,14 +272,14 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
 
 
 def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
-    """Compute the loss of FastSpeech 2: the mel's mean absolute error, and the mean squared errors of
+    """Compute the loss of FastSpeech 2: the mean absolute error of the log mels, and the mean squared errors of
     log(duration + 1), log(Hz + 1) and log(energy + 1).
 
-    Mel, pitch and energy are normalised by the model's statistics, so that voices of other ranges weigh the same.
-    `output` must have been computed with the batch's durations. Means are over valid frames and phones of the batch.
+    Mel, pitch and energy are normalised by the statistics in `model`, so that voices of other ranges have the same
+    weight. `output` must have been computed with the durations of `batch`. Means are over the valid frames and phones.
     """
     phones = torch.arange(batch.durations.shape[1], device=batch.lengths.device) < batch.lengths[:, None]  # (B, K)
-    spoken = phones & (batch.durations > 0)  # EOS has neither pitch nor energy
+    spoken = phones & (batch.durations > 0)  # not </s>, which has neither pitch nor energy
     frames = torch.arange(output.mel.shape[1], device=batch.mel.device) < output.mel_lengths[:, None]  # (B, F)
     apart = ((output.mel - batch.mel[:, : output.mel.shape[1]]).abs() / model.mel_std).mean(-1)
 
@@ -287,6 +296,7 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
 
 
 def _masks(lengths: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Make the mask (B, size, 1) with 1 at valid positions, and attention's additive mask (B, 1, 1, size)."""
+    """Make two masks for rows of the given lengths (B,): (B, size, 1) with 1 at valid positions and 0 at padding; (B,
+    1, 1, size) to add to attention scores."""
     valid = torch.arange(size, device=lengths.device) < lengths[:, None]
     return valid[..., None].to(dtype), torch.where(valid, 0.0, -1e9)[:, None, None, :]

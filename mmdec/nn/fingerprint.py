@@ -1,4 +1,5 @@
-"""Fingerprints of weights, by which stored measurements of one network are never used for another."""
+"""Fingerprints of weights. They are keys of stored measurements, so that those of one network are never used for
+another."""
 
 from __future__ import annotations
 
@@ -9,17 +10,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-SAMPLES = 32  # number of values of each tensor that are digested
+SAMPLES = 32  # number of values of each tensor that enter the hash
 
-_known: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()  # entries vanish with their network
+# cache; an entry is dropped together with its network
+_known: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()
 _lock = Lock()
 
 
 def fingerprint(network: nn.Module, *more: object) -> str:
-    """Return 12 hexadecimal digits that identify a network, the same in every process.
+    """Return 12 hexadecimal digits that identify a network. They are the same in every process.
 
-    They digest the network's class, each tensor's name, shape, dtype and some values, and the `repr` of each of `more`.
-    The result is cached per dtype: it does not change if weights are later overwritten in the same object.
+    They are a hash of the network's class, of each tensor's name, shape, dtype and some of its values, and of the
+    `repr` of each of `more`. The result is cached for each dtype, so it does not change if weights are later
+    overwritten in the same object.
     """
     dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with _lock:
@@ -42,6 +45,6 @@ def _digest(network: nn.Module) -> str:
         if plain and value.numel() and not (value.is_meta or value.is_quantized):
             flat = value.detach().reshape(-1)
             samples.setdefault(value.device, []).append(flat[:: -(-len(flat) // SAMPLES)].to(torch.float64))
-    for parts in samples.values():  # one copy to the CPU for each device
+    for parts in samples.values():  # one copy to the CPU for each device, not for each tensor
         digest.update(torch.cat(parts).cpu().numpy().tobytes())
     return digest.hexdigest()

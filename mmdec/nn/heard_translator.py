@@ -1,7 +1,8 @@
-"""A translator of French speech: Whisper's encoder, a CTC head that transcribes French, and a network that translates.
+"""A translator of French speech: Whisper's encoder, a CTC head that transcribes French, and a network that translates
+the transcript.
 
-Each position of the head's transcript has several pieces with probabilities (`nn/ctc_head.py`). The piece reader
-encodes them. From its states, the graph decoder or the autoregressive decoder predicts English pieces
+At each position of the transcript, the CTC head gives several word pieces with probabilities (`nn/ctc_head.py`). The
+piece reader encodes them. From its states, the graph decoder or the autoregressive decoder predicts English pieces
 (`nn/piece_reader.py`). `PhoneVoice` makes log-mel frames from the phones of the English text (`phonetics/spelling.py`).
 """
 
@@ -23,28 +24,30 @@ from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
 from mmdec.nn.whisper_encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
 from mmdec.types import InputError
 
-PAD, EOS = 1, 2  # ids of two of the four special phones, which come first: <s>, <pad>, </s>, <unk>
+PAD, EOS = 1, 2  # ids of <pad> and </s>; the first four phones are <s>, <pad>, </s>, <unk>
 
 
 class PhoneVoice(nn.Module):
-    """Turns phones into log-mel frames for `Vocoder`. A row does not depend on the other rows of its batch.
+    """Converts phones to log-mel frames for `Vocoder`. A row's result does not depend on the other rows of its batch.
 
-    config: sizes. num_phones: number of phones in `phones.json`, which begins with the four special phones.
+    config: sizes. num_phones: number of phones in `phones.json`, the four special ones (<s>, <pad>, </s>, <unk>)
+        included.
     """
 
     def __init__(self, config: FastSpeech2Config, num_phones: int) -> None:
         super().__init__()
         self.config = config
-        self.tts = FastSpeech2(config, num_phones)  # as in the acoustic stage of training: its checkpoints fit
+        # the attribute's name is that of the training module, so that its checkpoints can be loaded
+        self.tts = FastSpeech2(config, num_phones)
 
     def forward(self, phones: Tensor, lengths: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
         """Compute the log-mel frames of phones.
 
-        phones: (B, N) ids without <s>, </s> and pauses at the ends; values beyond a row's length are ignored.
-        lengths: (B,) number of phones; 0 gives no frames.
-        max_frames: the most frames of a row, 16 ms each; longer rows are cut.
+        phones: (B, N) ids, without <s>, </s> and pauses at the ends; values beyond a row's length are ignored.
+        lengths: (B,), numbers of phones; a row with 0 gets no frames. max_frames: maximum frames of a row, 16 ms each;
+            longer rows are cut.
 
-        Returns: mel (B, F, 80), natural log, zeros beyond a row's frames; frames (B,).
+        Returns: mel (B, F, 80), natural logarithm, zeros beyond a row's frames; numbers of frames (B,).
         """
         places = torch.arange(phones.shape[1] + 1, device=phones.device)
         units = F.pad(phones, (0, 1)).masked_fill(places >= lengths[:, None], PAD)  # (B, N + 1)
@@ -55,7 +58,8 @@ class PhoneVoice(nn.Module):
 
 @dataclass(frozen=True)
 class HeardTranslatorConfig:
-    """All sizes. best: number of pieces at each position of the transcript: the chosen one and its alternatives."""
+    """Sizes of all parts. best: number of pieces at each position of the transcript: the chosen one and its
+    alternatives."""
 
     encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
@@ -86,10 +90,12 @@ class HeardTranslatorConfig:
 
 
 class HeardTranslator(PiecesToUnits):
-    """The whole model except the voice. `reader`, `ar` and `decoder` are those of `PiecesToUnits`.
+    """The whole translator except the voice. Holds the speech encoder, the CTC head (`head`), and from `PiecesToUnits`
+    the piece reader (`reader`) and the decoders (`ar`, `decoder`).
 
-    ngram: an n-gram of French pieces, for a beam search over the head's frames; None: the best piece of each frame.
-    written: an n-gram of English pieces, for the strategy "beam".
+    ngram: an n-gram of French pieces, for a beam search over the head's frames; None: take the best piece of each
+        frame.
+    written: an n-gram of English pieces, for the decoding strategy "beam".
     """
 
     ngram: PieceNGram | None = None
@@ -102,16 +108,18 @@ class HeardTranslator(PiecesToUnits):
         self.head = CtcHead(config.head)
 
     def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute features of 16 kHz samples, (T,) each.
+        """Compute the speech encoder's input. sounds: 16 kHz samples (T,) of each recording.
 
-        Returns: features (B, mels, F); numbers of frames (B,); counts (B,), the numbers of encoder states that the head
-            gets.
+        Returns: features (B, mels, F); frames (B,), numbers of frames; counts (B,), numbers of encoder states that the
+            CTC head reads.
         """
         return sound_features(sounds, self.sizes.encoder, tail=TAIL)
 
     def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[Heard, Tensor]:
-        """Transcribe recordings. features, frames, counts: the outputs of `features`. Returns: the head's transcripts,
-        and the speech encoder's states (B, S, D)."""
+        """Transcribe recordings with the CTC head. features, frames, counts: the outputs of `features`.
+
+        Returns: the transcripts, and the speech encoder's states (B, S, D).
+        """
         states, _ = self.encoder(features, frames)
         states = states[:, : int(counts.max())]
         logits, lengths = self.head(states, counts)
@@ -120,8 +128,8 @@ class HeardTranslator(PiecesToUnits):
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
-        """Encode recordings for the decoders. features, frames, counts: the outputs of `features`. A row with an empty
-        transcript has length 0."""
+        """Encode recordings for the decoders. features, frames, counts: the outputs of `features`. A recording with an
+        empty transcript has length 0."""
         heard, states = self.hear(features, frames, counts)
         beside = None
         if self.reader.project is not None:
@@ -131,8 +139,9 @@ class HeardTranslator(PiecesToUnits):
         return Source(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
-        """Predict the graphs from the piece reader's states (B, N, d), state_lengths (B,). sizes: (B,), numbers of
-        pieces, which decide the graphs' sizes. Raises InputError for a model without a graph decoder."""
+        """Predict the graphs. states: (B, N, d) of the piece reader. state_lengths: (B,), their numbers. sizes: (B,),
+        numbers of transcript pieces, which decide the graphs' sizes. Raises InputError for a model without a graph
+        decoder."""
         if self.decoder is None:
             raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
         graph: DagDecoder = self.decoder

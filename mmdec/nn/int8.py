@@ -1,8 +1,9 @@
-"""8-bit integers with a scale for each row: to store weights that are used in float32, and for linear layers.
+"""8-bit integers with one scale per row, for two purposes: stored weights that are used in float32, and linear layers
+on a CPU.
 
-In a file, a tensor of two dimensions or more and at least `SMALLEST` numbers becomes `name` (int8, the same shape) and
-`name.scale` (float32, one for each row of the first dimension). All other floating-point tensors are stored in half
-precision. One safetensors file holds all.
+In a file, a tensor of two or more dimensions with at least `SMALLEST` numbers is stored as `name` (int8, the same
+shape) and `name.scale` (float32, one number for each index of the first dimension). Other floating-point tensors are
+stored in half precision. One safetensors file holds all of them.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from torch import Tensor, nn
 from mmdec.types import InputError
 
 SCALE = ".scale"
-SMALLEST = 4096  # a tensor is packed if it has at least this many numbers: packing small ones saves little
+# minimum number of elements of a tensor that is stored in 8 bits; for smaller ones the gain is negligible
+SMALLEST = 4096
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise weight (R, ...) to int8 (R, ...) and float32 scales (R,): the weight is about int8 times scale.
+    """Quantise weight (R, ...) to int8 (R, ...) and float32 scales (R,). Approximately weight = int8 * scale.
 
-    A scale has 16 bits of precision, so that 127 times the scale is exact: unpacked weights are packed to the same
-    bytes again.
+    The scales have only 16 bits of precision, so that 127 times a scale is exact. Then weights that were unpacked and
+    are packed again give the same bytes.
     """
     rows = weight.detach().float().flatten(1)
-    largest = rows.abs().amax(1).clamp(min=1e-12) / 127  # smaller scales, which clip large weights, give larger errors
+    # smaller scales would clip large weights, which gives larger errors
+    largest = rows.abs().amax(1).clamp(min=1e-12) / 127
     digits, exponent = torch.frexp(largest)
     scales = torch.ldexp(torch.ceil(digits * 2**16) / 2**16, exponent)
     return (rows / scales[:, None]).round().to(torch.int8).view(weight.shape), scales
 
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert large matrices to 8 bits, and other floating-point tensors to half precision, see the module's docstring.
-    `unpack_rows` reverses it, except for rounding."""
+    """Convert a state dict for storing: matrices of at least `SMALLEST` elements to int8 with a tensor `name.scale`,
+    other floating-point tensors to half precision. `unpack_rows` reverses it, except for rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:
@@ -49,8 +52,10 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[str, Tensor]:
-    """Convert the output of `pack_rows` to float32; integers without a scale do not change. argument: the name of
-    `state` in errors. Raises InputError if a tensor with a scale is not int8, or the scale has another number of rows.
+    """Convert a state dict from `pack_rows` to float32. Integer tensors without a scale are not changed.
+
+    argument: name of the caller's argument, for errors. Raises: InputError if a tensor with a scale is not int8, or has
+        another number of rows than its scale.
     """
     unpacked: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -69,23 +74,24 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
     return unpacked
 
 
-LEVELS = (127, 63)  # largest integer of a row; 63 for CPUs that sum two products in 16 bits, such as AVX2 alone
-LEAST = 1e-12  # minimum of a row's largest value, so that a row of zeros is not divided by 0
+LEVELS = (127, 63)  # largest input integer; 63 for CPUs (such as those with AVX2 only) that sum two products in 16 bits
+LEAST = 1e-12  # minimum of a row's largest absolute value, so that a row of zeros is not divided by 0
 
 
 @final
 class Int8Linear(nn.Linear):
-    """A linear layer in 8-bit integers on a CPU; forward: (..., I) float32, returns (..., O) float32. It keeps the
-    weights of the layer that it replaces, for code that reads them (to find the drafters shipped for a model, say).
+    """A linear layer that computes in 8-bit integers on a CPU. forward: (..., I) float32, returns (..., O) float32. It
+    also keeps the original weights, for code that reads them, such as the search for drafters that were shipped for a
+    model.
 
-    torch's dynamic quantisation has one scale for the whole input, so that a token's result depends on the tokens
-    beside it: drafts and batches would change the text. Here each row of the input has its own scale. The integers are
-    multiplied by fbgemm's kernel for static quantisation, whose input scale is fixed at 1. Its sums of integers are
-    exact in any order. So a row's result has the same bits, whatever the other rows are.
+    torch's dynamic quantisation uses one scale for the whole input. A token's result would then depend on the tokens
+    beside it, so drafts and batches would change the text. Here each row of the input has its own scale. The integers
+    are multiplied by fbgemm's kernel for static quantisation, with input scale 1. Its integer sums are exact in any
+    order. So a row's result has the same bits, whatever the other rows are.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        nn.Module.__init__(self)  # no new weights
+        nn.Module.__init__(self)  # skips nn.Linear's constructor, which would make new weights
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
         integers, scales = quantise_rows(linear.weight)
@@ -97,25 +103,27 @@ class Int8Linear(nn.Linear):
         whole, scales = whole_numbers(rows, self._levels)
         out = product(whole, self._packed, self._levels).mul_(scales)
         if self.bias is not None:
-            out += self.bias  # a separate step: a fused one rounds in another way, and only for some shapes
+            out += self.bias  # added separately: a kernel with bias rounds differently, and only for some shapes
         return out.view(*input.shape[:-1], self.out_features)
 
 
 @final
 class EachAlone(nn.Conv1d):
-    """A convolution that computes each row of a batch alone, because libraries sum in another order for more rows."""
+    """A convolution that computes each row of the batch by itself, because libraries sum in another order if there are
+    more rows."""
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.cat([super(EachAlone, self).forward(row) for row in input.split(1)])
 
 
 def quantise_linears(model: Any) -> None:
-    """Replace linear layers of a model on the CPU by `Int8Linear`, in place: all of the encoder's, and the decoder's
-    key and value projections of the encoder's states. Raises InputError on a GPU, or if this CPU has no such kernel.
+    """Replace linear layers of an encoder-decoder model on a CPU by `Int8Linear`, in place: all layers of the encoder,
+    and in the decoder the key and value projections of cross-attention. Raises InputError on a GPU, or if this CPU has
+    no such kernel.
 
-    All weights of the decoder are rounded to half precision: those that stay floating-point can then be read faster
-    (`ops/half.py`), and a pass over few columns takes the time of reading the weights. To quantise such columns would
-    cost more than it saves. Convolutions keep their weights, but compute each row of a batch by itself.
+    The decoder's other weights stay floating-point, but are rounded to half precision: then they can be read faster
+    (`ops/half.py`). A decoder pass over few tokens takes the time of reading the weights, and quantising those few
+    inputs would cost more than it saves. Convolutions keep their weights, but compute each row of a batch by itself.
     """
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 on a CPU alone, but the device is a GPU. Choose bfloat16 or float16.")
@@ -128,7 +136,8 @@ def quantise_linears(model: Any) -> None:
 
 
 def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
-    """Replace the children of `modules` that are convolutions, or linear layers whose names end in one of `names`."""
+    """In the children of `modules`, replace linear layers whose names end in one of `names` by `Int8Linear`, and
+    convolutions by `EachAlone`."""
     for module in list(modules):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and name.endswith(names):
@@ -140,14 +149,14 @@ def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
 
 
 def quantised(model: nn.Module) -> bool:
-    """Return whether a model has layers of 8-bit integers."""
+    """Return whether a model has layers of type `Int8Linear`."""
     return any(type(module) is Int8Linear for module in model.modules())
 
 
 @cache
 def levels() -> int:
-    """Find the largest of `LEVELS` for which this CPU's kernel adds products exactly. Raises InputError if there is no
-    such kernel or no such level."""
+    """Return the largest number in `LEVELS` for which this CPU's kernel sums products exactly. Raises InputError if the
+    CPU has no such kernel, or if no sum is exact."""
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
@@ -162,13 +171,16 @@ def levels() -> int:
 
 
 def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Write rows (N, I) as whole numbers from -most to most, times a scale. Returns: numbers (N, I), scales (N, 1)."""
-    scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)  # far faster than a norm
+    """Quantise rows (N, I): each row becomes whole numbers from -most to most, times a scale. Returns: numbers (N, I)
+    as floats, scales (N, 1)."""
+    # `amax` of absolute values is far faster than a norm
+    scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)
     return rows.div(scales).round_(), scales
 
 
 def pack(integers: Tensor, scales: Tensor) -> Any:
-    """Prepare weights for `product`. integers: (O outputs, I inputs) int8. scales: (O,), their factors."""
+    """Convert weights to the format of the kernel in `product`. integers: (O, I) int8. scales: (O,), factor of each
+    row."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
     with warnings.catch_warnings():
         warnings.filterwarnings(
@@ -179,7 +191,9 @@ def pack(integers: Tensor, scales: Tensor) -> Any:
 
 
 def product(rows: Tensor, packed: Any, most: int) -> Tensor:
-    """Multiply whole numbers (N, I), of at most `most`, by weights from `pack`. Returns: (N, O) float32."""
+    """Multiply rows (N, I) of whole numbers by weights from `pack`. Returns: (N, O) float32. most: largest absolute
+    value in `rows`."""
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    # the kernel adds the zero point most + 1: if most is 63, numbers become 1 to 127, and two products fit in 16 bits
+    # the kernel adds a zero point of most + 1; with most = 63 it gets integers from 1 to 127, so that two products fit
+    # in 16 bits
     return cast(Tensor, kernel(rows, 1.0, most + 1, packed))

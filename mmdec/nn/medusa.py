@@ -1,10 +1,11 @@
-"""Medusa heads for an encoder-decoder (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et al. 2024).
+"""Medusa heads for an encoder-decoder speech model (Segal-Feldman et al. 2024, arXiv 2409.15869; after Medusa, Cai et
+al. 2024).
 
 K small heads read the decoder's last hidden state h_t, after the final norm. The model itself predicts token t + 1 from
-h_t; head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. The heads of Medusa-Linear read
-h_t directly. Those of Medusa-Block read the output of one more decoder layer over h_0 ... h_t and the encoder's states.
+h_t. Head k = 1 ... K predicts token t + 1 + k, through the model's own output matrix. In Medusa-Linear the heads read
+h_t directly. In Medusa-Block they read the output of one more decoder layer over h_0 ... h_t and the encoder's states.
 
-B rows, T positions, H hidden size, S encoder states, K heads, V vocabulary.
+Letters in shapes: B rows, T positions, H hidden size, S encoder states, K heads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from mmdec.types import InputError
 
 Kind = Literal["linear", "block"]
 KINDS: tuple[Kind, ...] = ("linear", "block")
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, columns, H / heads)
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, positions, H / heads)
 
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Sizes of the heads, and the model that they were trained for."""
+    """Sizes of Medusa heads, and the model that they were trained for."""
 
     hidden_size: int
     vocab_size: int
     kind: Kind = "linear"
     heads: int = 10
-    attention_heads: int = 0  # attention heads of Medusa-Block's layer
-    ffn: int = 0  # inner size of that layer's feed-forward
-    mels: int = 80  # mel bands of the speech model's input
+    attention_heads: int = 0  # number of attention heads in the extra decoder layer of Medusa-Block
+    ffn: int = 0  # inner channels of that layer's feed-forward
+    mels: int = 80  # number of mel bands that the speech model reads
     base: str = ""  # name of the model that the heads were trained for
-    tuned_base: bool = False  # whether that model was tuned with them: its last layer and its output matrix
-    own_outputs: bool = False  # whether each head has an output matrix of its own, as Medusa-1's for language models
+    tuned_base: bool = False  # whether the model's last layer and output matrix were trained together with the heads
+    own_outputs: bool = False  # whether each head has its own output matrix, as in Medusa-1 for language models
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -54,7 +55,7 @@ class MedusaConfig:
 
 @final
 class ResBlock(nn.Module):
-    """Computes x + SiLU(W x + b); initialised as the identity."""
+    """A residual block, x + SiLU(W x + b). Initialised so that it returns x."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class ResBlock(nn.Module):
 
 @final
 class Attention(nn.Module):
-    """Attention as in the speech model: keys have no bias."""
+    """Multi-head attention as in the speech model: the key projection has no bias."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -83,7 +84,8 @@ class Attention(nn.Module):
         return self._split(self.k_proj(states)), self._split(self.v_proj(states))
 
     def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
-        """Let x (B, T, H) attend to `pair`. mask: (B, 1, T, S) bool, True where x sees a column. Returns: (B, T, H)."""
+        """Apply attention from x (B, T, H) to keys and values from `pair`. mask: (B, 1, T, S) bool, True where x
+        attends; None: everywhere. Returns: (B, T, H)."""
         out = scaled_dot_product_attention(self._split(self.q_proj(x)), *pair, attn_mask=mask)
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
@@ -106,12 +108,15 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(size)
 
     def pair(self, x: Tensor) -> Pair:
-        """Compute the keys and values of x (B, T, H), to which later positions attend."""
+        """Compute self-attention's keys and values of x (B, T, H)."""
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
     def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
-        """Run the layer over x (B, T, H). own, memory: keys and values of the positions so far, and of the encoder's
-        states. mask: (B, 1, T, S) bool, True where x sees a column of `own`."""
+        """Apply the layer to x (B, T, H). Returns: (B, T, H).
+
+        own: keys and values of the S positions so far, x included. memory: keys and values of the encoder's states.
+            mask: (B, 1, T, S) bool, True where x attends to a position; None: everywhere.
+        """
         x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)
         return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
@@ -119,7 +124,8 @@ class DecoderLayer(nn.Module):
 
 @final
 class MedusaHeads(nn.Module):
-    """The Medusa heads. If they share the model's output matrix (V, H), it is not stored with them."""
+    """Holds K Medusa heads, and for Medusa-Block one more decoder layer. The model's output matrix (V, H) is not stored
+    here; the heads share it unless they have their own."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -131,13 +137,19 @@ class MedusaHeads(nn.Module):
         self.outputs = nn.ModuleList(nn.Linear(size, config.vocab_size, bias=False) for _ in range(matrices))
 
     def forward(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """Run all heads at all positions, for training. hidden: (B, T, H) without left padding. states: (B, S, H) of
-        the encoder, for Medusa-Block. Returns: (B, T, K, H), to be multiplied with the output matrix."""
+        """Apply all heads at all positions, for training. Returns: (B, T, K, H), to be multiplied with the output
+        matrix.
+
+        hidden: (B, T, H), the decoder's last states, without left padding. states: (B, S, H) of the encoder, for
+            Medusa-Block.
+        """
         return self.read(self.through(hidden, states), len(self.heads))
 
     def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
-        """Run Medusa-Block's layer and return its output, the heads' input (B, T, H); without that layer return hidden.
-        hidden: (B, T, H). states: (B, S, H) of the encoder."""
+        """Apply Medusa-Block's extra layer. Returns: the heads' input (B, T, H); for Medusa-Linear `hidden` itself.
+
+        hidden: (B, T, H), the decoder's last states. states: (B, S, H) of the encoder.
+        """
         if self.block is None:
             return hidden
         if states is None:
@@ -148,17 +160,18 @@ class MedusaHeads(nn.Module):
         return self.block(hidden, self.block.pair(hidden), memory, mask)
 
     def read(self, hidden: Tensor, count: int) -> Tensor:
-        """Apply the first `count` heads to hidden (..., H), the output of `through`. Returns: (..., count, H)."""
+        """Apply the first `count` heads. hidden: (..., H), the heads' input from `through`. Returns: (..., count, H),
+        before the output matrix."""
         return torch.stack([self.heads[k](hidden) for k in range(count)], -2)
 
     def logits(self, hidden: Tensor, count: int, output: Tensor) -> Tensor:
-        """Apply the first `count` heads to hidden (..., H), the output of `through`; then the output matrix (V, H), or
-        each head's own matrix. Returns: (..., count, V)."""
+        """Compute the logits (..., count, V) of the first `count` heads. hidden: (..., H), the heads' input from
+        `through`. output: the model's output matrix (V, H), used unless each head has its own."""
         return self.tokens(self.read(hidden, count), output)
 
     def tokens(self, read: Tensor, output: Tensor) -> Tensor:
-        """Turn the heads' states `read` (..., count, H) into logits (..., count, V). output: the model's output matrix
-        (V, H), used if the heads have none of their own."""
+        """Compute logits (..., count, V) from the heads' states (..., count, H) from `read`. output: the model's output
+        matrix (V, H), used unless each head has its own."""
         if not self.config.own_outputs:
             return linear(read, output)
         return torch.stack([self.outputs[k](read[..., k, :]) for k in range(read.shape[-2])], -2)

@@ -1,10 +1,11 @@
-"""MSD: a draft network that decouples vision from text (Lin et al. 2025, arXiv 2505.14260).
+"""MSD: a draft network that treats visual and text tokens separately (Lin et al. 2025, arXiv 2505.14260).
 
-A text column t is the same as in EAGLE, fc([embedding of token t + 1; feature of token t]). A visual column is a
-token's projected visual embedding, without fc. The paper does not say which token's. In the published code (decoding
-and training) the embeddings are first shifted by one, like EAGLE's tokens: column t is visual if token t + 1 is, and
-holds that token's embedding. So the column of an image's last token is a text column that reads the first token after
-the image, and no column reads the first token of a text. `visual_token` says which layout a network was trained with.
+At a text position t, the layer's input is EAGLE's: fc([embedding of token t + 1; feature of token t]). At a visual
+position it is a token's projected visual embedding, without fc. The paper does not say which token's. In the published
+code (decoding and training) the embeddings are first shifted by one, like EAGLE's tokens: position t is visual if token
+t + 1 is, and holds the embedding of token t + 1. So the position of an image's last token is a text position, which
+reads the first token after the image; and no position reads the first token of a text. The option `visual_token` says
+how a network was trained.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ VisualToken = Literal["next", "own"]
 
 @dataclass(frozen=True)
 class MsdConfig(DraftConfig):
-    """Sizes of the network. The published one has `input_norm` and `attention_bias` for Qwen2-VL, neither for LLaVA.
+    """Sizes and options of an MSD network. The published one has `input_norm` and `attention_bias` for Qwen2-VL,
+    neither for LLaVA.
 
-    visual_token: "next", as published, see above. "own" (not in the paper): column t is visual if token t is, and holds
-        that token's embedding; the column before an image reads the first text token after it, which no other column
-        would.
+    visual_token: "next": position t is visual if token t + 1 is, and holds that token's embedding, as in the published
+        code. "own": position t is visual if token t is, and holds that token's embedding (not in the paper); the
+        position before an image reads the first text token after the image, which no other position would read.
     """
 
     visual_token: VisualToken = "next"
@@ -42,7 +44,8 @@ class MsdConfig(DraftConfig):
 
 @final
 class MsdNetwork(DraftNetwork):
-    """EAGLE's layer. Its input at a visual column is the visual embedding; at a text column it is fc's output."""
+    """EAGLE's draft network with another input: the visual embedding at visual positions, fc's output at text
+    positions."""
 
     system: ClassVar[str] = "msd"
     config_class: ClassVar[type[DraftConfig]] = MsdConfig
@@ -61,9 +64,10 @@ class MsdNetwork(DraftNetwork):
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """For each column find the first text column from it on: (B, L) int64. visual: (B, L) bool, True at visual columns.
+    """Find for each token the index of the first text token from it on, (B, L) int64. visual: (B, L) bool, True at
+    visual tokens.
 
-    A visual column without a later text column gets its own index.
+    A visual token without a later text token gets its own index.
     """
     length = visual.shape[1]
     columns = torch.arange(length, device=visual.device).expand_as(visual)

@@ -1,8 +1,8 @@
-"""Encodes the pieces of a CTC head's transcript, with their probabilities, before they are translated.
+"""Encodes the transcript of a CTC head, several word pieces with probabilities at each position, for translation.
 
-Each position of the transcript has several pieces with probabilities, and the reader's input is their expected
-embedding. So text alone can train the reader (one piece, probability 1), and speech can train it further. The speech
-encoder's states may be added, for information that the pieces lack.
+The input at a position is the expected embedding of its pieces. So the encoder can be trained on text alone (one piece
+with probability 1), and then further on speech. The speech encoder's states can be added, for information that the
+pieces lack.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from mmdec.nn.transformer import Attention, PooledDropout, RowsLinear, sinusoids
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """Sizes of the reader and of its two decoders. dag: None leaves out the graph decoder."""
+    """Sizes of the piece reader and of its two decoders. ar: the autoregressive decoder. dag: the graph decoder; None:
+    there is none."""
 
-    pieces: int = 1001  # vocabulary size of the transcript
-    units: int = 2000  # vocabulary size of the translation
+    pieces: int = 1001  # vocabulary size of the transcript, in pieces
+    units: int = 2000  # vocabulary size of the translation, in units
     d_model: int = 256
     ffn: int = 1024  # inner channels of the feed-forward networks
     heads: int = 4
     layers: int = 6
     dropout: float = 0.1
-    d_states: int = 0  # width of the speech encoder's states that are added to the pieces; 0: none are added
+    d_states: int = 0  # channels of the speech encoder's states that are added to the pieces; 0: none are added
     ar: ArConfig = field(default_factory=lambda: ArConfig(ffn=1024, layers=4))
     dag: DagConfig | None = None
 
@@ -45,8 +46,8 @@ class ReaderConfig:
 class PieceReader(nn.Module):
     """Encodes a transcript of N positions with K weighted pieces each.
 
-    forward: pieces (B, N, K), weights (B, N, K) that sum to 1 over K, lengths (B,), states (B, N, D) or None: the
-        speech encoder's state at each position; zeros mean that there is none. Returns: (B, N, d).
+    forward: pieces (B, N, K), ids; weights (B, N, K), which sum to 1 over K; lengths (B,), numbers of positions; states
+        (B, N, D), the speech encoder's state at each position (zeros: there is none), or None. Returns: (B, N, d).
     """
 
     def __init__(self, config: ReaderConfig) -> None:
@@ -72,7 +73,7 @@ class PieceReader(nn.Module):
 
 
 class ReaderLayer(nn.Module):
-    """Self-attention and feed-forward network, each after its norm (pre-norm)."""
+    """A pre-norm Transformer encoder layer: self-attention, then a feed-forward network."""
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
@@ -90,7 +91,8 @@ class ReaderLayer(nn.Module):
 
 
 class PiecesToUnits(nn.Module):
-    """The reader with its decoders: the autoregressive one (`ar`) and the graph (`decoder`), if there is one."""
+    """A translator of text pieces. Holds the piece reader, the autoregressive decoder (`ar`), and the graph decoder
+    (`decoder`) or None."""
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
@@ -100,11 +102,12 @@ class PiecesToUnits(nn.Module):
         self.decoder = None if config.dag is None else DagDecoder(config.dag, config.units, config.d_model)
 
     def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
-        """Encode text: pieces (B, N), each with probability 1. Returns: states (B, N, d)."""
+        """Encode text. pieces: (B, N), ids, each with probability 1. lengths: (B,), numbers of pieces. Returns: states
+        (B, N, d)."""
         return self.reader(pieces[..., None], torch.ones_like(pieces[..., None], dtype=torch.float32), lengths)
 
 
 def unit_limits(pieces: Tensor) -> list[int]:
-    """Compute the maximum number of units of each row's translation from its number of pieces (B,). The same limit
-    holds for speech, for text and in training."""
+    """Compute the maximum number of units of each row's translation. pieces: (B,), numbers of pieces of the
+    transcripts. The limit is the same for speech, for text and in training."""
     return (2 * pieces + 10).tolist()

@@ -1,15 +1,16 @@
-"""SpecVLM: EAGLE-2's network with an input norm and an image compressor that depends on the question (arXiv
+"""SpecVLM: EAGLE-2's draft network with an input norm, and an image compressor that depends on the question (arXiv
 2509.11815).
 
-A column is visual if the token that it reads, t + 1, is. The visual columns of each image are compressed together and
-enter the drafter's cache once, at their positions in the text; text columns are EAGLE's.
+Position t reads token t + 1, and counts as visual if that token is. The visual positions of each image are compressed
+together and enter the drafter's cache once, at their positions in the text. Text positions are EAGLE's.
 
 The elastic compressor (section 3.2) compresses an image in one of several ways, and a gate chooses by the question. The
-paper compresses the projector's output and does not say what happens to the target's features of dropped tokens; here
-the pair [embedding; feature] is compressed. If possible this happens before fc, which then runs on fewer columns:
-dropping, averaging and attention commute with an affine fc, and a depthwise convolution is applied before it.
+paper compresses the projector's output, and does not say what happens to the target's features of dropped tokens. Here
+the pair [embedding; feature] is compressed. If possible this happens before fc, which then has fewer inputs. For
+dropping and averaging the result is the same as after fc, which is affine; a depthwise convolution is applied before
+it.
 
-V visual tokens of one image, J channels before fc, H after fc, C choices of the gate.
+Letters in shapes: V visual tokens of one image, J channels before fc, H after fc, C choices of the gate.
 """
 
 from __future__ import annotations
@@ -39,30 +40,33 @@ from mmdec.types import InputError
 Fc = Callable[[Tensor], Tensor]
 Variant = Literal["select", "weighted", "concat"]
 CHOICES = ("prune", "pool", "conv", "resampler", "text-only")
-MIXED = ("prune", "pool", "conv")  # compressors of the "weighted" variant
-JOINED = ("prune", "pool", "conv", "resampler")  # compressors of the "concat" variant
+MIXED = ("prune", "pool", "conv")  # compressors whose outputs the variant "weighted" averages
+JOINED = ("prune", "pool", "conv", "resampler")  # compressors whose outputs the variant "concat" concatenates
 
 
 @final
 class QuestionGate(nn.Module):
-    """Scores the choices from the question and the target's state. Two layers; the paper gives no sizes."""
+    """Computes logits of the compressors from the question and the target's state, by two linear layers (the paper
+    gives no sizes)."""
 
     def __init__(self, embeds: int, features: int, inner: int, choices: int) -> None:
         super().__init__()
         self.hidden, self.out = nn.Linear(embeds + features, inner), nn.Linear(inner, choices)
 
     def forward(self, question: Tensor, feature: Tensor) -> Tensor:
-        """Score the C choices: (..., C). question: (..., E), the question's mean embedding. feature: (..., F), that of
-        the target at the question's last token."""
+        """Compute logits (..., C) of the C choices. question: (..., E), mean embedding of the question's tokens.
+        feature: (..., F), the target's features at the question's last token."""
         return self.out(nn.functional.silu(self.hidden(torch.cat([question, feature], -1))))
 
 
 def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int, Tensor | None]:
-    """Choose by logits (C,). Returns: the choice, and in training a factor of value 1 that carries the gate's gradient.
+    """Choose one of C compressors by logits (C,). Returns: its index; and in training a factor of value 1, else None.
+    The caller multiplies the output by the factor, through which the gate gets its gradient.
 
-    Evaluation takes the best choice. Training takes Gumbel's top-1 with a straight-through gradient. The choices'
-    outputs differ in length and cannot be summed, so the gradient is that of the chosen output times its relaxed
-    probability (not in the paper, which gives no formula). "text-only" has no output and so passes no gradient.
+    Evaluation takes the best choice. Training samples with Gumbel noise and uses a straight-through gradient. The
+    choices' outputs differ in length and cannot be averaged. So the gradient is that of the chosen output times its
+    softmax probability (not in the paper, which gives no formula). "text-only" has no output, so it gives no gradient.
+    temperature: of the softmax in training.
     """
     if not training:
         return int(logits.argmax()), None
@@ -74,10 +78,10 @@ def top_choice(logits: Tensor, temperature: float, training: bool) -> tuple[int,
 
 @final
 class ElasticCompressor(nn.Module):
-    """Compresses images in one of three variants.
+    """Compresses images with several compressors, in one of three variants. Holds the compressors.
 
-    "select": the gate chooses one. "weighted": prune, pool and conv at one shared ratio, mixed by the gate. "concat":
-    prune, pool, conv and resampler, concatenated.
+    "select": the gate chooses one compressor. "weighted": the outputs of prune, pool and conv, at the same ratio, are
+    averaged with weights from the gate. "concat": the outputs of prune, pool, conv and resampler are concatenated.
     """
 
     def __init__(
@@ -92,13 +96,15 @@ class ElasticCompressor(nn.Module):
         pruning: Pruning = "random",
         depthwise: bool = True,
     ) -> None:
-        """sizes: (J, H). variant, choices: see above.
-        ratios: the ratios of prune, pool and conv; the defaults are the paper's; "weighted" uses 3 for each.
-        resampler: the resampler's number of queries and of heads. grid: rows and columns of an image's tokens. pruning:
-            see `Prune`.
-        depthwise: whether the convolution (in the paper "vanilla") runs per channel and before fc. False: it has
-            H x H x ratio weights and runs after fc on all columns, which takes three quarters of EAGLE's time for an
-            image.
+        """sizes: (J, H), channels before and after fc. variant: "select", "weighted" or "concat". choices: names of the
+        compressors for "select".
+        ratios: tokens per output of prune, pool and conv; the defaults are the paper's; "weighted" needs three equal
+            ones (3 in the paper).
+        resampler: its number of queries and of attention heads. grid: rows and columns of an image's tokens. pruning:
+            which tokens prune keeps, "random" or "strided".
+        depthwise: True: the convolution has one filter per channel and is applied before fc. False: it has H x H x
+            ratio weights and is applied after fc to all tokens, which takes three quarters of EAGLE's time for an
+            image. (The paper says "vanilla".)
         """
         super().__init__()
         self.variant: Variant = variant
@@ -123,11 +129,13 @@ class ElasticCompressor(nn.Module):
     def forward(
         self, joined: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
     ) -> Compressed:
-        """Compress one image.
+        """Compress one image. Returns: states with ascending, distinct positions. An image with fewer tokens than
+        outputs is not compressed.
 
-        joined: (V, J), the image's [embedding; feature]. fc: maps (..., J) to (..., H). weights: (C,), the gate's, for
-            "weighted". choice: index of the gate's choice, for "select". matrix: fc's (H, J) if fc is affine.
-        Returns: states with sorted, distinct positions. An image with fewer tokens than outputs is not compressed.
+        joined: (V, J), [embedding; feature] of each visual token. fc: a function from (..., J) to (..., H). matrix: its
+            weight (H, J) if it is affine, else None.
+        weights: (C,), the gate's softmax, for "weighted". choice: index of the compressor that the gate chose, for
+            "select".
         """
         if self.variant == "select":
             compressed = self._part(self.choices[choice], joined, fc, matrix)
@@ -168,19 +176,21 @@ MOST_RATIO = 4096
 
 @dataclass(frozen=True)
 class SpecVLMConfig(DraftConfig):
-    """Sizes of the network. Ratios and queries are the paper's defaults; it gives no gate size, temperature or grid."""
+    """Sizes and options of a SpecVLM network. Ratios and number of queries are the paper's; it does not give the gate's
+    size and temperature, or a grid."""
 
-    input_norm: bool = True  # the paper's one change to EAGLE's layer; see `fc_norm` for the other possible reading
+    input_norm: bool = True  # the paper's change to EAGLE's layer; `fc_norm` is the other possible reading of the paper
     variant: Variant = "select"
-    compressors: tuple[str, ...] = CHOICES  # choices of "select"; a single one needs no gate
+    compressors: tuple[str, ...] = CHOICES  # compressors of the variant "select"; a single one needs no gate
     prune_ratio: int = 20
     pool_ratio: int = 20
     conv_ratio: int = 3
-    mixed_ratio: int = 3  # tokens per output in all three compressors of "weighted"; the paper goes up to 5
+    # tokens per output of the three compressors in the variant "weighted"; the paper tries up to 5
+    mixed_ratio: int = 3
     queries: int = 2
-    pruning: str = "random"  # which tokens to keep, "random" or "strided" ones; see `mmdec.nn.compressor.Prune`
-    depthwise: bool = True  # whether the convolution runs per channel and before fc; see `ElasticCompressor`
-    grid: Grid | None = None  # rows and columns of an image's tokens, if all images have the same
+    pruning: str = "random"  # which tokens are kept: "random", or "strided": every n-th
+    depthwise: bool = True  # whether the convolution has one filter per channel, and is applied before fc
+    grid: Grid | None = None  # (rows, columns) of an image's tokens, if all images have the same; None: unknown
     gate_size: int = 64
     gate_temperature: float = 1.0
 
@@ -208,7 +218,7 @@ class SpecVLMConfig(DraftConfig):
 
 @final
 class SpecVLM(DraftNetwork):
-    """SpecVLM's network: EAGLE's layer, which reads images after the elastic compressor."""
+    """SpecVLM's network. Holds EAGLE's layer, the image compressor, and the gate if there is one."""
 
     system: ClassVar[str] = "specvlm"
     config_class: ClassVar[type[DraftConfig]] = SpecVLMConfig
@@ -234,10 +244,11 @@ class SpecVLM(DraftNetwork):
         self.gate = QuestionGate(config.hidden_size, features, config.gate_size, choices) if gated else None
 
     def gate_logits(self, embeds: Tensor, features: Tensor, question: Tensor) -> Tensor:
-        """Compute the gate's scores (C,) for one row. embeds: (L, H). features: (L, k * H). question: (L,) bool, True
-        at the question's tokens; if there are none, all tokens are used.
+        """Compute the gate's logits (C,) for one row.
 
-        The paper has no loss on the scores; training may add one. Raises: InputError if the network has no gate.
+        embeds: (L, H). features: (L, k * H). question: (L,) bool, True at the question's tokens; if there are none, all
+            tokens are used.
+        The paper has no loss on the logits; training may add one. Raises: InputError if the network has no gate.
         """
         if self.gate is None:
             raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
@@ -246,8 +257,11 @@ class SpecVLM(DraftNetwork):
         return self.gate(embeds[question].mean(0), features[question][-1])
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """Compute the layer's input for one row's prompt, see `DraftNetwork.prompt`; images are compressed. The gate
-        reads the text after the first image."""
+        """Compute the layer's input for the prompt of one row, without padding; images are compressed. The question
+        that the gate reads is the text after the first image.
+
+        embeds: (L, H). features: (L, k * H). visual: (L,) bool, True at visual tokens. carry: not used.
+        """
         config = cast(SpecVLMConfig, self.config)
         joined = torch.cat([embeds[1:], features[:-1]], -1)  # (L - 1, J)
         images = spans(visual[1:], config.grid)
@@ -262,7 +276,7 @@ class SpecVLM(DraftNetwork):
                 choice, factor = top_choice(logits, config.gate_temperature, self.training)
         text = (~visual[1:]).nonzero()[:, 0]
         states, columns = [self._fc(joined[text])], [text]
-        # no column reads the first token (column t reads token t + 1)
+        # position t reads token t + 1, so no position reads the first token
         kept = [joined.new_zeros(1)] if bool(visual[0]) else []
         matrix = None if config.fc_norm else self.fc.weight
         for begin, end in images:
@@ -280,18 +294,20 @@ class SpecVLM(DraftNetwork):
 
 
 def asking(visual: Tensor) -> Tensor:
-    """Mark the question's tokens (L,) bool: the text after the first image, or all text if there is no image. visual:
-    (L,) bool, True at visual tokens."""
+    """Find the question's tokens: the text after the first image, or all text if there is no image. visual: (L,) bool,
+    True at visual tokens. Returns: (L,) bool."""
     after = visual.cumsum(0) > 0
     return ~visual & after if bool(visual.any()) else ~visual
 
 
 def expected_kept(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
-    """Compute the share of `length` visual tokens that is expected to be kept under the gate's logits (C,).
+    """Compute the expected share of visual tokens that is left, given the gate's logits (C,). Returns: a scalar in [0,
+    1].
 
-    Training may add it to the loss as a cost (not in the paper, whose ratios are fixed).
+    length: number of visual tokens. Training may add the share to the loss as a cost (not in the paper, whose ratios
+        are fixed).
     """
-    if config.variant == "weighted":  # all three compressors keep the same number
+    if config.variant == "weighted":  # its three compressors have the same ratio
         return logits.new_tensor(1 / config.mixed_ratio)
     shares: dict[str, float] = {
         "prune": 1 / config.prune_ratio,

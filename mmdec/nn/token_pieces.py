@@ -1,8 +1,9 @@
-"""A small vocabulary for a CTC head that drafts: the frequent tokens of the model, from which all others can be built.
+"""A small vocabulary for a CTC head that drafts: the frequent tokens of the model, of which all other tokens are
+composed.
 
-A byte-level BPE builds each token from two others. A token that is too rare to be learnt is split into these again,
-until all parts are frequent; single bytes always stay. The head's transcript is turned into text, split into words and
-merged again by the BPE. This gives the tokens that the model itself would write.
+A byte-level BPE merges each token from two others. A token that is too rare to be learned is split into these two
+again, until all parts are frequent; single bytes are always in the vocabulary. The head's transcript is converted to
+text, split into words and merged again by the BPE. This gives the tokens that the model itself would write.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, final
 
-BLANK, MARK = 0, 1  # two pieces are no tokens: CTC's blank, and the end of a segment (in a text with timestamps)
-FIRST = 2  # id of the first piece that stands for a token
-# GPT-2's words: contractions, then letters, figures or signs, each with the space before it.
+# ids of two pieces that are no tokens: the CTC blank, and the end of a segment (in a text with timestamps)
+BLANK, MARK = 0, 1
+FIRST = 2  # id of the first piece that is a token of the model
+# GPT-2's rule for splitting text into words: contractions, and sequences of letters, figures or signs with the space
+# before
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
-_NEVER = (2**60, -1)  # the rank of a pair that is never merged
-_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that GPT-2 writes as themselves
+_NEVER = (2**60, -1)  # rank and token of a pair that no merge joins
+# values of the bytes that GPT-2's vocabulary writes as the character itself
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 
 
 @final
 class Merges:
-    """A byte-level BPE over token ids. rows: (left, right, token) of each merge, in order of priority. alphabet: the
-    token of each byte, -1 for a byte that has none."""
+    """A byte-level BPE tokenizer that works on token ids.
+
+    rows: (left, right, merged token) of each merge, in order of priority. alphabet: token id of each of the 256 bytes;
+        -1 for a byte without a token.
+    """
 
     def __init__(self, rows: Sequence[Sequence[int]], alphabet: Sequence[int]) -> None:
         self.rows, self.alphabet = [(int(a), int(b), int(c)) for a, b, c in rows], list(map(int, alphabet))
@@ -38,7 +45,7 @@ class Merges:
 
     @classmethod
     def of(cls, model: dict[str, Any]) -> Merges:
-        """Read the merges from the entry `model` of a tokenizer's JSON."""
+        """Make the BPE from a tokenizer's JSON. model: its entry "model"."""
         numbers: dict[str, int] = model["vocab"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         rows = [(numbers[left], numbers[right], numbers[left + right]) for left, right in pairs]
@@ -54,7 +61,7 @@ class Merges:
         return self._bytes[token]
 
     def tokens(self, text: bytes) -> list[int]:
-        """Tokenise a text as the model's tokenizer does. Returns: token ids."""
+        """Tokenise a text (UTF-8) as the model's tokenizer does. Returns: token ids."""
         words = _WORD.findall(text.decode("utf-8", "surrogateescape"))
         return [token for word in words for token in self.words(word.encode("utf-8", "surrogateescape"))]
 
@@ -70,9 +77,12 @@ class Merges:
 
 
 def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, least: int = 3) -> list[int]:
-    """Choose at most `count` tokens (256 if `count` is smaller): those that occur most often in the texts, at least
-    `least` times, as a token or as a part of rarer ones, and the tokens of single bytes that these need. texts: token
-    ids. Returns: the chosen ids, ascending."""
+    """Choose the tokens of a small vocabulary. Returns: their ids, ascending.
+
+    texts: token ids of each text. count: maximum number of tokens, at least 256. least: minimum number of occurrences,
+        alone or as a part of rarer tokens.
+    The most frequent tokens are chosen, and the tokens of single bytes that are needed to compose the others.
+    """
     seen = Counter(token for text in texts for token in text if token in merges)
     bound = least
     while len(found := _kept(Counter(seen), bound, merges)) > max(count, 256):
@@ -81,8 +91,9 @@ def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, 
 
 
 def _kept(left: Counter[int], bound: int, merges: Merges) -> list[int]:
-    """Choose the tokens that occur at least `bound` times. left: token -> count. A rarer token is split, and its count
-    is added to its parts. The latest merges come first, so that the count of a part is complete when its turn comes."""
+    """Choose the tokens that occur at least `bound` times. left: token -> number of occurrences; it is changed. A rarer
+    token is replaced by its two parts, which get its occurrences. The latest merges come first, so that a part's number
+    is complete when its turn comes."""
     for _, _, token in reversed(merges.rows):
         times = left.get(token, 0)
         if 0 < times < bound:
@@ -94,8 +105,8 @@ def _kept(left: Counter[int], bound: int, merges: Merges) -> list[int]:
 
 @final
 class TokenPieces:
-    """Converts tokens to pieces and back. kept: ids of the tokens that are pieces; the piece ids are `FIRST`, ..., in
-    that order."""
+    """Converts the model's tokens to pieces of the small vocabulary and back. kept: ids of the tokens that are pieces;
+    in this order they get the piece ids `FIRST`, `FIRST` + 1, ..."""
 
     def __init__(self, merges: Merges, kept: Sequence[int]) -> None:
         self.merges, self.kept = merges, list(kept)
@@ -112,11 +123,12 @@ class TokenPieces:
         return ["<blank>", "<mark>", *texts]
 
     def bytes(self, piece: int) -> bytes:
-        """Return the bytes of a piece's text; empty for blank and end of segment."""
+        """Return the bytes of a piece's text; empty for the blank and the end of a segment."""
         return self.merges.bytes(self.kept[piece - FIRST]) if piece >= FIRST else b""
 
     def _of_token(self, token: int) -> tuple[int, ...]:
-        """Return the ids of a token's pieces. Special tokens, and bytes that are no pieces, are left out."""
+        """Return the piece ids of which a token is composed. Special tokens, and bytes that are not in the vocabulary,
+        give none."""
         number = self._numbers.get(token)
         if number is not None:
             return (number,)

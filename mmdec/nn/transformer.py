@@ -1,7 +1,8 @@
-"""The post-norm Transformer decoder layer that the graph decoder and the autoregressive decoder share, and its dropout.
+"""The post-norm Transformer decoder layer that the graph decoder and the autoregressive decoder share, and a fast
+dropout.
 
-On a CPU the random numbers of `nn.Dropout` took a quarter of a training step of the small model. `PooledDropout` draws
-a pool of masks once and uses a random window of it in each call; on other devices it is plain dropout.
+On a CPU, drawing random numbers for `nn.Dropout` took a quarter of a training step of the small model. `PooledDropout`
+draws a pool of masks once, and uses a random section of it in each call. On other devices it is ordinary dropout.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from torch.nn import functional as F
 from mmdec.ops import onednn
 from mmdec.types import InputError
 
-FEW = 16  # minimum rows of a product that oneDNN computes: with fewer it is slower than torch's own
+FEW = 16  # minimum number of rows for which oneDNN's matrix product is used; with fewer it is slower than torch's own
 _POOL_SIZE = 1 << 23
 _pools: dict[float, Tensor] = {}
 
 
 def _pool(p: float) -> Tensor:
-    """Return dropout masks for probability p, scaled by 1 / (1 - p), drawn once with a separate generator."""
+    """Return dropout masks for probability p, already scaled by 1 / (1 - p). They are drawn once, with a random
+    generator of their own."""
     if p not in _pools:
         generator = torch.Generator().manual_seed(0x5EED)
         keep = torch.rand(_POOL_SIZE, generator=generator) >= p
@@ -31,7 +33,8 @@ def _pool(p: float) -> Tensor:
 
 
 class PooledDropout(nn.Module):
-    """Replaces `nn.Dropout(p)`: its mask is a random window of a pool. torch's global seed decides which window."""
+    """Dropout for training on a CPU: the mask is a random section of a pool of masks. torch's global seed decides which
+    section."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -50,17 +53,18 @@ class PooledDropout(nn.Module):
 
 
 def sinusoids(size: int, d_model: int, device: torch.device, fairseq: bool = False) -> Tensor:
-    """Return sinusoidal embeddings (size, d_model) of positions 0 ... size - 1, sines then cosines.
+    """Return sinusoidal embeddings (size, d_model) of the positions 0 ... size - 1; first all sines, then all cosines.
 
-    fairseq: as fairseq numbers them, from 2 (rows 0 and 1 are <s> and padding), and with its slightly steeper rates.
+    fairseq: True: positions are numbered from 2, and frequencies decrease slightly faster, as in fairseq.
     """
     return _sinusoid_table(1 << max(size - 1, 255).bit_length(), d_model, device, fairseq)[:size]
 
 
 @lru_cache(maxsize=16)
 def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool) -> Tensor:
-    """Return the embeddings of `rows` positions, cached: at batch 1, computing the sines takes as long as a layer."""
-    with torch.inference_mode(False):  # a table made while decoding must also work in training
+    """Return a cached table of the embeddings of `rows` positions: at batch size 1, computing the sines would take as
+    long as a layer."""
+    with torch.inference_mode(False):  # no inference tensor, because the cached table is used in training, too
         position = torch.arange(rows, dtype=torch.float32, device=device)[:, None] + (2 if fairseq else 0)
         steps = max(1, d_model // 2 - 1) if fairseq else d_model // 2
         rate = torch.exp(torch.arange(d_model // 2, dtype=torch.float32, device=device) * (-math.log(1e4) / steps))
@@ -68,7 +72,7 @@ def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool
 
 
 class RowsLinear(nn.Linear):
-    """Does what `nn.Linear` does, but multiplies by oneDNN where possible if there are many rows."""
+    """A linear layer that uses oneDNN where possible, if the input has many rows."""
 
     def forward(self, input: Tensor) -> Tensor:
         many = input.numel() >= FEW * self.in_features
@@ -76,7 +80,8 @@ class RowsLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Multi-head attention. It trains with plain matrix products: on a CPU with masks, fused kernels are slower."""
+    """Multi-head attention. Training uses plain matrix products, because fused kernels with masks are slower on a
+    CPU."""
 
     def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
         super().__init__()
@@ -93,7 +98,8 @@ class Attention(nn.Module):
         return k, v
 
     def attend(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Let x (B, M, d) attend to keys and values (B, H, S, D). mask: additive, broadcastable to (B, H, M, S)."""
+        """Apply attention from x (B, M, d) to keys and values (B, H, S, D) of H heads. mask: additive, broadcastable to
+        (B, H, M, S); None: no mask. Returns: (B, M, d)."""
         b, m, d = x.shape
         q = self.q(x).view(b, m, self.heads, -1).transpose(1, 2)
         if not self.training:
@@ -121,7 +127,8 @@ class DecoderLayer(nn.Module):
         self.dropout = PooledDropout(dropout)
 
     def forward(self, x: Tensor, self_mask: Tensor | None, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """Run the layer over x (B, M, d). memory: (B, S, d_memory), the encoder's states. The masks are additive."""
+        """Apply the layer to x (B, M, d). memory: (B, S, d_memory), the encoder's states. self_mask, memory_mask:
+        additive masks of self-attention and cross-attention; None: no mask."""
         keys, values = self.self_attn.keys_values(x)
         return self.rest(x, keys, values, self_mask, *self.encoder_attn.keys_values(memory), memory_mask)
 
@@ -135,8 +142,11 @@ class DecoderLayer(nn.Module):
         memory_values: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:
-        """Run the layer over x (B, M, d), given self-attention's keys and values of all tokens up to and including x,
-        and cross-attention's of the encoder's states (memory), (B, H, S, D) each. Masks are additive; None: no mask."""
+        """Apply the layer to x (B, M, d), with given keys and values (B, H, S, D) of H heads. Returns: (B, M, d).
+
+        keys, values: self-attention's, of all tokens up to and including x. memory_keys, memory_values:
+            cross-attention's, of the encoder's states. self_mask, memory_mask: additive; None: no mask.
+        """
         x = self.self_attn_layer_norm(x + self.dropout(self.self_attn.attend(x, keys, values, self_mask)))
         y = self.encoder_attn.attend(x, memory_keys, memory_values, memory_mask)
         x = self.encoder_attn_layer_norm(x + self.dropout(y))

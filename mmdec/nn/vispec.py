@@ -1,9 +1,10 @@
 """ViSpec: a draft network that reads an image through a few learned queries (Kang et al. 2025, arXiv 2509.15235).
 
-As published. A column is visual if the token that it reads, t + 1, is. The queries cross-attend to the input embeddings
-of an image; all outputs but the last replace the image, at its last positions. The last output is a global vector:
-`img_fc` mixes the latest image's vector into the feature of every later text column, drafted ones included; before the
-first image it is zero. `img_fc` is initialised as the identity on the feature.
+It computes the same as the published code. Position t reads token t + 1, and counts as visual if that token is. Learned
+queries cross-attend to the input embeddings of an image. All outputs but the last replace the image, at its last
+positions. The last output is a global vector: `img_fc` mixes the vector of the latest image into the feature of every
+later text position, also of drafted tokens; before the first image the vector is zero. `img_fc` is initialised as the
+identity on the feature.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ MOST_QUERIES = 256
 
 @dataclass(frozen=True)
 class ViSpecConfig(DraftConfig):
-    """Sizes of the network. `attention_bias` also holds for the adaptor's keys and values."""
+    """Sizes and options of a ViSpec network. `attention_bias` also adds biases to the keys and values of the image
+    queries."""
 
-    queries: int = 2  # learned queries for an image; the last one's output is the global vector
+    queries: int = 2  # number of learned queries for an image; the output of the last one is the global vector
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,7 +45,8 @@ class ViSpecConfig(DraftConfig):
 
 @final
 class ViSpec(DraftNetwork):
-    """EAGLE's layer, an adaptor for images, and a global vector of the latest image."""
+    """ViSpec's network. Holds EAGLE's layer, the learned image queries with their cross-attention, and `img_fc` for the
+    global vector of the latest image."""
 
     system: ClassVar[str] = "vispec"
     config_class: ClassVar[type[DraftConfig]] = ViSpecConfig
@@ -59,8 +62,8 @@ class ViSpec(DraftNetwork):
                 self.img_fc.bias.zero_()
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Combine embeds of token t + 1 and features of token t, see `DraftNetwork.fuse`. carry: the global vector
-        (H,), broadcastable to the features; None: no image."""
+        """Compute the layer's input at position t. embeds: (..., H), embedding of token t + 1. features: (..., H), of
+        token t. carry: the global vector (H,) of the latest image, broadcastable to the features; None: no image."""
         weight, bias, size = self.img_fc.weight, self.img_fc.bias, self.config.hidden_size
         mixed = linear(features, weight[:, :size], bias)
         if carry is not None:
@@ -68,7 +71,11 @@ class ViSpec(DraftNetwork):
         return super().fuse(embeds, mixed)
 
     def fused_weights(self, carry: Any = None) -> tuple[Tensor, Tensor] | None:
-        """Multiply `img_fc` and `fc` into one linear map, see `DraftNetwork.fused_weights`."""
+        """Multiply `img_fc` and `fc` into one linear map of [embedding; the network's last output].
+
+        Returns: weight (H, 2 H) and bias (H,); None if the map is not linear. carry: the global vector (H,) of the
+            latest image, or None.
+        """
         joined = super().fused_weights()
         if joined is None:
             return None
@@ -80,8 +87,11 @@ class ViSpec(DraftNetwork):
         return torch.cat([weight[:, :size], own @ mixing[:, :size]], 1), bias + own @ added
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
-        """Compute the layer's input for one row's prompt, see `DraftNetwork.prompt`. carry: the global vector (H,) of
-        the last image in earlier turns; None: there is none."""
+        """Compute the layer's input for the prompt of one row, without padding; images are compressed.
+
+        embeds: (L, H). features: (L, H). visual: (L,) bool, True at visual tokens. carry: the global vector (H,) of the
+            last image in earlier turns of the chat; None: there is none.
+        """
         following, images = embeds[1:], spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         if not images:
@@ -89,17 +99,17 @@ class ViSpec(DraftNetwork):
         queries = cast(ViSpecConfig, self.config).queries
         globals_ = [following.new_zeros(following.shape[1]) if carry is None else carry]
         states, columns = [], [text]
-        # no column reads the first token (column t reads token t + 1)
+        # position t reads token t + 1, so no position reads the first token
         kept = [following.new_zeros(1)] if bool(visual[0]) else []
         for begin, end in images:
             compressed = self.imadpt(following[begin:end])
-            count = min(queries - 1, end - begin)  # not more than the image has positions
+            count = min(queries - 1, end - begin)  # at most as many as the image has positions
             states.append(compressed.states[queries - 1 - count : queries - 1])
             columns.append(last_positions(end - begin, count, text.device) + begin)
             globals_.append(compressed.states[-1])
             kept.append(compressed.kept)
         ends = torch.tensor([end for _, end in images], device=text.device)
-        latest = (text[:, None] >= ends).sum(1)  # number of images before each text column
+        latest = (text[:, None] >= ends).sum(1)  # for each text position: the number of images before it
         fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])
         order = torch.cat(columns).argsort()
         merged = torch.cat([fused, *states])[order]

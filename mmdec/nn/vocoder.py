@@ -1,11 +1,12 @@
-"""Vocoders turn log-mel frames into sound: our network, published HiFi-GANs and Griffin-Lim, with one interface.
+"""Vocoders convert log-mel frames to sound. This file has mmdec's own network, published HiFi-GANs and Griffin-Lim,
+with one interface.
 
-Our network is shaped like Vocos (Siuzdak, 2023) and filters an excitation in the STFT domain. Vocos predicts magnitude
-and phase of every STFT bin from mel frames and inverts once: it needs no upsampling, so it is cheap. But a network that
-treats all frames alike cannot know how far a harmonic's phase advances between two frames; a small one with little
-training buzzes. Here an oscillator carries the phase from frame to frame: the network predicts the pitch, from which a
-pulse train is made. For each bin the head predicts a magnitude and a phase, which multiply the spectrum of the pulses,
-and a magnitude for the spectrum of noise.
+mmdec's network is similar to Vocos (Siuzdak, 2023), and filters an excitation signal in the STFT domain. Vocos predicts
+magnitude and phase of every STFT bin from mel frames and inverts the STFT once; it needs no upsampling, so it is cheap.
+But a network that treats all frames alike cannot know how far the phase of a harmonic advances between two frames; a
+small one with little training gives a buzzing sound. Here an oscillator continues the phase from frame to frame. The
+network predicts the pitch, from which a pulse train is made. For each bin it also predicts a magnitude and a phase,
+which multiply the spectrum of the pulses, and a magnitude for the spectrum of noise.
 
 Each published HiFi-GAN was trained on its own kind of mels (sample rate, band, logarithm), which `MelKind` describes;
 mmdec's mels are converted to it, approximately. `hub/hifigan.py` loads the weights.
@@ -31,25 +32,26 @@ if TYPE_CHECKING:
 BINS = WINDOW // 2 + 1
 _OVERLAP = WINDOW // HOP
 _NOISE_SEED = 0xD1CE
-_MAX_LOG_GAIN = 6.0  # maximum log gain of a bin: exp(6) times an excitation of unit power is far beyond full scale
-_LEAST = WINDOW // HOP + 1  # minimum number of frames of a mel: fewer do not fill a window
+_MAX_LOG_GAIN = 6.0  # maximum natural log of a bin's gain; exp(6) times the excitation is already far beyond full scale
+_LEAST = WINDOW // HOP + 1  # minimum number of frames of a mel: fewer do not fill one STFT window
 _ROUNDS = 30
 
 
 @dataclass(frozen=True)
 class VocoderConfig:
-    """Sizes; the defaults are the shipped vocoder's: 0.9 M parameters."""
+    """Sizes; the defaults are those of the shipped vocoder (0.9 M parameters)."""
 
     channels: int = 160
     hidden: int = 400  # inner channels of a block
     blocks: int = 4
-    kernel: int = 7  # frames that a convolution spans
+    kernel: int = 7  # number of frames that a convolution spans
     min_pitch: float = 60.0  # lowest pitch in Hz that can be predicted
     max_pitch: float = 400.0  # highest pitch in Hz that can be predicted
 
 
 class ConvNextBlock(nn.Module):
-    """ConvNeXt (Liu et al., 2022) in one dimension: depthwise convolution, norm, two linear layers, scaled residual."""
+    """A one-dimensional ConvNeXt block (Liu et al., 2022): depthwise convolution, norm, two linear layers, scaled
+    residual."""
 
     def __init__(self, channels: int, hidden: int, kernel: int, scale: float) -> None:
         super().__init__()
@@ -60,17 +62,18 @@ class ConvNextBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((channels,), scale))
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Run the block over x (B, F, C). keep: (B, F, 1), 0 at padding. Returns: (B, F, C)."""
+        """Apply the block to x (B, F, C). Returns: (B, F, C). keep: (B, F, 1), 1 at frames, 0 at padding."""
         y = self.depthwise((x * keep).transpose(1, 2)).transpose(1, 2)
         return x + self.scale * self.down(F.gelu(self.up(self.norm(y))))
 
 
 class Vocoder(nn.Module):
-    """Our vocoder. forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,) in frames.
+    """mmdec's vocoder network. forward: mel (B, F, 80), natural logarithm, 16 ms per frame; lengths (B,), numbers of
+    frames.
 
     Returns: samples (B, F * 256) at 16 kHz, zero beyond a row's length. Sample 256 f is the centre of frame f. A row's
-    output does not depend on other rows of the batch (up to rounding, which the oscillator accumulates: -60 dB). The
-    output is deterministic: every call uses the same noise.
+        output does not depend on the other rows of the batch, except for rounding (-60 dB, because the oscillator
+        accumulates it). Every call uses the same noise, so the output is deterministic.
     """
 
     mel_mean: Tensor
@@ -87,17 +90,18 @@ class Vocoder(nn.Module):
             [ConvNextBlock(size, config.hidden, config.kernel, 1 / config.blocks) for _ in range(config.blocks)]
         )
         self.last_norm = nn.LayerNorm(size)
-        self.head = nn.Linear(size, 3 * BINS)  # log gain of the pulses, their phase, log gain of the noise
+        # for each bin: log gain of the pulses, their phase shift, log gain of the noise
+        self.head = nn.Linear(size, 3 * BINS)
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
-        self.pitch = nn.Linear(size, 1)  # log Hz, within the config's range
+        self.pitch = nn.Linear(size, 1)  # natural log of the pitch in Hz, scaled to the configured range
         self.register_buffer("mel_mean", torch.zeros(MELS))
         self.register_buffer("mel_std", torch.ones(MELS))
         self.register_buffer("window", torch.hann_window(WINDOW), persistent=False)
 
     @torch.no_grad()
     def set_statistics(self, mel_mean: Tensor, mel_std: Tensor) -> None:
-        """Set mean and deviation of the training mels, (80,) each; they are saved with the weights."""
+        """Set the mean and standard deviation of the training mels, (80,) each; they are saved with the weights."""
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
 
@@ -108,9 +112,10 @@ class Vocoder(nn.Module):
     def synthesise(
         self, mel: Tensor, lengths: Tensor | None = None, pitch: Tensor | None = None, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Make samples (B, F * 256), and predict the pitch (B, F) in Hz.
+        """Compute samples (B, F * 256) and the predicted pitch (B, F) in Hz.
 
-        pitch: (B, F) in Hz, also at unvoiced frames; used instead of the prediction. noise: (B, F * 256), used instead
+        mel: (B, F, 80). lengths: (B,), numbers of frames; None: all F.
+        pitch: (B, F) in Hz, also at unvoiced frames, used instead of the prediction. noise: (B, F * 256), used instead
             of the standard noise. Both are for training.
         """
         batch, frames, _ = mel.shape
@@ -129,7 +134,7 @@ class Vocoder(nn.Module):
             noise = standard_noise(frames * HOP).to(mel.device).expand(batch, -1)
         valid = keep.squeeze(-1).repeat_interleave(HOP, dim=1)  # (B, F * 256)
         hertz = predicted.detach() if pitch is None else pitch
-        if lengths is not None:  # keep the pitch constant after the last frame: padding must not change it
+        if lengths is not None:  # repeat the pitch of the last frame, so that padding does not change the row
             last = torch.minimum(torch.arange(frames, device=mel.device), (lengths[:, None] - 1).clamp(min=0))
             hertz = hertz.gather(1, last)
         pulses = pulse_train(hertz)
@@ -138,12 +143,13 @@ class Vocoder(nn.Module):
         return self._overlap_add(spectrum * keep, keep), predicted
 
     def _frames(self, samples: Tensor) -> Tensor:
-        """Compute the STFT (B, F, 513) of samples (B, F * 256). Frame f is centred on sample 256 f."""
+        """Compute the STFT (B, F, 513) of samples (B, F * 256). Frame f is centred at sample 256 f."""
         padded = F.pad(samples, (WINDOW // 2, WINDOW // 2))
         return torch.fft.rfft(padded.unfold(1, WINDOW, HOP)[:, :-1] * self.window)
 
     def _overlap_add(self, spectrum: Tensor, keep: Tensor) -> Tensor:
-        """Invert the STFT (B, F, 513) by least squares: (B, F * 256). keep: (B, F, 1), 1 at the frames to use."""
+        """Invert the STFT (B, F, 513) by overlap-add, the least-squares solution: (B, F * 256). keep: (B, F, 1), 1 at
+        the frames to use, 0 at padding."""
         batch, frames, _ = spectrum.shape
         pieces = (torch.fft.irfft(spectrum, n=WINDOW) * self.window).view(batch, frames, _OVERLAP, HOP)
         weights = self.window.square().view(_OVERLAP, HOP)
@@ -158,10 +164,11 @@ class Vocoder(nn.Module):
 
 
 def pulse_train(pitch: Tensor) -> Tensor:
-    """Make pulses (B, F * 256) of unit power without aliasing, from pitch (B, F) in Hz; frame f is at sample 256 f.
+    """Make a pulse train (B, F * 256) of unit power without aliasing. pitch: (B, F) in Hz; frame f is at sample 256 f,
+    and the pitch is linear between frames.
 
-    The pulses are the sum of the harmonics below 7.5 kHz as cosines, in closed form, plus a share of the next harmonic,
-    so that none starts or stops with a click. The pitch is linear between frames.
+    The pulses are a sum of cosines: all harmonics below 7.5 kHz, in closed form, and a fraction of the next harmonic,
+    so that none starts or stops with a click.
     """
     following = torch.cat([pitch[:, 1:], pitch[:, -1:]], dim=1)
     step = torch.arange(HOP, device=pitch.device) / HOP
@@ -179,7 +186,7 @@ def pulse_train(pitch: Tensor) -> Tensor:
 
 
 def standard_noise(size: int) -> Tensor:
-    """Return normal random numbers (size,): always the beginning of the same sequence."""
+    """Return standard normal noise (size,): always the first `size` numbers of the same sequence."""
     blocks = -(-size // 65536)
     parts = [
         torch.randn(65536, generator=torch.Generator().manual_seed(_NOISE_SEED + index)) for index in range(blocks)
@@ -188,11 +195,12 @@ def standard_noise(size: int) -> Tensor:
 
 
 class GriffinLimVocoder(nn.Module):
-    """Makes sound without trained weights, as a baseline or a fallback.
+    """A vocoder without trained weights (Griffin-Lim), as a baseline or fallback.
 
-    forward: mel (B, F, 80), natural log on mmdec's frame grid, lengths (B,). Returns: samples (B, F * 256) at 16 kHz.
+    forward: mel (B, F, 80), natural logarithm, 16 ms per frame; lengths (B,), numbers of frames. Returns: samples (B, F
+        * 256) at 16 kHz, zero beyond a row's length.
 
-    Rows are processed one by one, so a batch gives the same as single calls. Samples beyond a row's length are zero.
+    Rows are processed one by one, so a batch gives the same as single calls.
     """
 
     @torch.no_grad()
@@ -208,7 +216,8 @@ class GriffinLimVocoder(nn.Module):
 
 @dataclass(frozen=True)
 class MelKind:
-    """A kind of log-mel spectrogram: 80 Slaney filters on magnitudes with a window of 1024 samples."""
+    """A kind of log-mel spectrogram. All kinds have 80 Slaney filters on STFT magnitudes with a window of 1024
+    samples."""
 
     sample_rate: int = SAMPLE_RATE  # Hz
     hop: int = HOP  # samples between two frames
@@ -217,7 +226,7 @@ class MelKind:
     log10: bool = False  # logarithm of base 10; False: natural logarithm
 
     def samples(self, frames: int) -> int:
-        """Compute how many samples at 16 kHz this many frames last."""
+        """Return the number of 16 kHz samples that last as long as this number of frames."""
         return frames * self.hop * SAMPLE_RATE // self.sample_rate
 
 
@@ -227,13 +236,13 @@ ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # es
 
 
 class HifiGanVocoder(nn.Module):
-    """Makes sound with transformers' HiFi-GAN (Kong et al., 2020).
+    """A vocoder that uses transformers' HiFi-GAN (Kong et al., 2020).
 
-    forward: mel (B, F, 80) of the kind `given`, lengths (B,). Returns: samples (B, given.samples(F)) at 16 kHz. Mels of
-        another kind than the generator expects are converted.
+    forward: mel (B, F, 80) of the kind `given`; lengths (B,), numbers of frames. Returns: samples (B, given.samples(F))
+        at 16 kHz, zero beyond a row's length. If the generator expects another kind of mels, they are converted.
 
-    Samples beyond a row's length are zero. HiFi-GAN reads a few frames of padding at a row's end, so the last frames of
-    a row in a batch may differ from those of the row alone.
+    HiFi-GAN reads a few frames of padding at a row's end, so the last frames of a row may differ from those of the row
+    alone.
     """
 
     def __init__(
@@ -260,10 +269,10 @@ class HifiGanVocoder(nn.Module):
 
 
 def adapt_mel(mel: Tensor, kind: MelKind, given: MelKind = OURS) -> Tensor:
-    """Convert log mels (B, F, 80) of the kind `given`, whose logarithm must be natural, to another kind (B, F', 80),
-    through the linear spectrum's magnitudes.
+    """Convert log mels (B, F, 80) of the kind `given`, whose logarithm must be natural, to the kind `kind`, (B, F',
+    80). The conversion goes through the magnitudes of a linear spectrum.
 
-    This is an approximation: nothing is known above f_max, and 80 filters do not determine 513 bins.
+    It is an approximation: 80 filters do not determine 513 bins, and nothing is known above f_max.
     """
     if kind == given:
         return mel
@@ -274,7 +283,7 @@ def adapt_mel(mel: Tensor, kind: MelKind, given: MelKind = OURS) -> Tensor:
     frames = max(1, round(mel.shape[1] * given.hop / given.sample_rate * kind.sample_rate / kind.hop))
     if frames != mel.shape[1]:
         magnitudes = F.interpolate(magnitudes.transpose(1, 2), frames, mode="linear").transpose(1, 2)
-    if kind.sample_rate != given.sample_rate:  # bin b of the other kind is at b * rate / 1024 Hz
+    if kind.sample_rate != given.sample_rate:  # bin b of the other kind is at the frequency b * rate / 1024 Hz
         bands = torch.arange(WINDOW // 2 + 1, device=mel.device) * (kind.sample_rate / given.sample_rate)
         low = bands.floor().long().clamp(max=WINDOW // 2 - 1)
         share = (bands - low).clamp(0, 1)

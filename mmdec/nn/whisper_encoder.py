@@ -1,9 +1,9 @@
-"""Whisper's encoder without padding to 30 s: for 3 s of speech it computes the states of 3 s.
+"""Whisper's encoder without padding to 30 s: for 3 s of speech it computes 3 s of states.
 
 Names and sizes of the weights are those of transformers' `WhisperEncoder` (Radford et al. 2022, section 2.2), so that
-its weights fit. The network here accepts any number of frames up to a window, and rows of several lengths in one batch.
-A decoder needs the states of silence after the speech to know where its text ends; 1 s of silence costs little and has
-most of the effect of silence up to 30 s.
+its weights can be loaded. This network accepts any number of frames up to a window of 30 s, and rows of different
+lengths in one batch. A decoder needs states of silence after the speech to know where its text ends. 1 s of silence
+takes little time and has most of the effect of silence up to 30 s.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.ops.onednn import attention, linear
 
-HOP, WINDOW = 160, 400  # samples between two frames of features, and samples in one frame
-STEP = 2 * HOP  # samples between two encoder states, each of which covers two frames
-MARGIN = 1.0  # seconds of silence added after the recording
-TAIL = 0.2  # seconds of that silence whose states a CTC head reads
+HOP, WINDOW = 160, 400  # in samples: hop and window of the features' frames
+STEP = 2 * HOP  # in samples: distance of two encoder states; each state covers two frames
+MARGIN = 1.0  # seconds of silence that are added after a recording
+TAIL = 0.2  # seconds of this silence whose states a CTC head reads
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class WhisperEncoderConfig:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> WhisperEncoderConfig:
-        """Read the sizes from the content of a Whisper's config.json."""
+        """Read the sizes from a Whisper's config.json. settings: its content."""
         names = ("num_mel_bins", "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
         return cls(*(settings[name] for name in (*names, "max_source_positions")))
 
 
 class WhisperEncoder(nn.Module):
-    """Turns features into states. forward: features (B, mels, F), lengths (B,) in frames or None.
+    """Converts log-mel features to states. forward: features (B, mels, F); lengths (B,), numbers of frames, or None.
 
     F is at most twice the window's positions. A row's states are the same alone and in a batch with longer rows.
-    top: how many of the last layers to leave out, together with the final norm: `TopLayers` runs these.
-    Returns: states (B, S, D), their lengths (B,).
+    top: number of last layers to leave out, together with the final norm; a `TopLayers` applies these.
+    Returns: states (B, S, D), and their numbers (B,).
     """
 
     def __init__(self, config: WhisperEncoderConfig) -> None:
@@ -84,9 +84,11 @@ class WhisperEncoder(nn.Module):
 
 
 class TopLayers(nn.Module):
-    """The last layers of an encoder and its norm, which can be trained together with a network that reads its states.
+    """The last layers of an encoder and its final norm, as a separate module that can be trained together with a
+    network that reads the states.
 
-    forward: (B, S, D) from `WhisperEncoder.forward` with the same `top`, lengths (B,). Returns: states (B, S, D).
+    forward: states (B, S, D) from `WhisperEncoder.forward` with the same `top`; lengths (B,), numbers of states.
+        Returns: states (B, S, D).
     """
 
     def __init__(self, config: WhisperEncoderConfig, top: int) -> None:
@@ -98,13 +100,13 @@ class TopLayers(nn.Module):
         return self.layer_norm(run_layers(self.layers, x, lengths))
 
     def take(self, encoder: WhisperEncoder) -> TopLayers:
-        """Copy the weights from an encoder's last layers. Returns: this object."""
+        """Copy the weights of an encoder's last layers into this object. Returns: this object."""
         self.layers.load_state_dict(encoder.layers[-len(self.layers) :].state_dict())
         self.layer_norm.load_state_dict(encoder.layer_norm.state_dict())
         return self
 
     def give(self, encoder: WhisperEncoder) -> WhisperEncoder:
-        """Return a copy of an encoder with these layers and this norm in place of its last ones."""
+        """Return a copy of an encoder whose last layers and final norm are replaced by these."""
         changed = copy.deepcopy(encoder)
         changed.layers[-len(self.layers) :].load_state_dict(self.layers.state_dict())
         changed.layer_norm.load_state_dict(self.layer_norm.state_dict())
@@ -112,7 +114,7 @@ class TopLayers(nn.Module):
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tensor:
-    """Run x (B, S, D) through layers; positions beyond a row's length (B,) are masked."""
+    """Apply layers to x (B, S, D). lengths: (B,), numbers of states; positions beyond them are masked."""
     mask = None
     if bool((lengths < x.shape[1]).any()):
         mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
@@ -122,7 +124,7 @@ def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tenso
 
 
 class WhisperEncoderLayer(nn.Module):
-    """Self-attention and feed-forward network, each after its norm (pre-norm)."""
+    """A pre-norm Transformer encoder layer: self-attention, then a feed-forward network."""
 
     def __init__(self, d_model: int, heads: int, ffn: int) -> None:
         super().__init__()
@@ -139,7 +141,7 @@ class WhisperEncoderLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every position attends to every position; keys have no bias."""
+    """Self-attention without causal mask; the key projection has no bias."""
 
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__()
@@ -163,11 +165,12 @@ class SelfAttention(nn.Module):
 def sound_features(
     sounds: Sequence[Tensor], config: WhisperEncoderConfig, margin: float = MARGIN, tail: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the features of recordings, each at its own length.
+    """Compute the log-mel features of recordings, each at its own length.
 
-    sounds: 16 kHz samples (T,) each; longer ones are cut to a window. margin: seconds of silence added after each.
-    tail: how many seconds of that silence count as part of the recording; None: all.
-    Returns: features (B, mels, F); frames (B,); states (B,): how many encoder states belong to each recording.
+    sounds: 16 kHz samples (T,) of each; longer than 30 s are cut. margin: seconds of silence that are added after each.
+        tail: seconds of this silence that count as part of the recording; None: all.
+    Returns: features (B, mels, F); frames (B,), numbers of frames; states (B,), numbers of encoder states that belong
+        to each recording.
     """
     most = config.positions * STEP
 
@@ -190,11 +193,11 @@ def read_states(
     tail: float | None = None,
     top: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Encode recordings, 16 kHz samples (T,) each at its own length. margin, tail: seconds of silence, see
-    `sound_features`.
+    """Encode recordings, each at its own length.
 
-    top: how many of the last layers to leave out.
-    Returns: states (B, S, D), 50 a second, and their number in each row (B,).
+    sounds: 16 kHz samples (T,) of each. margin: seconds of silence that are added after each. tail: seconds of this
+        silence that count as part of the recording; None: all. top: number of the encoder's last layers to leave out.
+    Returns: states (B, S, D), 50 per second, and their number in each row (B,).
     """
     features, frames, wanted = sound_features(sounds, encoder.config, margin, tail)
     weight = encoder.conv1.weight
@@ -204,7 +207,8 @@ def read_states(
 
 
 def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
-    """Compute the position embeddings (positions, d) of every Whisper's encoder, sines then cosines."""
+    """Compute the position embeddings (positions, d) that all Whisper encoders have: first all sines, then all
+    cosines."""
     half = config.d_model // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000) / (half - 1)))
     angles = torch.arange(config.positions)[:, None] * rates
@@ -212,8 +216,8 @@ def sinusoid_positions(config: WhisperEncoderConfig) -> Tensor:
 
 
 def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
-    """Compute the encoder's features (B, mels, T / 160) of 16 kHz samples (B, T): log10 of mel energies, cut off at
-    80 dB below the loudest, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
+    """Compute Whisper's log-mel features (B, mels, T / 160) of 16 kHz samples (B, T): log10 of mel energies, limited to
+    80 dB below the maximum, scaled to about -1 to 1 (Radford et al. 2022, section 2.2)."""
     window = torch.hann_window(WINDOW, device=samples.device)
     power = torch.stft(samples, WINDOW, HOP, window=window, return_complex=True)[..., :-1].abs() ** 2
     energies = (_filters(mels, samples.device) @ power).clamp(min=1e-10).log10()
@@ -224,5 +228,5 @@ def whisper_mel(samples: Tensor, mels: int = 80) -> Tensor:
 @lru_cache(maxsize=8)
 def _filters(mels: int, device: torch.device) -> Tensor:  # (mels, 201)
     bank = mel_filter_bank(1 + WINDOW // 2, mels, 0.0, 8000.0, SAMPLE_RATE, norm="slaney", mel_scale="slaney")
-    with torch.inference_mode(False):  # a table made while decoding must also work in training
+    with torch.inference_mode(False):  # no inference tensor, because the cached table is used in training, too
         return torch.from_numpy(bank).float().T.contiguous().to(device)

@@ -1,1 +1,1 @@
-"""Operators: dynamic programs and kernels over tensors. They do not depend on models."""
+"""Operators: dynamic programs and kernels on tensors. They know nothing of models."""

@@ -1,21 +1,21 @@
-"""The directed acyclic graph of DA-Transformer: marginal likelihood, posterior and best alignment.
+"""Dynamic programs on the directed acyclic graph of DA-Transformer: marginal likelihood, posterior and best alignment.
 
-A target Y = y_1..y_M is emitted along a path through L vertices: the first token on vertex 0, the last one on the
-graph's last vertex, jumps forward only (DASpeech, section 3.1). The inputs are log-probabilities of emissions and
-links, on any device:
+A path through the L vertices of a graph emits the target Y = y_1..y_M, one token at each of its vertices. It starts on
+vertex 0, only jumps forward, and ends on the graph's last vertex (DASpeech, section 3.1). The inputs are
+log-probabilities of emissions and links, on any device:
 
-match          (B, M, L)  log P(y_t | v_j)
-links          (B, L, L)  log E_ij; jumps go forward only: entries with j <= i are never read
-target_lengths (B,)       1 .. M
-graph_lengths  (B,)       1 .. L
+    match          (B, M, L)  log P(y_t | v_j)
+    links          (B, L, L)  log E_ij, transition from vertex i to j; entries with j <= i are never read
+    target_lengths (B,)       number of tokens, 1 .. M
+    graph_lengths  (B,)       number of vertices, 1 .. L
 
 Log-probabilities may be -inf. Padding may have any value, even NaN: it is never read.
 
-GPUs use `dag_triton.py`, in float32 unless an input is float64; all other devices use a forward-backward scan in
-float64 (`scaled`, on a CPU `dag_scan_cpu.py`, and `exact` where they are inaccurate):
+On GPUs `dag_triton.py` computes in float32, unless an input is float64. Otherwise a forward-backward scan computes in
+float64: a fast one (`scaled`, on a CPU `dag_scan_cpu.py`), and a slow one (`exact`) where the fast one is inaccurate:
 
-alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 is nonzero on vertex 0 alone
-beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last is nonzero on the last vertex alone
+    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      alpha_0 is nonzero on vertex 0 alone
+    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   beta_last is nonzero on the last vertex alone
 
 `log_softmax_gather` makes `match` from logits.
 """
@@ -32,16 +32,17 @@ from mmdec.types import InputError
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
-CONSERVED = 1e-9  # a token's probabilities over the vertices sum to 1 up to this; else the fast scan lost too much
-TINY = 2.3e-308  # about the smallest normal float64, in place of a divisor of 0
-TRUSTED = 640.0  # maximum gap (`scaled`), a logarithm, up to which the fast scan is accurate
+CONSERVED = 1e-9  # maximum deviation from 1 of a token's summed posterior; if it is larger, `exact` repeats the sample
+TINY = 2.3e-308  # replaces a divisor of 0: about the smallest normal float64
+TRUSTED = 640.0  # in nats: the maximum `gap` (see `scaled`) for which the fast scan's float64 range is large enough
 
 
 def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
     """Return log P(Y | X) (B,), summed over all paths. Differentiable once, in match and links.
 
-    An impossible sample (graph shorter than the target, or no path of finite score) gives -inf and zero gradients.
-    The result has the dtype of match, float32 at least.
+    match: (B, M, L). links: (B, L, L). target_lengths, graph_lengths: (B,), numbers of tokens and of vertices.
+    An impossible sample (fewer vertices than tokens, or no path of finite score) gives -inf and zero gradients. The
+    result has the dtype of match, but at least float32.
     """
     match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
     if _kernels_take(match, links):
@@ -84,9 +85,11 @@ def dag_posterior(
 
 
 def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Find the most probable path. Returns (B, L): the index of the token that each vertex emits, or -1. No gradient.
+    """Find the most probable path that emits the target. No gradient.
 
-    Every vertex of an impossible sample gets -1.
+    match: (B, M, L). links: (B, L, L). target_lengths, graph_lengths: (B,), numbers of tokens and of vertices.
+    Returns: (B, L): for each vertex, the index of the target token that it emits; -1 if the path does not visit it, or
+        the sample is impossible.
     """
     with torch.no_grad():
         match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
@@ -102,10 +105,11 @@ def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, gra
         for t in range(1, steps):
             best[:, t] = (sources + best[:, t - 1, None, :]).amax(2) + match[:, t]
 
-        # only vertices on the path need their predecessor: take the argmax while backtracing, over (B, L)
+        # the predecessor is needed only at vertices on the path, so the argmax is taken while tracing back
         row = torch.arange(batch, device=match.device)
         possible = best[row, last, ends] > NEG_INF
-        alignment = match.new_full((batch, size + 1), -1, dtype=torch.long)  # the extra column collects unused steps
+        # one more column than vertices: unused steps write there
+        alignment = match.new_full((batch, size + 1), -1, dtype=torch.long)
         vertex = ends
         for t in range(steps - 1, -1, -1):
             used = possible & (last >= t)
@@ -130,8 +134,8 @@ def expected_states(posterior: Tensor, hidden: Tensor) -> Tensor:
 
 
 class _Marginal(torch.autograd.Function):
-    """log P and its gradient. The gradient of an emission or a link is the expected number of times that a path uses
-    it; the forward-backward scan computes these counts."""
+    """The autograd function of log P. The gradient of an emission or a link is its expected number of uses by a path;
+    the forward-backward scan computes these numbers."""
 
     @staticmethod
     def forward(ctx: Any, match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
@@ -165,7 +169,8 @@ def _kernels_take(match: Tensor, links: Tensor) -> bool:
 def _checked(
     match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check the inputs. Returns match, links, and the indices of the last token and the last vertex (B,)."""
+    """Check the arguments of the public functions. Returns match, links, and the indices (B,) of the last token and of
+    the last vertex."""
     if match.dim() != 3 or 0 in match.shape[1:] or not match.is_floating_point():
         raise InputError(
             f"`match` must be floating-point log-probabilities (B, M, L), but is {match.dtype} of shape "
@@ -195,8 +200,10 @@ def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
 
 
 def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device: torch.device) -> Tensor:
-    """Return the lengths (B,) as int64 on `device`. Raises InputError, which contains `name`, unless all of them are
-    integers from 1 to `longest`."""
+    """Return the lengths (B,) as int64 on `device`; raise InputError unless all are integers from 1 to `longest`.
+
+    name: the argument's name in the error. batch: B.
+    """
     if tuple(lengths.shape) != (batch,) or lengths.is_floating_point():
         raise InputError(
             f"`{name}` must be {batch} integers, but is {lengths.dtype} of shape {tuple(lengths.shape)}. "
@@ -218,16 +225,17 @@ def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
 
 
 def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
-    """Set scores (B, L, L) of impossible jumps to -inf, in place."""
+    """Set the scores (B, L, L) of impossible jumps (backward, in place, from or to padding) to -inf, in the tensor
+    itself."""
     size = scores.size(1)
-    # i < j < length holds for jumps between inner vertices: i needs no test of its own
+    # a possible jump has i < j < length, so a check of j against the length covers i
     outside = torch.arange(size, device=scores.device) >= graph_lengths[:, None]  # (B, L)
     backward = torch.ones(size, size, dtype=torch.bool, device=scores.device).tril_()
     return scores.masked_fill_(backward | outside[:, None, :], NEG_INF)
 
 
 class Posterior(NamedTuple):
-    """Results of the forward-backward pass, float64. Posteriors of an impossible sample are 0."""
+    """Results of the forward-backward scan, float64. For an impossible sample all posteriors are 0."""
 
     log_prob: Tensor  # (B,), -inf where no path emits the target
     vertices: Tensor  # (B, M, L), P(y_t is emitted by v_j | Y)
@@ -235,7 +243,8 @@ class Posterior(NamedTuple):
 
 
 def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `match` and `links` as float64, with -inf where no complete path can pass."""
+    """Return `match` and `links` as float64, with -inf where no complete path can pass. last, ends: (B,) indices of the
+    last token and the last vertex."""
     steps = torch.arange(match.size(1), device=match.device)
     vertex = torch.arange(match.size(2), device=match.device)
     # each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token
@@ -249,13 +258,13 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
     """Compute log P(Y | X) and the posteriors of vertices and links by the forward-backward algorithm.
 
     match: (B, M, L) float. links: (B, L, L) float. last, ends: (B,) indices of the last token and the last vertex.
-    counted: whether link counts are needed; without them the pass is faster and leaves them 0.
+    counted: whether the posteriors of links are needed; without them the scan is faster, and they are 0.
     """
     if match.device.type == "cpu":
         return _one_by_one(match, links, last, ends, vertices=True, counted=counted)
     match, links = masked_inputs(match, links, last, ends)
     result, trusted = scaled(match, links, last, ends)
-    doubtful = (~trusted).nonzero().squeeze(1)  # the only step of the pass that waits for the GPU
+    doubtful = (~trusted).nonzero().squeeze(1)  # reading the indices is the only step that waits for the GPU
     if len(doubtful) == 0:
         return result
     repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
@@ -263,9 +272,8 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
 
 
 def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Return log P (B,) float64 alone; on a CPU in half of `forward_backward`'s time. last, ends: (B,) indices of
-    the last token and the last vertex.
-    """
+    """Compute only log P (B,) in float64, from match (B, M, L) and links (B, L, L). On a CPU this takes half of
+    `forward_backward`'s time. last, ends: (B,) indices of the last token and the last vertex."""
     if match.device.type == "cpu":
         return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
     return forward_backward(match, links, last, ends).log_prob
@@ -274,14 +282,17 @@ def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 def _one_by_one(
     match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
 ) -> Posterior:
-    """Run `forward_backward` for each sample alone on a CPU, cropped to its lengths; `exact` repeats inaccurate ones.
+    """Run the forward-backward scan on a CPU for one sample at a time, cropped to its lengths. `exact` repeats
+    inaccurate samples.
 
-    vertices, counted: whether posteriors and link counts are needed; without them these results are empty tensors.
+    match: (B, M, L). links: (B, L, L). last, ends: (B,) indices of the last token and the last vertex.
+    vertices, counted: whether posteriors of vertices and of links are needed; if not, these results are empty tensors.
     """
     batch, steps, size = match.shape
     log_prob = torch.full((batch,), NEG_INF, dtype=torch.float64)
     lengths = list(zip((last + 1).tolist(), (ends + 1).tolist(), strict=True))
-    alone = lengths == [(steps, size)] and steps <= size  # a batch of one whole sample: its results need no copies
+    # a batch of one sample without padding: its results are returned without copies
+    alone = lengths == [(steps, size)] and steps <= size
     found = torch.zeros(batch, steps if vertices and not alone else 0, size, dtype=torch.float64)
     counts = torch.zeros(batch, size if counted and not alone else 0, size, dtype=torch.float64)
     for row, (tokens, width) in enumerate(lengths):
@@ -313,13 +324,16 @@ def _one_by_one(
 
 
 def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
-    """Run the fast scan on masked float64 inputs. Also returns (B,): whether each sample's result is accurate.
+    """Run the fast scan on masked float64 inputs.
 
-    It computes with probabilities, each step divided by its maximum, so that a step is one batched product of a vector
-    and a matrix instead of L^2 exponentials. Numbers below e^-708 of their maximum are flushed to 0. Whether that can
-    matter is decided afterwards, for each sample, from the scan itself. With
+    match: (B, M, L). links: (B, L, L). last, ends: (B,) indices of the last token and the last vertex.
+    Returns: the posteriors, and (B,) bool: whether each sample's result is accurate.
 
-    gap = max_t  max log alpha_t  +  max E  +  max match_{t+1}  +  max log beta_{t+1}  -  log P,
+    The scan computes with probabilities instead of logarithms, and divides each step by its maximum. So a step is one
+    batched product of a vector and a matrix instead of L^2 exponentials. Numbers below e^-708 of their maximum become
+    0. Whether that can matter is decided afterwards for each sample. With
+
+        gap = max_t  max log alpha_t  +  max E  +  max match_{t+1}  +  max log beta_{t+1}  -  log P,
 
     the loss at one vertex in one step is less than 3 L e^-708 times the product of those four maxima, so all steps
     together lose less than 3 M L^2 e^(gap - 708) of P. If gap <= 640, and no step falls by more than e^-640, a sample
@@ -391,11 +405,10 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
 
 
 def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
-    """Run the slow scan on masked float64 inputs: in log space, accurate for every input. last, ends: (B,) indices of
-    the last token and the last vertex.
-    """
+    """Run the slow scan, in log space, on masked float64 inputs match (B, M, L) and links (B, L, L). It is accurate for
+    every input. last, ends: (B,) indices of the last token and the last vertex."""
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
-    shift = _finite(log_prob)[:, None, None]  # an impossible sample has no finite alpha + beta: exp gives 0
+    shift = _finite(log_prob)[:, None, None]  # 0 for an impossible sample: its alpha + beta are -inf, which exp makes 0
     vertices = (alpha + beta - shift).exp()
     counts = torch.zeros_like(links)
     for t in range(match.size(1) - 1):
@@ -405,7 +418,8 @@ def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior
 
 
 def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log alpha (with the emission at the vertex) and log beta (without it), both (B, M, L), and log P (B,)."""
+    """Compute log alpha, which includes the emission at the vertex, and log beta, which does not, both (B, M, L); and
+    log P (B,). last, ends: (B,) indices of the last token and the last vertex."""
     steps = match.size(1)
     row = torch.arange(match.size(0), device=match.device)
     alpha = torch.full_like(match, NEG_INF)
@@ -425,22 +439,22 @@ def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
 
 
 def _log_sum(scores: Tensor) -> Tensor:
-    """Return the log-sum-exp over the last axis; -inf where every score is."""
+    """Return the log-sum-exp over the last axis; -inf where all scores are -inf."""
     top = _finite(scores.amax(-1, keepdim=True))
     return (scores - top).exp_().sum(-1).log_() + top.squeeze(-1)
 
 
 def _finite(values: Tensor) -> Tensor:
-    """Replace -inf in a tensor by 0, so that the value can be subtracted from another -inf without giving NaN."""
+    """Replace -inf by 0, so that subtracting the value from -inf gives -inf, not NaN."""
     return values.masked_fill(values == NEG_INF, 0.0)
 
 
 def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return log-probabilities of a target's tokens on every vertex, without a log-softmax of the whole vocabulary.
+    """Return the log-probability of each target token at each vertex, without a log-softmax over the whole vocabulary.
 
-    logits: (B, L, V) of the vertices. targets: (B, M) tokens, 0 .. V - 1.
-    Returns: (B, M, L) log P(y_t | v_j), float32 at least. Differentiable once, in the logits. On a GPU it reads
-        them once, and a second time for the gradient.
+    logits: (B, L, V) of the vertices. targets: (B, M) token ids, 0 .. V - 1.
+    Returns: (B, M, L) log P(y_t | v_j), at least float32. Differentiable once, in the logits. On a GPU the logits are
+        read once, and a second time for the gradient.
     """
     if logits.dim() != 3 or targets.dim() != 2 or len(logits) != len(targets) or targets.is_floating_point():
         raise InputError(
@@ -455,7 +469,8 @@ def log_softmax_gather(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Chosen logits minus the log-sum-exp of all. The backward pass allocates only the gradient itself."""
+    """The autograd function of the chosen tokens' logits minus the log-sum-exp of all logits. The backward pass
+    allocates no memory except the gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Decodes a lattice by a beam search with an n-gram of its tokens (Huang et al. 2022, section 3.3).
+"""Decodes a graph by a beam search with an n-gram language model of its tokens (Huang et al. 2022, section 3.3).
 
-Each vertex's best token is independent of its neighbours' tokens, so that a path may join pieces of two different
-words. An n-gram, trained on text alone, says which token follows which. The search goes from vertex to vertex, keeps
-the best texts that end on each, and adds up the probabilities of all paths to the same text. The score of a text Y is
+Each vertex's best token is independent of the tokens of its neighbours, so that a path may join parts of two different
+words. The n-gram, trained on text alone, tells which token follows which. The search goes through the vertices in
+order, keeps the best texts that end on each, and sums the probabilities of all paths that emit the same text. The score
+of a text Y is
 
-log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and log P(Y | X) alone without an n-gram.
+    log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and without an n-gram log P(Y | X).
 """
 
 import heapq
@@ -19,31 +20,33 @@ from torch import Tensor
 from mmdec.ops.dag import checked_lengths
 from mmdec.ops.dag_decode import LatticePath
 
-TEXTS, TOKENS, JUMPS = 5, 3, 5  # at each vertex, the maximum number of texts, of tokens to emit, and of jumps
-LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # minimum log-probability of a token and of a jump
+# maximum numbers at each vertex: of texts that are continued, of tokens and of jumps that are tried
+TEXTS, TOKENS, JUMPS = 5, 3, 5
+LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # in nats: tokens and jumps of a lower log-probability are not tried
 WEIGHT, BONUS = 0.7, 3.0
-BOS, EOS = 0, 2  # <s> and </s>, the tokens of the first and the last vertex
+BOS, EOS = 0, 2  # ids of <s> and </s>, which the first and the last vertex emit
 
 
 class TokenNGram(Protocol):
-    """An n-gram of tokens. `pieces`: number of tokens; a text's start is the token `pieces`, its end `pieces + 1`."""
+    """A language model of tokens. `pieces`: number of tokens. The id `pieces` stands for a text's start, `pieces + 1`
+    for its end."""
 
     pieces: int
 
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
-        """Return a function from a piece to ln P(piece | context). context: all tokens before the piece."""
+        """Return a function: token id -> ln P(token | context). context: ids of all tokens before it."""
         ...
 
 
 @final
 @dataclass
 class _Text:
-    """A text that ends on a vertex."""
+    """A hypothesis: scores and best path of a text that ends on a vertex."""
 
-    chance: float  # log of the summed probabilities of all paths to this text
-    known: float  # the text's log-probability by the n-gram
-    best: float  # log-probability of its likeliest path
-    vertices: tuple[int, ...]  # vertices of its likeliest path
+    chance: float  # natural log of the summed probabilities of all paths that emit this text
+    known: float  # the text's ln P by the n-gram
+    best: float  # ln P of the most probable of these paths
+    vertices: tuple[int, ...]  # the vertices of that path that emit the text's tokens
 
 
 def beam_path(
@@ -56,16 +59,17 @@ def beam_path(
     collapse: bool = False,
     specials: int = 4,
 ) -> LatticePath:
-    """Decode each lattice to the texts of the highest scores. Padding is never read. The first vertex emits token 0,
-    <s>, and the last one token 2, </s>.
+    """Decode each graph to the texts of the highest scores. Padding is never read. The first vertex always emits token
+    0, <s>, and the last one token 2, </s>.
 
-    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,) vertices.
-    ngram: an n-gram over the tokens; None: the graph alone decides.
-    count: texts of each lattice, the best first. A lattice with fewer repeats its last one.
-    collapse: a vertex that emits its predecessor's token adds nothing to the text.
-    specials: tokens below this id are no text; a vertex that emits one adds nothing.
-    Returns: a `LatticePath` of B * count rows: each text's likeliest path; the texts of a lattice are neighbours. If no
-        text is likely enough, the lattice's text is empty, with a score of -inf.
+    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,), numbers of
+        vertices.
+    ngram: a language model of the tokens; None: only the graph's probabilities count.
+    count: number of texts of each graph, the best first. If a graph has fewer, its last one is repeated.
+    collapse: whether a vertex that emits the same token as the vertex before adds nothing to the text.
+    specials: ids below this number are special tokens, which are not part of the text.
+    Returns: a `LatticePath` of B * count rows: the most probable path of each text; the texts of one graph follow each
+        other. If no text is probable enough, the text is empty and its score -inf.
     Source: Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
     """
     ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
@@ -93,7 +97,8 @@ def beam_path(
 def _search(
     emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
 ) -> list[tuple[float, tuple[int, ...], _Text]]:
-    """Search one lattice: emissions (L, V), links (L, L). Returns: (score, tokens, `_Text`) of each, best first."""
+    """Search one graph. emissions: (L, V). links: (L, L). Returns: (score, token ids, hypothesis) of each text, best
+    first."""
     end = len(emissions) - 1
     likely, tokens = (part.tolist() for part in emissions.topk(min(TOKENS, emissions.size(1)), -1))
     chances, jumps = (part.tolist() for part in links.topk(min(JUMPS, end + 1), -1))
@@ -129,14 +134,15 @@ def _search(
                         longer,
                         _Text(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
                     )
-        kept[vertex] = {}  # frees memory: no later jump leads to this vertex
+        kept[vertex] = {}  # frees memory: the search does not return to this vertex
     if not kept[end]:
         return [(-math.inf, (), _Text(-math.inf, 0.0, -math.inf, ()))]
     return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
 
 
 def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | None], float]:
-    """Return a function from a token (None: the text's end) to the n-gram's log-probability of it after the text."""
+    """Return a function that gives the n-gram's ln P of the token after `text`; for None, that of the text's end.
+    Without an n-gram it gives 0."""
     if ngram is None:
         return lambda token: 0.0
     start, score = ngram.pieces, ngram.after((ngram.pieces, *text))
@@ -144,7 +150,8 @@ def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | Non
 
 
 def _keep(texts: dict[tuple[int, ...], _Text], text: tuple[int, ...], new: _Text) -> None:
-    """Add the paths of `new` to those of the same text: the chances are summed."""
+    """Add a hypothesis to the dict `texts`. If the text is already there, the probabilities are summed and the better
+    path is kept."""
     old = texts.get(text)
     if old is None:
         texts[text] = new

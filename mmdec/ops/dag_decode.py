@@ -29,13 +29,14 @@ LatticeStrategy = Literal["greedy", "lookahead", "viterbi", "joint-viterbi"]
 
 @dataclass(frozen=True)
 class LatticePath:
-    """One path for each sample; K is the longest path of the batch."""
+    """One path for each sample. K is the number of vertices on the longest path of the batch."""
 
-    tokens: Tensor  # (B, K) int64, -1 beyond the path
+    tokens: Tensor  # (B, K) int64, token ids; -1 beyond the path
     vertices: Tensor  # (B, K) int64, increasing, -1 beyond the path
-    lengths: Tensor  # (B,) int64, vertices of the path after collapsing, at least 1
+    lengths: Tensor  # (B,) int64, number of vertices on the path after collapsing, at least 1
     scores: Tensor  # (B,) log P(A, Y | X) before collapsing, for every strategy
-    beams: Tensor | None = None  # (B,) the score of a beam search, over all paths to the text; None: there was none
+    # (B,) the text's score in a beam search, which sums over all of its paths; None: no beam search
+    beams: Tensor | None = None
 
     def select(self, rows: Tensor) -> "LatticePath":
         """Return the paths with these row numbers (N,), in that order."""
@@ -46,7 +47,7 @@ class LatticePath:
 @final
 @dataclass(frozen=True)
 class PathOptions:
-    """Options of path search: weights, lengths and end tokens; `decode_lattice` explains each."""
+    """Options of the path search: weights, maximum length and end tokens. `decode_lattice` explains each."""
 
     lookahead_weight: float = 1.0
     length_penalty: float = 1.0
@@ -63,18 +64,20 @@ def decode_lattice(
     strategy: LatticeStrategy = "lookahead",
     **options: Any,
 ) -> LatticePath:
-    """Decode each lattice to one path. Padding is never read.
+    """Decode each graph to one path. Padding is never read.
 
-    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,) vertices.
-    strategy: "greedy", "lookahead", "viterbi" or "joint-viterbi", see above.
-    lookahead_weight: weight of the emission score in "lookahead". length_penalty: exponent of t in the Viterbi
-        strategies.
-    max_length: longest path of the Viterbi strategies, in vertices; time and memory grow with it.
+    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,), numbers of
+        vertices.
+    strategy: "greedy", "lookahead", "viterbi" or "joint-viterbi"; the module's docstring has their formulas.
+    lookahead_weight: factor on the log-probability of the next vertex's best token in "lookahead".
+    length_penalty: in the Viterbi strategies, the score is divided by the path's number of vertices to this power.
+    max_length: maximum number of vertices of a path in the Viterbi strategies; time and memory grow with it.
     collapse: keep one vertex of each run of equal tokens: the earliest, or the last one if the run ends the path. The
         first and the last vertex always stay. This is the paper's rule; it also deletes real repetitions.
     bos, eos: the tokens of the first and the last vertex; None: their most probable token. A graph of one vertex emits
         bos.
-    Returns: a `LatticePath`. A path at a vertex without a possible jump goes to the last vertex; its score is -inf.
+    Returns: a `LatticePath`. If a path reaches a vertex without a possible jump, it continues at the last vertex, with
+        a score of -inf.
     """
     how = PathOptions(**options)
     size = _checked(emissions, links, strategy, how)
@@ -98,8 +101,10 @@ def decode_lattice(
 
 
 def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | None) -> tuple[Tensor, Tensor]:
-    """Return each vertex's best token and its log-probability s_j, both (B, L). ends: (B,) last vertices. bos, eos:
-    fixed tokens of the first and the last vertex, or None.
+    """Return each vertex's best token and its log-probability s_j, both (B, L).
+
+    emissions: (B, L, V). ends: (B,) index of the last vertex. bos, eos: fixed tokens of the first and the last vertex;
+        None: not fixed.
     """
     best, choices = emissions.max(2)
     row = torch.arange(len(ends), device=ends.device)
@@ -112,14 +117,18 @@ def _best_tokens(emissions: Tensor, ends: Tensor, bos: int | None, eos: int | No
 
 
 def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """Follow each vertex's best jump. Returns vertices (B, K) and lengths (B,).
+    """Follow the best jump from each vertex, from the first vertex to the last. Returns: vertices (B, K) and lengths
+    (B,).
 
-    All vertices choose at once. Then the walk doubles: 2^k known vertices and all jumps of 2^k steps give twice as
-    many, so L vertices take log2(L) gathers, without synchronising with the device.
+    links: (B, L, L). best: (B, L), log-probability of each vertex's best token. ends: (B,) index of the last vertex.
+        weight: factor on `best`.
+    The best jump of all vertices is computed at once. Then the known path doubles in each step: from its first 2^k
+    vertices, and the table of all jumps over 2^k vertices. So L vertices take log2(L) gathers, without synchronising
+    with the device.
     """
     favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
     top, jump = forget_impossible_(favourite, ends + 1).max(2)
-    # dead ends jump to the last vertex, so that every path ends there
+    # vertices without a possible jump go to the last vertex, so that every path ends there
     jump = torch.where(top == NEG_INF, ends[:, None], jump)  # (B, L)
     vertices = torch.zeros_like(jump[:, :1])
     while vertices.size(1) < links.size(1):
@@ -130,11 +139,13 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
 
 
 def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
-    """Find the best path for every length up to `longest`, then the best length, each score divided by the length to
-    the power of `penalty`. Returns vertices (B, K) and lengths (B,).
+    """Find the best path of each length, then the length with the highest score / length ** penalty. Returns: vertices
+    (B, K) and lengths (B,).
 
-    gains: (B, L), the score that a path gets for visiting a vertex. Only scores (longest, B, L) are stored; backtracing
-        recomputes the predecessors of the vertices on the path.
+    links: (B, L, L). gains: (B, L), score for visiting each vertex. ends: (B,) index of the last vertex. longest:
+        maximum number of vertices on a path.
+    Only the scores (longest, B, L) are stored; the predecessors of the vertices on the path are computed again when it
+    is traced back.
     """
     batch, size = gains.shape
     row = torch.arange(batch, device=links.device)
@@ -148,7 +159,7 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
     finals = table[:, row, ends].t()  # (B, longest)
     count = torch.arange(1, longest + 1, device=links.device)
     top, chosen = (finals / count.to(finals.dtype) ** penalty).max(1)
-    stranded = top == NEG_INF  # no path of any length reaches the end: jump to the last vertex
+    stranded = top == NEG_INF  # no path reaches the last vertex: jump to it from the first vertex
     lengths = torch.where(stranded, (ends + 1).clamp(max=2), chosen + 1)
 
     width = int(lengths.max())
@@ -162,8 +173,10 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
 
 
 def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Tensor:
-    """Return log P(A, Y | X) (B,): the sum over the path's emissions and jumps. best: (B, L), emissions. inside: (B, K)
-    bool, False beyond the path.
+    """Return log P(A, Y | X) (B,): the sum of the log-probabilities of the path's emissions and jumps.
+
+    best: (B, L), log-probability of the token that each vertex emits. vertices: (B, K). inside: (B, K) bool, False
+        beyond the path.
     """
     emitted = best.gather(1, vertices).masked_fill(~inside, 0.0).sum(1)
     row = torch.arange(len(links), device=links.device)[:, None]
@@ -174,20 +187,22 @@ def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Te
 def _collapse(
     tokens: Tensor, vertices: Tensor, lengths: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keep one vertex for each run of equal tokens, aligned left; the width K stays the same. inside: (B, K) bool,
-    False beyond the path.
+    """Keep one vertex of each run of equal tokens, and move the kept ones to the left; the width K does not change.
+
+    tokens, vertices: (B, K). lengths: (B,). inside: (B, K) bool, False beyond the path. Returns: these four for the new
+        paths.
     """
     last = (lengths - 1)[:, None]  # (B, 1)
     keep = inside.clone()
     keep[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
-    # the run that ends the path keeps its last vertex, because a path must end there
+    # of the run that ends the path, the last vertex is kept instead, because a path must end on the graph's last vertex
     differs = inside & (tokens != tokens.gather(1, last))
-    later = differs.flip(1).cumsum(1).flip(1)  # number of later tokens that differ from the last one
+    later = differs.flip(1).cumsum(1).flip(1)  # number of tokens from here on that differ from the last one
     keep &= later > 0
     keep.scatter_(1, last, True)
     keep[:, 0] = True
     width = tokens.size(1)
-    columns = torch.where(keep, keep.cumsum(1) - 1, width)  # column `width` collects what is dropped
+    columns = torch.where(keep, keep.cumsum(1) - 1, width)  # tokens that are not kept go to an extra column, `width`
     spare = tokens.new_zeros(len(tokens), width + 1)
     lengths = keep.sum(1)
     inside = torch.arange(width, device=tokens.device) < lengths[:, None]
@@ -200,7 +215,7 @@ def _collapse(
 
 
 def _checked(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
-    """Check all arguments except the lengths. how: the options. Returns the number L of vertices."""
+    """Check all arguments except the lengths. how: the options. Returns: L, the number of vertices."""
     if strategy not in get_args(LatticeStrategy):
         strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
         raise InputError(f'`strategy` must be one of {strategies}, but is {strategy!r}. The default is "lookahead".')

@@ -1,9 +1,9 @@
-"""Does the same as `dag.scaled` on a CPU, one sample at a time: there, call overhead and memory traffic cost more than
-additions.
+"""The forward-backward scan of `dag.scaled` for a CPU. It processes one sample at a time, because on a CPU, call
+overhead and memory traffic cost more time than additions.
 
 A sample with many tokens is processed vertex by vertex (`scan_vertices`); other samples, and those for which that is
-inaccurate, token by token (`_scan_tokens`). Numbers below e^-708 of their scale are flushed to 0; `TRUSTED` and
-`TRUSTED_BY_VERTEX` bound how much of P may depend on them, as in `dag.scaled`.
+inaccurate, token by token (`_scan_tokens`). Probabilities below e^-708 of their scale become 0. `TRUSTED` and
+`TRUSTED_BY_VERTEX` limit how much of P may be lost by this.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-EVERY = 4  # steps between two divisions of a state by its maximum, which keep it in float64's range
-DRIFT = 60.0  # maximum fall of a state between two such divisions, as a logarithm
+EVERY = 4  # number of steps after which a state is divided by its maximum, to keep it in float64's range
+DRIFT = 60.0  # in nats: maximum decrease of a state between two such divisions
 TRUSTED = 640.0 - DRIFT
-LARGEST = 700.0  # maximum logarithm of a factor: exp overflows at 709
-STRIP = 128  # rows of the links that are processed together; columns left of them are skipped: jumps go forward only
+LARGEST = 700.0  # in nats: maximum logarithm of a factor, because exp overflows float64 at 709
+STRIP = 128  # number of rows of the link matrix that are processed at a time; the part below the diagonal is skipped
 NEG_INF = -math.inf
 # the constants below are those of `scan_vertices`
-BLOCK = 48  # vertices in a block: larger blocks take less time, but allow their states to fall less
-AT_ONCE = 8192  # maximum numbers in a block's states: from 9216 on, OpenBLAS uses a second thread for a vector product
-HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, the token gets a new unit
+BLOCK = 48  # vertices in a block: larger ones take less time, but their states decrease more without rescaling
+# maximum numbers in a block's states (vertices times tokens): from 9216 on, OpenBLAS starts a second thread
+AT_ONCE = 8192
+HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, all of the token's states are rescaled
 TRUSTED_BY_VERTEX = 580.0
 
 Vector = NDArray[np.float64]
 
 
 class States(NamedTuple):
-    """The states of one direction, in the order of tokens."""
+    """The scaled forward or backward probabilities of one sample, in the order of tokens."""
 
-    states: Tensor  # (M, R + 1)
-    factors: list[float]  # log of each state's divisor, relative to the divisor of the state before
+    states: Tensor  # (M, R + 1), one row for each token: its states at the R + 1 vertices on which it can be
+    # for each token: natural log of the number by which each row was divided in addition to the row before
+    factors: list[float]
 
 
 def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Sample | None:
-    """Scan one sample: match (M, L), links (L, L), cropped to it, in any float dtype; L >= M.
+    """Compute log P and the posteriors of one sample. Returns None if float64 is too imprecise.
 
-    vertices: whether posteriors are needed; without them only one direction runs, for log P. counted: whether link
-        counts are needed; requires `vertices`.
+    match: (M, L), links: (L, L), log-probabilities in any float dtype, without padding; L >= M.
+    vertices: whether posteriors of vertices are needed; without them only one direction is scanned, for log P. counted:
+        whether posteriors of links are needed; this requires `vertices`.
     """
     weights, link_top = _exponentiated(links)
-    with np.errstate(all="ignore"):  # underflow and overflow are detected afterwards
+    with np.errstate(all="ignore"):  # underflow and overflow are detected from the results
         sample = None
         if not _few_tokens(*match.shape):
             sample = scan_vertices(match, weights, link_top, vertices=vertices, counted=counted)
@@ -53,7 +56,8 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
 
 
 def _few_tokens(steps: int, size: int) -> bool:
-    """Return whether one large product for each token is cheaper than one small product for each vertex.
+    """Return whether the scan by tokens (one large product per token) is faster than the scan by vertices (one small
+    product per vertex). steps: number of tokens. size: number of vertices.
 
     Measured: starting a large product costs as much as 10,000 pairs of vertices; a small product costs 12,000.
     """
@@ -61,29 +65,33 @@ def _few_tokens(steps: int, size: int) -> bool:
 
 
 def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool, counted: bool) -> Sample | None:
-    """Do what `scan` does, token by token, with exponentiated links, which are overwritten if they are counted.
+    """Scan one sample token by token. Returns None if float64 is too imprecise.
 
-    Token t is on one of the vertices t .. t + R, R = L - M, so a state is a row of R + 1 numbers, and the links from
-    token t to t + 1 are a window that moves down the matrix's diagonal by one. All windows are views made by one call;
-    both directions read the same matrix.
+    match: (M, L). weights: (L, L), the links' probabilities divided by exp(link_top); overwritten if `counted`.
+        vertices, counted: whether posteriors of vertices and of links are needed.
 
-    A state is divided by its maximum every few steps, within the product that reads it: finding a maximum costs as much
-    as a product of some hundred numbers. The possible fall of a state in between reduces the trusted range. A sample
-    that falls by more is recomputed with the maximum of every state.
+    Token t can only be on the vertices t .. t + R, where R = L - M. So a state is a row of R + 1 numbers, and the links
+    from token t to t + 1 are a window of the link matrix that moves down the diagonal by one. All windows are views,
+    made by a single call; both directions read the same matrix.
+
+    A state is divided by its maximum every few steps, within the product that reads it, because finding a maximum takes
+    as long as a product of some hundred numbers. A state may decrease in between, so the trusted range is smaller. If
+    it decreases too much, the scan is repeated with a division in every step.
     """
     steps, size = match.shape
-    room = size - steps + 1  # number of vertices a token can be on
+    room = size - steps + 1  # number of vertices on which a token can be
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
     emission = _window(whole, room).contiguous()  # (M, R + 1)
     match_top = _finite(emission.amax(1))  # (M,)
     emission = emission.sub_(match_top[:, None]).exp_()
-    windows = weights.as_strided((steps - 1, room, room), (size + 1, size, 1), 1)  # [t, p, q]: t + p -> t + 1 + q
+    # windows[t, p, q]: probability of the jump from vertex t + p (token t) to vertex t + 1 + q (token t + 1)
+    windows = weights.as_strided((steps - 1, room, room), (size + 1, size, 1), 1)
     tops = [value + link_top for value in match_top.tolist()]
 
     onward = _run(windows, emission, None)
     if onward is None:
         return None
-    scale = [tops[0] - link_top]  # log of the factor by which each state was divided
+    scale = [tops[0] - link_top]  # natural log of the total factor by which each token's state was divided
     for k in range(1, steps):
         scale.append(scale[-1] + onward.factors[k] + tops[k])
     final = float(onward.states[-1, -1])
@@ -93,19 +101,20 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     peaks = onward.states.amax(1).log().tolist()
     if not vertices:
         gain = math.log(float(weights.sum(1).amax())) if steps > 1 else 0.0
-        beta_top = 0.0  # upper bound: a step gains at most the best emission times a vertex's sum of links
+        beta_top = 0.0  # upper bound of log beta: a step adds at most the best emission and a vertex's summed links
         for k in range(steps - 1, 0, -1):
             if scale[k - 1] + peaks[k - 1] + tops[k] + beta_top - log_prob > TRUSTED:
                 return None
             beta_top += tops[k] + gain
         return Sample(log_prob, None, None)
 
-    arrivals = torch.zeros(steps, room, dtype=torch.float64)  # states before the token is emitted
+    arrivals = torch.zeros(steps, room, dtype=torch.float64)  # backward states without the emission at the vertex
     arrivals[-1, -1] = 1.0
     back = _run(windows, emission, arrivals)
     if back is None:
         return None
-    into, beta = [0.0] * steps, [0.0] * steps  # logs of the factors that undo the scaling of states and arrivals
+    # natural logs of the factors that undo the scaling of `back.states` and of `arrivals`
+    into, beta = [0.0] * steps, [0.0] * steps
     into[-1] = tops[-1] - link_top
     for t in range(steps - 2, -1, -1):
         beta[t] = into[t + 1] + back.factors[t] + link_top
@@ -128,9 +137,11 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
 
 
 def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -> None:
-    """Multiply exponentiated links (L, L) by the rate of their use, which makes them the expected counts.
+    """Multiply each link's scaled probability by the rate of its use. The product is the link's posterior: its expected
+    number of uses.
 
-    onward, back: states (M, R + 1) of both directions. rates: (M - 1,) factors of the jumps from each token.
+    weights: (L, L), overwritten. onward, back: (M, R + 1), states of the forward and the backward direction. rates: (M
+        - 1,), factors that undo the scaling, one for the jumps from each token.
     """
     (steps, room), size = onward.shape, len(weights)
     leaving, entering = torch.zeros(2, max(steps - 1, 0), size, dtype=torch.float64)
@@ -143,12 +154,12 @@ def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -
 
 
 def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
-    """Return the exponentials (L, L) float64 of all forward links, divided by the largest one or by 1 if that is more.
-    Also returns the divisor's logarithm."""
+    """Return the probabilities (L, L) float64 of all forward links, divided by the largest one if that exceeds 1; and
+    the divisor's natural logarithm. Other entries are 0."""
     link_top = float(links.amax())
-    if not link_top <= 0.0:  # an entry below the diagonal, which is no link, may be the largest
+    if not link_top <= 0.0:  # the largest entry may lie below the diagonal, where it is no link
         link_top = float(links.triu(1).amax())
-    link_top = max(link_top, 0.0)  # its value does not matter: it only sets the scale
+    link_top = max(link_top, 0.0)  # any value would be correct: it only sets the scale
     weights = torch.empty(links.shape, dtype=torch.float64).copy_(links)
     for row in range(0, len(weights), STRIP):
         strip = weights[row : row + STRIP, row:]
@@ -160,9 +171,12 @@ def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
 
 
 def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = EVERY) -> States | None:
-    """Return all states of one direction: backward if `arrivals` are given (they are filled), else forward.
+    """Compute all states of one direction. Returns None if a state is 0 or too small for float64.
 
-    Returns None if a state is 0 or falls below the floating-point range.
+    windows: (M - 1, R + 1, R + 1), probabilities of the jumps from each token to the next. emission: (M, R + 1), scaled
+        emission probabilities.
+    arrivals: (M, R + 1): if given, the direction is backward, and the states without emission are written here; None:
+        forward. every: number of steps after which a state is divided by its maximum.
     """
     steps, room = emission.shape
     states, factors = torch.zeros(steps, room, dtype=torch.float64), [0.0] * steps
@@ -173,7 +187,7 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
     else:
         states[-1, -1] = emission[-1, -1]
         order, before, met, jumps = range(steps - 2, -1, -1), 1, arrivals, windows
-    # NumPy has less call overhead; torch's products obey thread settings and need no copies
+    # small products run in NumPy, which has less call overhead; large ones in torch, which obeys its thread settings
     small = room * room <= AT_ONCE
     parts = (jumps, states, emission, met)
     views: Any = [list(part.numpy()) if small else part.unbind(0) for part in parts]
@@ -204,7 +218,8 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
 
 
 def _window(full: Tensor, room: int) -> Tensor:
-    """Return a view (T, R) of a contiguous (T, L) matrix: row t from column t on."""
+    """Return a diagonal view (T, room) of a contiguous (T, L) matrix: its row t is row t of the matrix, columns t .. t
+    + room - 1."""
     return full.as_strided((full.shape[0], room), (full.shape[1] + 1, 1), full.storage_offset())
 
 
@@ -213,39 +228,44 @@ def _finite(values: Tensor) -> Tensor:
 
 
 class Sample(NamedTuple):
-    """The results for one sample. (The scans return None if float64 was too imprecise; then call `dag.exact`.)"""
+    """The results of one sample. (A scan returns None instead if float64 is too imprecise; then `dag.exact` computes
+    the sample.)"""
 
     log_prob: float
-    vertices: Tensor | None  # (M, L) float64 posteriors; None if not needed
-    links: Tensor | None  # (L, L) float64 expected counts; None if not needed
+    vertices: Tensor | None  # (M, L) float64, posteriors P(y_t is emitted by v_j | Y); None if not needed
+    links: Tensor | None  # (L, L) float64, expected number of uses of each link; None if not needed
 
 
 class _Sweep(NamedTuple):
-    """The states of one direction. Each token's states are divided by a scale factor of this token, its unit."""
+    """The scaled forward or backward probabilities of one sample. All states of a token are divided by one factor, the
+    token's unit."""
 
-    states: Tensor  # (L, M), after the emission
-    arrivals: Vector  # (L, M), before the emission; used backward only
-    shift: Vector  # (M,): log of a state's unit over the product of the emissions' units
-    most: Vector  # (M,): the maximum of `shift` while a token's states were computed
+    states: Tensor  # (L, M), with the emission at the vertex
+    arrivals: Vector  # (L, M), without the emission at the vertex; backward only
+    # (M,): natural log of each token's unit, without the part that the scaling of the emissions contributes
+    shift: Vector
+    most: Vector  # (M,): the largest value that `shift` had while states of this token were computed
 
 
 def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
-    """Do what `scan` does, vertex by vertex: the states of all tokens at once, (L, M). The caller must switch off
-    NumPy's warnings.
+    """Scan one sample vertex by vertex, with the states of all tokens at once. Returns None if float64 is too
+    imprecise. The caller must switch off NumPy's warnings.
 
-    match: (M, L) in any float dtype. weights: (L, L), exponentials of links over that of link_top, above the diagonal;
-        they are overwritten if links are counted.
+    match: (M, L), log-probabilities in any float dtype. weights: (L, L), the links' probabilities divided by
+        exp(link_top), 0 on and below the diagonal; overwritten if `counted`. vertices, counted: whether posteriors of
+        vertices and of links are needed.
 
-    A vertex depends on earlier vertices, whichever token they emit. So the contribution of earlier blocks of vertices
-    is one matrix product for all tokens, and only jumps within a block are processed vertex by vertex: L products with
-    a small matrix instead of M products with all links. They use NumPy, because torch's call overhead exceeds their
-    work.
+    The states at a vertex depend on those at earlier vertices, for all tokens in the same way. So one matrix product
+    adds what earlier blocks of vertices contribute, for all tokens. Only jumps inside a block are processed vertex by
+    vertex. This takes L products with a small matrix instead of M products with all links. The small products use
+    NumPy, because torch's call overhead would exceed their work.
 
-    States are stored in a unit (a logarithm) for each token: first the mean of its emissions, and a new one after any
-    block whose numbers are far from 1. The largest unit that a token ever had bounds what was lost.
+    The states of each token are divided by a factor, the token's unit. At first it is the mean of the token's
+    emissions. After a block in which the states became too large or too small, the token gets a new unit. The largest
+    unit that a token ever had limits how much probability can have been lost.
     """
     emission, match_top, mean = _emissions(match)
-    tops = match_top + link_top  # upper bound of what a jump and the emission of its token add
+    tops = match_top + link_top  # upper bound, in nats, of what one jump and the emission of its token add
     units = match_top + np.log(mean)
     units[1:] += link_top
     onward = _sweep(weights, emission, onward=True)
@@ -256,10 +276,11 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
     log_prob = float(alpha_unit[-1] + np.log(float(onward.states[-1, -1])))
     if not math.isfinite(log_prob):
         return None
-    # Numbers below e^-708 of these are lost: states, and the arrivals, links or emissions that lead to them.
+    # Upper bounds, in nats relative to P: probabilities below e^-708 of these were lost in states, arrivals, links or
+    # emissions.
     level = np.maximum(alpha_most[1:], np.maximum(alpha_most, alpha_top)[:-1] + tops[1:]) - log_prob
     if not vertices:
-        # a step gains at most the best emission times a vertex's sum of links
+        # upper bound: a step adds at most the best emission and a vertex's summed links
         gain = tops[:0:-1] + (math.log(float(weights.sum(1).amax())) if len(tops) > 1 else 0.0)
         if _holds(level + (gain.cumsum() - gain)[::-1]):
             return Sample(log_prob, None, None)
@@ -276,7 +297,7 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
         return None
     if not vertices:
         return Sample(log_prob, None, None)
-    # each factor's maximum is 1, so that no relevant product is lost
+    # each factor is scaled to a maximum of 1, so that their product loses nothing that matters
     alpha = onward.states / torch.from_numpy(alpha_peak)
     rates = torch.from_numpy(np.exp(alpha_top + beta_top - log_prob) / beta_peak)
     found = (torch.from_numpy(back.arrivals).mul_(rates) * alpha).t().contiguous()
@@ -293,12 +314,13 @@ def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: 
 
 
 def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
-    """Return the emissions (L, M) divided by each token's mean, 0 where no path passes.
+    """Compute scaled emission probabilities. match: (M, L), log-probabilities.
 
-    Also returns, (M,) each, the log of each token's best emission, and the mean as a share of the best one.
+    Returns: emissions (L, M), divided by each token's mean, 0 where no path can pass; the natural log of each token's
+        best emission (M,); the mean divided by the best one (M,).
     """
     steps, size = match.shape
-    room = size - steps + 1  # number of vertices a token can be on, from its own index on
+    room = size - steps + 1  # number of vertices on which a token can be: for token t, from vertex t on
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
     own = whole.as_strided((steps, room), (size + 1, 1)).contiguous()
     ends = own.numpy()
@@ -313,10 +335,12 @@ def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
 
 
 def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
-    """Scan in one direction: from the first vertex and token to the last ones (`onward`), or back."""
+    """Compute all states of one direction. weights: (L, L), scaled link probabilities. emission: (L, M), scaled
+    emissions. onward: True: from the first vertex to the last; False: backward."""
     size, steps = emission.shape
     states, shift, peaks = torch.zeros(size, steps, dtype=torch.float64), np.zeros(steps), np.zeros(steps)
-    ratio = np.ones(steps)  # a token's unit divided by that of the token before, apart from the emissions' units
+    # (M,): factor on each token's emissions: the unit of the token that is scanned before it, divided by its own unit
+    ratio = np.ones(steps)
     rows, links, emitted, room = states.numpy(), weights.numpy(), emission.numpy(), size - steps
     arrivals = np.zeros((0 if onward else size, steps))
     width = min(size, max(4, min(BLOCK, AT_ONCE // steps)))
@@ -324,9 +348,10 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
     for begin in range(0, size, width)[:: 1 if onward else -1]:
         end = min(begin + width, size)
         count = end - begin
-        here = slice(max(0, begin - room), end)  # the tokens that this block's vertices can emit
+        here = slice(max(0, begin - room), end)  # the tokens that the vertices of this block can emit
         most[here] = np.maximum(most[here], shift[here])
-        # a block's rows hold arrivals from other blocks, by the token before, until the states overwrite them
+        # first a block's rows hold what other blocks contribute, stored with the token before; then the states
+        # overwrite them
         own.states.fill_(0.0)
         if onward:
             low, high = max(0, begin - room - 1), min(steps, end)
@@ -347,7 +372,7 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
         rows[begin:end] = before[:count]
         if not onward:
             arrivals[begin:end] = own.arrivals[:count]
-        # only the last vertex of the block is inspected, for all of its vertices
+        # for speed, only the states at the block's last vertex are checked
         np.maximum(peaks, before[count - 1 if onward else 0], out=peaks)
         if peaks.max() > HIGH or ((peaks < LOW) & (peaks > 0.0)).any():
             done = slice(None, end) if onward else slice(begin, None)
@@ -367,7 +392,8 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
 
 
 class _Block:
-    """The buffers of a block of vertices, with views made once: a view costs as much as a small product."""
+    """The buffers of one block of vertices, with NumPy views of their rows. The views are made once, because a view
+    costs as much time as a small product."""
 
     def __init__(self, width: int, steps: int, onward: bool) -> None:
         self.onward = onward
@@ -375,31 +401,33 @@ class _Block:
         self.staying = self.jumps.reshape(-1)[:: width + 1]
         self.states = torch.zeros(width, steps, dtype=torch.float64)
         self.rows = self.states.numpy()
-        # A jump moves on to the next token: arrivals by the token before are written one column to the right. Entries
-        # beyond the edge land where the next row cannot emit; a 1 there starts the scan.
+        # A jump leads to the next token, so what arrives is written one column to the right of the token before.
+        # Entries beyond the edge land in the next row, where they are not read as emissions; a 1 there starts the scan.
         flat = np.ones(width * steps + 2)
         self.arrivals = flat[1:-1].reshape(width, steps)
         to = (flat[2:] if onward else flat[:-2]).reshape(width, steps)
         self._views = list(zip(self.jumps, to, self.arrivals, self.emitted, self.rows, strict=True))
 
     def views(self, count: int) -> list[tuple[Vector, Vector, Vector, Vector, Vector]]:
-        """Return views of the first `count` rows in scan order: jumps, where arrivals are written, where they are read,
-        emissions, states."""
+        """Return for each of the first `count` vertices, in scan order, five views: probabilities of jumps, where
+        arrivals are written, where they are read, emissions, states."""
         return self._views[:count][:: 1 if self.onward else -1]
 
     def load(self, links: Vector, emitted: Vector, ratio: Vector) -> None:
-        """Load the links (N, N) within a block of N vertices, and their emissions (N, M).
+        """Load the data of a block of N vertices. links: (N, N), between its vertices. emitted: (N, M), its emissions.
+        ratio: (M,), a factor on each token's emissions.
 
-        Older entries beyond these N rows need no clearing: they are multiplied by states of 0.
+        What a larger block left beyond these N rows does no harm: it is multiplied by states of 0.
         """
         count = len(links)
         self.jumps[:count, :count] = links.T if self.onward else links
-        self.staying.fill(1.0)  # factor 1 keeps what has arrived from other blocks
+        self.staying.fill(1.0)  # the diagonal is 1: it keeps what other blocks contributed
         np.multiply(emitted, ratio, out=self.emitted[:count])
 
 
 def _units(peaks: Vector) -> Vector:
-    """Return each token's largest state; for a token without one, a value between its neighbours'."""
+    """Return the new unit of each token: its largest state; for a token without states, a value between its neighbours'
+    (interpolated in the logarithm)."""
     reached = peaks.nonzero()[0]
     return np.exp(np.interp(np.arange(len(peaks)), reached, np.log(peaks[reached])))
 

@@ -1,14 +1,14 @@
-"""The dynamic programs of `dag.py` on a GPU: one launch for each token, all samples and vertices in parallel.
+"""The dynamic programs of `dag.py` on a GPU: one kernel launch for each token, all samples and vertices in parallel.
 
-alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      the emission included
-beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   not included
-count_ij   = sum_t exp(alpha_t(i) + E_ij + match_{t+1}(j) + beta_{t+1}(j) - log P)
+    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      the emission included
+    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   not included
+    count_ij   = sum_t exp(alpha_t(i) + E_ij + match_{t+1}(j) + beta_{t+1}(j) - log P)
 
-All in log space with sums in float32, so no sample is inaccurate and nothing synchronises with the device. Only alpha
-and beta, (B, M, L) each, grow with both L and M; dense autograd would store (B, M, L, L). Launches go to the current
-stream and can be captured in a graph.
+All are in log space, with sums in float32. So every sample is accurate, and nothing synchronises with the device. The
+only memory that grows with both L and M is alpha and beta, (B, M, L) each; autograd without this kernel would store (B,
+M, L, L). The kernels run on the current stream and can be captured in a CUDA graph.
 
-The best path is the same recursion with a maximum in place of the sum.
+For the best path, a maximum replaces the sum.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from torch.autograd.function import once_differentiable
 from mmdec.ops.kernels import launch
 
 NEG_INF = float("-inf")
-NARROW, WIDE = 32, 128  # number of vertices that a program computes, and that it reads at a time
-TOKENS = 64  # target tokens that a program processes at a time
-VOCABULARY = 2048  # logits read at a time
+NARROW, WIDE = 32, 128  # number of vertices that one program computes, and number of vertices that it reads at a time
+TOKENS = 64  # number of target tokens that one program processes at a time
+VOCABULARY = 2048  # number of logits that one program reads at a time
 
 
 @triton.jit
 def _log_add(top, total, scores, AXIS: tl.constexpr):
-    """Add scores, over their axis AXIS, to a running log-sum-exp of maximum `top` and sum `total` relative to it."""
+    """Update a running log-sum-exp by scores along the axis AXIS. top: the maximum so far. total: sum of exp(score -
+    top). Returns: the new (top, total)."""
     new_top = tl.maximum(top, tl.max(scores, AXIS))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp(scores - tl.expand_dims(shift, AXIS))
@@ -40,7 +41,8 @@ def _log_add(top, total, scores, AXIS: tl.constexpr):
 
 @triton.jit
 def _log(top, total):
-    """Return the running log-sum-exp of maximum `top` and relative sum `total`; -inf if nothing was added."""
+    """Return the value of a running log-sum-exp, top + log(total); -inf if nothing was added. top: the maximum. total:
+    sum of exp(score - top)."""
     return tl.where(total == 0.0, float("-inf"), top + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
@@ -50,7 +52,7 @@ def _alpha_step(
     m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t,
     BEST: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute alpha_t of NARROW vertices; with BEST, the best path's score instead of the sum."""
+    """Compute alpha_t of NARROW vertices. BEST: compute the score of the best path instead of the sum over paths."""
     row = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     final, end = tl.load(last + row), tl.load(ends + row)
@@ -86,7 +88,7 @@ def _beta_step(
     m_b, m_t, m_j, l_b, l_i, l_j, b_b, b_t,
     NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute beta_t of NARROW vertices."""
+    """Compute beta_t, the log-probability of all path ends after token t, at NARROW vertices."""
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * NARROW + tl.arange(0, NARROW)
     final, end = tl.load(last + row), tl.load(ends + row)
@@ -119,7 +121,8 @@ def _link_counts(
     m_b, m_t, m_j, l_b, l_i, l_j, a_b, a_t, c_b, c_i, c_j,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of the links' expected counts, times the sample's gradient."""
+    """Compute the expected number of uses of BLOCK x BLOCK links, multiplied by the gradient of the sample's log P
+    (`scale`)."""
     row = tl.program_id(2).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     j = (tl.program_id(0) + tl.program_id(1)) * BLOCK + tl.arange(0, BLOCK)
@@ -144,7 +147,9 @@ def _link_counts(
 
 @triton.jit
 def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: tl.constexpr):
-    """Backtrace one sample from its last vertex into path (B, L), which holds -1. On ties take the lowest index."""
+    """Trace the best path of one sample back from its last vertex. path: (B, L), filled with -1; the index of the
+    emitted token is written at each vertex on the path. If scores are equal, the vertex with the lowest index is
+    taken."""
     row = tl.program_id(0).to(tl.int64)
     final, vertex = tl.load(last + row), tl.load(ends + row)
     if tl.load(best + row * a_b + final * a_t + vertex) > float("-inf"):
@@ -167,8 +172,11 @@ def _trace(links, best, path, last, ends, size, l_b, l_i, l_j, a_b, a_t, WIDE: t
 
 
 def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bool = False) -> Tensor:
-    """Compute alpha (B, M, L) float32; -inf where no path passes. last, ends: (B,) last token and vertex. best: scores
-    of the best path instead of sums."""
+    """Compute alpha (B, M, L) float32; -inf where no path passes.
+
+    last, ends: (B,) indices of the last token and the last vertex. best: compute scores of the best path instead of
+        sums over paths.
+    """
     batch, steps, size = match.shape
     alpha = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps):
@@ -180,7 +188,8 @@ def alphas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, best: bo
 
 
 def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute beta (B, M, L) float32; -inf where no path passes. last, ends: (B,) last token and vertex."""
+    """Compute beta (B, M, L) float32; -inf where no path passes. last, ends: (B,) indices of the last token and the
+    last vertex."""
     batch, steps, size = match.shape
     beta = torch.empty(batch, steps, size, dtype=torch.float32, device=match.device)
     for t in range(steps - 1, -1, -1):
@@ -192,7 +201,8 @@ def betas(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
 
 
 def final_scores(alpha: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Return alpha (B,) of each sample's last token (index `last`) on its last vertex (index `ends`)."""
+    """Return each sample's alpha at its last token and last vertex, (B,). alpha: (B, M, L). last, ends: (B,) indices of
+    these two."""
     return alpha[torch.arange(len(alpha), device=alpha.device), last, ends]
 
 
@@ -206,7 +216,11 @@ def link_gradient(
     ends: Tensor,
     last: Tensor,
 ) -> Tensor:
-    """Compute the links' expected counts times scale (B,), in the links' layout and dtype."""
+    """Compute the gradient (B, L, L) of the links: their expected numbers of uses times scale (B,). The result has the
+    dtype and strides of `links`.
+
+    log_prob: (B,), log P. ends, last: (B,) indices of the last vertex and the last token.
+    """
     batch, _, size = match.shape
     counts = torch.zeros(links.shape, dtype=links.dtype, device=links.device)
     block = 32
@@ -246,13 +260,14 @@ class _Marginal(torch.autograd.Function):
 
 
 def marginal_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute `dag.dag_marginal`, log P (B,), in float32, differentiable once. last, ends: (B,) indices of the last
-    token and the last vertex."""
+    """Compute log P(Y | X) (B,) in float32, differentiable once. match: (B, M, L). links: (B, L, L). last, ends: (B,)
+    indices of the last token and the last vertex."""
     return _Marginal.apply(match, links, last, ends)
 
 
 def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Compute the paper's posterior P(v_j emits y_t | X, Y), (B, M, L) float32; 0 for an impossible sample."""
+    """Compute the posterior P(v_j emits y_t | X, Y), (B, M, L) float32; 0 for an impossible sample. last, ends: (B,)
+    indices of the last token and the last vertex."""
     alpha = alphas(match, links, last, ends)
     log_prob = final_scores(alpha, last, ends)
     shift = log_prob.masked_fill(log_prob == NEG_INF, 0.0)[:, None, None]
@@ -260,7 +275,8 @@ def posterior_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -
 
 
 def best_alignment_triton(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Tensor:
-    """Find the best path. Returns (B, L) int64: the index of the token that each vertex emits, or -1."""
+    """Find the most probable path. Returns (B, L) int64: for each vertex, the index of the token that it emits; -1 if
+    the path does not visit it. last, ends: (B,) indices of the last token and the last vertex."""
     best = alphas(match, links, last, ends, best=True)
     batch, _, size = match.shape
     path = torch.full((batch, size), -1, dtype=torch.long, device=match.device)
@@ -314,7 +330,7 @@ def _gather_gradient(
         v = begin + tl.arange(0, BLOCK_V)
         x = tl.load(row_logits + v * x_v, mask=v < vocabulary, other=0.0).to(tl.float32)
         tl.store(row_out + v, (-total * tl.exp(x - log_total)).to(out.dtype.element_ty), mask=v < vocabulary)
-    tl.debug_barrier()  # wait until the whole row is written: single tokens are overwritten next
+    tl.debug_barrier()  # wait until the whole row is written, because single entries are overwritten next
     for begin in range(0, tokens, BLOCK_M):
         m = begin + tl.arange(0, BLOCK_M)
         token = tl.load(targets + m, mask=m < tokens, other=-1)
@@ -359,5 +375,5 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_triton(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute the targets' (B, M) log-probabilities, (B, M, L) float32, from logits (B, L, V)."""
+    """Compute log-probabilities (B, M, L) float32 of the target tokens (B, M) at each vertex, from logits (B, L, V)."""
     return _Gather.apply(logits, targets)

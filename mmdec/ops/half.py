@@ -1,8 +1,8 @@
-"""Multiplies float32 inputs by weights stored in half precision, on a CPU: it reads half of the weights' bytes.
+"""Multiplies float32 inputs by weights stored in float16 on a CPU, which halves the bytes of weights that are read.
 
-Many weights are published in half precision and loaded as float32. fbgemm multiplies float32 rows by such weights in 16
-bits and sums in float32: no weight loses precision, and a row's result has the same bits whatever the other rows are.
-For few columns, a decoder's pass takes the time that reading its weights takes.
+Many models are published in half precision and loaded as float32. fbgemm multiplies float32 inputs by float16 weights
+and sums in float32. No weight loses precision, and a row's result has the same bits, whatever the other rows are. In a
+decoder pass over few tokens, reading the weights takes nearly all of the time.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PART = 512  # rows of weights that are split at once, so that they stay in the processor's cache
-SHIFT = 2.0**11  # scales the rest, which a weight's first half-precision number leaves, to about the weight's own size
+PART = 512  # number of weight rows that are converted at a time, so that they stay in the processor's cache
+SHIFT = 2.0**11  # factor on the remainder (weight minus its float16 rounding), so that it is large enough for float16
 
 
 @final
 class HalfWeights:
-    """A linear layer whose weights (O, I) are one half-precision number each, or, if that is not exact, the sum of two.
+    """A linear layer with weights (O, I) stored in float16: one number for each weight, or the sum of two if one is not
+    exact.
 
-    The sum of two has 22 of the 24 bits of a float32 number.
+    The sum of two keeps 22 of the 24 bits of precision of float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if this CPU has no such kernel, or for
-        weights beyond half precision's range."""
+        """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if this CPU has no such kernel, or a weight
+        is too large for float16."""
         weight = weight.detach()
         parts = weight.split(PART)
         self.exact = all(torch.equal(part.half().float(), part) for part in parts)
@@ -54,8 +55,9 @@ class HalfWeights:
 
 @cache
 def _group() -> int:
-    """Return the number to whose multiple rows are padded, so that a row's result has the same bits whatever the other
-    rows are: 1; or 3 where the kernel sums the last one or two rows in another order, as with AVX2 alone."""
+    """Return the number of which the number of input rows must be a multiple, so that a row's result does not depend on
+    the other rows. It is 1, or 3 on a CPU (with AVX2 only) whose kernel sums the last one or two rows in another
+    order."""
     draw = torch.Generator().manual_seed(0)
     weight, rows = torch.randn(64, 512, generator=draw).half().float(), torch.randn(3, 512, generator=draw)
     packed = torch.ops.quantized.linear_prepack_fp16(weight, None)

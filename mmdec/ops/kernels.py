@@ -1,10 +1,9 @@
-"""Which operators run as Triton kernels: on a supported GPU with Triton installed, unless MMDEC_KERNELS=0.
+"""Decides which operators run as Triton kernels: all of them, on a supported GPU with Triton installed.
 
-Everywhere else a kernel's torch reference runs, with the same result up to rounding. `MMDEC_KERNELS=0` in the
-environment disables every kernel. With `TRITON_INTERPRET=1`, set before Triton is first imported, kernels also run on a
-CPU, slowly, when called by name, as tests do without a GPU; operators never choose an interpreted kernel.
-
-`MMDEC_GRAPHS=0` disables CUDA graphs (`targets/fast_pass.py`).
+Otherwise torch computes the same, with equal results up to rounding. Environment variables: `MMDEC_KERNELS=0` switches
+all kernels off. `MMDEC_GRAPHS=0` switches CUDA graphs off (`targets/fast_pass.py`). `TRITON_INTERPRET=1`, set before
+Triton is first imported, lets kernels run on a CPU, slowly. They must then be called by name, as tests do: operators
+never choose an interpreted kernel.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ KERNELS = {
     "dag": "marginal, gradient and best path of a graph",
     "log_softmax_gather": "log-probabilities of the target's tokens alone",
 }
-OLDEST = (3, 4)  # minimum version of Triton
-CAPABILITY = (8, 0)  # minimum compute capability: the kernels use bfloat16 products
+OLDEST = (3, 4)  # the oldest version of Triton that is supported
+CAPABILITY = (8, 0)  # minimum CUDA compute capability, because the kernels use bfloat16 matrix products
 
 
 def interpreted() -> bool:
-    """Return whether kernels of this process run in Triton's interpreter."""
+    """Return whether this process runs kernels in Triton's interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -46,7 +45,7 @@ def runs_on(device: torch.device) -> bool:
 
 
 def graphs_why_not(device: torch.device) -> str | None:
-    """Return the reason why passes on this device are not replayed as CUDA graphs; None if they are."""
+    """Return why CUDA graphs are not used on this device, as text for people; None if they are used."""
     if os.environ.get("MMDEC_GRAPHS") == "0":
         return "MMDEC_GRAPHS=0 keeps them off"
     if not torch.cuda.is_available():
@@ -56,7 +55,8 @@ def graphs_why_not(device: torch.device) -> str | None:
 
 @cache
 def why_not(index: int | None = None) -> str | None:
-    """Return the reason why kernels do not run on the GPU with this index, as text for people; None if they do."""
+    """Return why kernels are not used on a GPU, as text for people; None if they are used. index: the GPU's number;
+    None: the current GPU."""
     if os.environ.get("MMDEC_KERNELS") == "0":
         return "MMDEC_KERNELS=0 keeps them off"
     installed = triton_version()
@@ -77,9 +77,10 @@ def why_not(index: int | None = None) -> str | None:
 
 
 def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
-    """Make a function that calls `kernel[grid]` on the GPU of its first tensor. Triton alone would use the current GPU.
+    """Return a function that launches `kernel` with the given grid, on the GPU of its first tensor. (Triton alone would
+    use the current GPU.)
 
-    The function also takes num_warps and num_stages, which Triton's type hints lack.
+    The function takes the kernel's arguments, and num_warps and num_stages, which Triton's type hints lack.
     """
     start = kernel[grid]
 

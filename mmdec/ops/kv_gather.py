@@ -1,4 +1,4 @@
-"""Keeps the accepted path's columns of a key-value cache, in place."""
+"""Moves the keys and values of the accepted tokens together in a key-value cache, in place."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from torch import Tensor
 
 from mmdec.ops.kernels import runs_on
 
-PATH = 64  # maximum columns of a row that the kernel reads before it writes, so that they may move anywhere
+PATH = 64  # maximum tokens of a row that the kernel reads before it writes; up to this number, any move is possible
 
 
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move columns of kv (..., B, H, S, D): row r's `columns[r]` go to `begins[r]`, `begins[r] + 1`, ... in that order.
+    """Move the entries of some tokens in a key-value cache, in place.
 
-    Source and target may overlap. Columns that are in place already are not moved. All leading dimensions (layers, keys
-    and values) move in the same way.
+    kv: (..., B, H, S, D): B rows, H key heads, S tokens; leading dimensions (layers, keys and values) are moved in the
+        same way.
+    columns: for each row, the indices (0 .. S - 1) of the entries to move. begins: for each row, the index to which the
+        first one moves; the others follow it in order.
+    Source and destination may overlap. Entries that are in place already are not moved.
     """
     if kv.device.type == "cpu":
         copy_rows(kv, columns, begins)
@@ -30,7 +33,11 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move columns as `kv_gather` does, with two copies for each row: on a CPU, in a third of the time of indexing."""
+    """Move cache entries row by row, with two copies for each row. On a CPU this takes a third of the time of indexing.
+
+    kv: (..., B, H, S, D). columns: for each row, the indices of the entries to move. begins: for each row, the index to
+        which the first one moves.
+    """
     for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
         first = next((step for step, column in enumerate(path) if column != begin + step), len(path))
         if first < len(path):
@@ -40,7 +47,11 @@ def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move columns as `kv_gather` does, all rows in a few launches, for a GPU without the kernel."""
+    """Move the cache entries of all rows in a few operations, on a GPU without the kernel.
+
+    kv: (..., B, H, S, D). columns: for each row, the indices of the entries to move. begins: for each row, the index to
+        which the first one moves.
+    """
     moves = [
         (row, column, begin + step)
         for row, (path, begin) in enumerate(zip(columns, begins, strict=True))
@@ -54,8 +65,12 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
 
 
 def fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
-    """Return whether the kernel can move these columns: each row has at most `PATH`, or its columns ascend and move to
-    lower indices."""
+    """Return whether the kernel can do these moves: each row moves at most `PATH` entries, or its indices ascend and
+    each entry moves to a lower index.
+
+    columns: for each row, the indices of the entries to move. begins: for each row, the index to which the first one
+        moves.
+    """
     for path, begin in zip(columns, begins, strict=True):
         ascending = all(a < b for a, b in pairwise(path))
         if len(path) > PATH and not (ascending and path[0] >= begin):

@@ -1,10 +1,11 @@
-"""Moves the accepted path's columns of every layer in one launch, in place.
+"""Moves entries of a key-value cache in all layers by one kernel launch, in place.
 
-Each program owns one head of one row of one layer's keys or values, which no other program reads or writes. It reads up
-to `PATH` columns before it writes the first, so source and target may overlap in any order. Longer moves (they
-remove padding inside a prompt) are done `PATH` columns at a time, which is safe if columns ascend and move down.
+Each program moves the entries of one head in one row of one layer's keys or values, which no other program accesses. It
+reads up to `PATH` entries before it writes the first one, so source and destination may overlap in any order. Moves of
+more entries (they remove padding inside a prompt) are done `PATH` entries at a time. This is safe if indices ascend and
+entries move to lower indices.
 
-It copies bits, whatever the dtype.
+It copies bits, so it works for any dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def _move(
     row_stride, head_stride, column_stride, width_stride,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, PATH: tl.constexpr,
 ):  # fmt: skip
-    """Move columns. sources: (B, longest); row b's first counts[b] go to begins[b], begins[b] + 1, ..."""
+    """Move cache entries along the token axis. sources: (B, longest), indices of the entries of each row. Row b moves
+    its first counts[b] of them to begins[b], begins[b] + 1, ..."""
     row, head, layer = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
     cells = first + tl.load(offsets + layer) + row.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     begin, count = tl.load(begins + row), tl.load(counts + row)
@@ -39,16 +41,16 @@ def _move(
         source = tl.load(sources + row * longest + step, mask=step < count, other=0).to(tl.int64)
         target = (begin + step).to(tl.int64)
         bits = tl.load(cells + source[:, None] * column_stride + d[None] * width_stride, mask=mask, other=0)
-        tl.debug_barrier()  # wait: source and target overlap, so all reads must come before the first write
+        tl.debug_barrier()  # source and destination overlap, so all reads must end before the first write
         tl.store(cells + target[:, None] * column_stride + d[None] * width_stride, bits, mask=mask)
         tl.debug_barrier()
 
 
 def kv_gather_triton(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move row r's `columns[r]` to the columns from `begins[r]` on, as `kv_gather` does. kv: (layers, B, H, S, D), or
-    (B, H, S, D). Requires `fits(columns, begins)`.
+    """Move the cache entries with indices `columns[r]` of each row r to `begins[r]`, `begins[r] + 1`, ... in place.
 
-    Leading columns that are in place already are skipped; if all are, nothing is launched.
+    kv: (layers, B, H, S, D), or (B, H, S, D). Requires that `fits(columns, begins)` is True.
+    Leading entries that are in place already are skipped; if all are, nothing is launched.
     """
     paths, targets = [], []
     for path, begin in zip(columns, begins, strict=True):

@@ -1,8 +1,8 @@
-"""Computes float32 linear layers and attention on a CPU by oneDNN, for inference.
+"""Computes float32 linear layers and attention with oneDNN on a CPU, for inference.
 
-torch gives float32 products to MKL, which uses half of what an AMD processor with AVX-512 can do. oneDNN, which torch
-has built in, takes the same weights as they are, in half of the time. Its sums have another order: results differ by
-float noise.
+torch uses MKL for float32 matrix products, which reaches half of the speed that AMD processors with AVX-512 allow.
+oneDNN, which is part of torch, takes half of the time, with the same weights. It sums in another order, so results
+differ by float32 rounding.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 250  # rows of scores computed at once, so that they stay in the processor's cache
-MANY = 64  # minimum number of queries for which this attention is faster than torch's
+ROWS = 250  # number of score rows that are computed at a time, so that they stay in the processor's cache
+MANY = 64  # minimum number of queries for which this attention is faster than torch's own
 BUILT_IN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 Activation = Literal["none", "gelu"]
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Return whether oneDNN computes with these: float32 on a CPU of x86, no gradient is wanted, and nothing is
-    exported or computed in another precision."""
+    """Return whether oneDNN can be used for these tensors: float32 on an x86 CPU, without gradients, autocast or model
+    export."""
     return (
         BUILT_IN
         and not torch.compiler.is_exporting()
@@ -49,10 +49,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: 
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute attention of scaled queries (B, heads, N, D) over all keys and values (B, heads, S, D).
+    """Compute attention without a mask: queries (B, heads, N, D), already scaled, over keys and values (B, heads, S,
+    D). Returns (B, heads, N, D).
 
-    A row's result does not depend on the other rows. For few queries, or if `takes` is False, torch's own attention
-    computes it. Returns (B, heads, N, D).
+    A row's result does not depend on the other rows. For few queries, or if `takes` is False, torch's own attention is
+    used.
     """
     if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)

@@ -1,4 +1,4 @@
-"""Sets the number of torch's CPU threads for one Python thread, and leaves it unchanged for all others."""
+"""Sets torch's number of CPU threads for one Python thread, without changing it for other Python threads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from contextlib import contextmanager
 
 import torch
 
-_setting = threading.Lock()  # held between reading the number for later threads and restoring it
+_setting = threading.Lock()  # held while the number for new Python threads is read, changed and restored
 
 
 def set_own_threads(count: int) -> None:
-    """Set the number of torch's CPU threads for this Python thread. torch would use it for Python threads that start
-    later, too, so the number for those is restored. count: at least 1."""
+    """Set torch's number of CPU threads for this Python thread only. count: at least 1.
+
+    torch would also use the number in Python threads that start later, so theirs is set back.
+    """
     if count == torch.get_num_threads():
         return
     with _setting, ThreadPoolExecutor(1) as other:
@@ -25,7 +27,7 @@ def set_own_threads(count: int) -> None:
 
 @contextmanager
 def own_threads(count: int) -> Iterator[None]:
-    """Set the number of torch's CPU threads for this Python thread within the block. count: from 1."""
+    """Context manager: set torch's number of CPU threads for this Python thread inside the block. count: at least 1."""
     before = torch.get_num_threads()
     set_own_threads(count)
     try:

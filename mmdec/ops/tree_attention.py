@@ -1,16 +1,16 @@
-"""Attention of a draft's nodes to their row's prefix and to their own ancestors.
+"""Attention of the nodes of a draft tree to the text before the tree and to their own ancestors.
 
-q        (B, Hq, N, D)       N nodes, rotated to their positions
-k, v     (B, Hkv, S + N, D)  S columns of earlier tokens, then the nodes' own; Hq is a multiple of Hkv
+    q        (B, Hq, N, D)       queries of N nodes, after rotary positions
+    k, v     (B, Hkv, S + N, D)  S entries of earlier tokens, then the N nodes; Hq is a multiple of Hkv
 
-A node sees those of the first S columns that lie between its row's start (after left padding) and end (rows differ in
-length), and, of the last N columns, its ancestors and itself. A sliding window hides columns further back: it counts
-positions, and a node's position is its row's length plus its depth. Chunks hide all columns before the chunk that the
-node's position is in.
+Rows differ in length. A node sees its row's part of the first S entries (after left padding, before the row's end). Of
+the last N entries it sees its ancestors and itself. A sliding window hides entries that are too far back. It counts
+positions; a node's position is its row's length plus its depth. With chunked attention, a node sees only the chunk that
+contains its position.
 
-A sink is one more score in a query head's softmax; it has no value.
+An attention sink is one more score in a query head's softmax, without a value.
 
-GPUs use `tree_attention_triton.py`, for trees of up to 128 nodes; otherwise torch computes it.
+On GPUs, trees of up to 128 nodes use `tree_attention_triton.py`; otherwise torch computes the same.
 """
 
 from __future__ import annotations
@@ -27,25 +27,29 @@ from mmdec.ops.kernels import runs_on
 if TYPE_CHECKING:
     from mmdec.ops.tree_attention_triton import PackedTree
 
-LARGEST = 128  # maximum nodes of a tree for the kernel
+LARGEST = 128  # maximum nodes of a tree that the kernel supports
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class TreeMask:
-    """Which columns the nodes of one pass see; shared by all layers."""
+    """The attention mask of one pass over a draft tree, shared by all layers: S entries of earlier tokens, then N
+    nodes."""
 
-    starts: Tensor  # (B,) int64, each row's first column that is no padding
-    ends: Tensor  # (B,) int64, the column after each row's last one
-    ancestors: Tensor  # (B, N, N) bool, [b, i, j]: node j is i or an ancestor of i
-    additive: Tensor  # (B, 1, N, S + N): all this as a mask: 0 where seen, else the dtype's least number
-    window: int | None = None  # positions that a node sees, its own included; None: all
-    kernel: bool = True  # whether starts, ends, ancestors and window describe all of `additive`: the kernel reads these
-    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)  # results of `packed`, by group
-    _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)  # the result of `bits`, once computed
+    starts: Tensor  # (B,) int64, index of each row's first entry that is not padding
+    ends: Tensor  # (B,) int64, index after each row's last entry before the tree
+    ancestors: Tensor  # (B, N, N) bool: [b, i, j] is True if node j is node i or an ancestor of it
+    additive: Tensor  # (B, 1, N, S + N), the same as an additive mask: 0 where visible, else the dtype's lowest number
+    window: int | None = None  # number of positions that a node sees, its own included; None: no limit
+    # whether the fields above define the whole mask; only then can the Triton kernel, which reads them, be used
+    kernel: bool = True
+    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)  # cache of `packed`, by group
+    # cache of `bits`; empty before the first call
+    _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
     def packed(self, group: int) -> Tensor:
-        """Return `additive` repeated for the `group` query heads of one key head: (B, 1, group * N, S + N)."""
+        """Repeat `additive` along the query axis, once for each of the `group` query heads of a key head: (B, 1, group
+        * N, S + N)."""
         if group == 1:
             return self.additive
         if group not in self._packed:
@@ -55,13 +59,13 @@ class TreeMask:
     def within(
         self, size: int, *, chunks: bool = False, first: int = 0, counted: tuple[Tensor, Tensor] | None = None
     ) -> TreeMask:
-        """Return the same mask for layers that see only a part of the text.
+        """Return the mask for layers with a sliding window or with chunked attention.
 
-        size: positions that a node sees, its own included; with `chunks`, positions of a chunk, counted from the row's
-            start: a node sees its own chunk.
-        first: the first column that the layers' keys still hold; the earlier ones are dropped from the mask.
-        counted: for rows with padding between their tokens, if the window counts this padding: each column's place (B,
-            S), padding included, and the amount of padding (B,) in each row. None: a column's place is its index.
+        size: number of positions that a node sees, its own included; with `chunks`, the number of positions in a chunk.
+            Chunks are counted from the row's start, and a node sees its own chunk only.
+        first: index of the first entry that these layers' caches still hold; the mask gets no columns for earlier ones.
+        counted: for rows with padding between their tokens, if the window counts this padding: (positions (B, S) of the
+            entries, padding included; amount of padding (B,) in each row). None: an entry's position is its index.
         """
         columns, device = self.additive.shape[3] - self.ancestors.shape[1], self.additive.device
         if counted is None:
@@ -79,7 +83,7 @@ class TreeMask:
         return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain)
 
     def bits(self) -> PackedTree:
-        """Return the mask in the kernel's format, computed once."""
+        """Return the tree in the Triton kernel's format. It is computed at the first call only."""
         from mmdec.ops.tree_attention_triton import PackedTree
 
         if not self._bits:
@@ -96,26 +100,29 @@ def tree_mask(
     *,
     ragged: bool = True,
 ) -> TreeMask:
-    """Make the mask of a pass: a node sees its row's columns before the tree, its ancestors, and itself.
+    """Make the attention mask of a pass over a draft tree: a node sees the earlier tokens of its row, its ancestors and
+    itself.
 
-    starts, ends: (B,) each row's first column and the column after its last. ancestors: (B, N, N) bool.
-    columns: S, the shared columns before the nodes. dtype: the additive mask's dtype.
-    ragged: False if all S columns belong to every row, which saves half of the work at batch 1.
-    The mask is additive because all attention implementations agree on its meaning; for bool masks they do not.
+    starts, ends: (B,), index of each row's first entry, and index after its last entry. ancestors: (B, N, N) bool, [b,
+        i, j] is True if node j is node i or an ancestor of it.
+    columns: S, number of entries before the nodes. dtype: dtype of the additive mask.
+    ragged: False if all S entries belong to every row; this saves half of the work at batch size 1.
+    The mask is additive, because implementations of attention disagree on the meaning of bool masks.
     """
     batch, nodes, _ = ancestors.shape
     lowest = torch.finfo(dtype).min
     additive = _padded_rows(torch.zeros(batch, 1, nodes, columns + nodes, dtype=dtype, device=ancestors.device))
     if ragged:
         steps = torch.arange(columns, device=ancestors.device)
-        foreign = (steps < starts[:, None]) | (steps >= ends[:, None])  # (B, S)
+        foreign = (steps < starts[:, None]) | (steps >= ends[:, None])  # (B, S), entries that are no token of the row
         additive[..., :columns].masked_fill_(foreign[:, None, None], lowest)
     additive[..., columns:].masked_fill_(~ancestors[:, None], lowest)
     return TreeMask(starts, ends, ancestors, additive)
 
 
 def _padded_rows(mask: Tensor) -> Tensor:
-    """Return a copy of a mask (..., S + N) whose rows begin at multiples of 8 numbers, as fused GPU kernels need."""
+    """Return a copy of a mask (..., S + N) whose rows start in memory at multiples of 8 elements, which fused GPU
+    kernels need."""
     width = mask.shape[-1]
     rows = torch.zeros(*mask.shape[:-1], -(-width // 8) * 8, dtype=mask.dtype, device=mask.device)[..., :width]
     return rows.copy_(mask)
@@ -124,10 +131,12 @@ def _padded_rows(mask: Tensor) -> Tensor:
 def tree_attention(
     q: Tensor, k: Tensor, v: Tensor, tree: TreeMask | None, scaling: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """Compute the attention output (B, Hq, N, D). Without a tree every query sees every column.
+    """Compute the attention output (B, Hq, N, D).
 
-    sinks: (Hq,), one more score in each query head's softmax, without a value; None: there are none.
-    The query heads of a key head are concatenated as further queries, so that keys and values are not repeated.
+    q: (B, Hq, N, D). k, v: (B, Hkv, S + N, D). tree: the mask; None: all entries are visible. scaling: factor on
+        scores.
+    sinks: (Hq,), one more score in each query head's softmax, without a value; None: none.
+    The query heads that share a key head are treated as further queries, so that keys and values need not be repeated.
     """
     batch, heads, nodes, width = q.shape
     fits = tree is not None and tree.kernel and sinks is None and nodes <= LARGEST and q.dtype in FLOATS
@@ -142,13 +151,15 @@ def tree_attention(
         each = sinks.view(1, k.shape[1], group, 1).expand(-1, -1, -1, nodes).reshape(1, k.shape[1], group * nodes, 1)
         k, v, mask = with_sinks(k, v, mask, each.expand(batch, -1, -1, -1))
     out = scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scaling)
-    return out.reshape(len(out), heads, nodes, v.shape[-1])  # a row of queries may attend to each of several rows
+    # the batch size of keys may be larger than that of queries; then `out` has the larger one
+    return out.reshape(len(out), heads, nodes, v.shape[-1])
 
 
 def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Append one column to keys, values and mask: a key and a value of zeros, whose score is the sink alone.
+    """Add attention sinks as one more key and value of zeros, whose mask entry is the sink. Returns: the new k, v and
+    mask.
 
-    k, v: (B, H, S, D). mask: additive, (B, 1 or Hq, N, S); None: all is seen. sinks: (B, Hq, N, 1).
+    k, v: (B, H, S, D). mask: additive, (B, 1 or Hq, N, S); None: all entries are visible. sinks: (B, Hq, N, 1).
     """
     sinks = sinks.to(k.dtype)
     seen = sinks.new_zeros(*sinks.shape[:3], k.shape[2]) if mask is None else mask.expand(*sinks.shape[:3], -1)
@@ -157,7 +168,10 @@ def with_sinks(k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor) -> tupl
 
 
 def tree_attention_reference(q: Tensor, k: Tensor, v: Tensor, tree: TreeMask, scaling: float) -> Tensor:
-    """Compute the same slowly, as a reference for tests: one node at a time, from starts, ends and ancestors."""
+    """Compute tree attention slowly, one node at a time, as a reference for tests. Returns: (B, Hq, N, D).
+
+    q: (B, Hq, N, D). k, v: (B, Hkv, S + N, D). tree: the mask. scaling: factor on scores.
+    """
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
     columns, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
     for row, (start, end) in enumerate(zip(tree.starts.tolist(), tree.ends.tolist(), strict=True)):

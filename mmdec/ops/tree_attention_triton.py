@@ -1,14 +1,16 @@
-"""Tree attention in two launches: the first handles the prefix in splits and the tree, the second merges them.
+"""Tree attention on a GPU in two kernel launches. The first processes the tree, and the text before it in several
+splits; the second merges their results.
 
-The query heads of a key head are packed as further queries, so that each key is read once for all of them. A program
-takes a block of packed queries and one split of its row's prefix, which needs no mask except the row's bounds (and the
-window, if any). One more split is the tree itself, masked by ancestor bits, 32 to a word. The splits' results are
-merged by their log-sum-exp (as in flash decoding). Lengths, ancestors and positions are read from device memory, so a
-tree's content may change without compiling anew, even in a captured graph; only a new padded size compiles anew.
+The query heads that share a key head are packed as further queries, so that each key is read once for all of them. A
+program processes a block of packed queries and one split of its row's text before the tree. This split needs no mask
+except the row's bounds and the sliding window. One more split is the tree itself, masked by bits: each node's
+ancestors, 32 to a word. The results are merged by their log-sum-exp, as in flash decoding. Lengths, ancestors and
+positions are read from GPU memory. So they may change without recompiling, even in a captured CUDA graph; only a new
+padded size recompiles.
 
-queries  packed r = g * N + n for head h * G + g of key head h and node n
-words    (B, N, W) int32, bit j % 32 of word j // 32: node j is n or an ancestor of n
-depths   (B, N) int32, depth of each node: a window counts positions, not columns
+    queries  packed r = g * N + n for head h * G + g of key head h and node n
+    words    (B, N, W) int32, bit j % 32 of word j // 32: node j is n or an ancestor of n
+    depths   (B, N) int32, depth of each node: a window counts positions, not cache entries
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from torch import Tensor
 
 from mmdec.ops.kernels import interpreted, launch
 
-NODES = 128  # maximum nodes of a tree; larger ones use torch
-BLOCK_N = 64  # columns of keys that a program reads at a time
+NODES = 128  # maximum nodes of a tree for this kernel; larger trees use torch
+BLOCK_N = 64  # number of keys that one program reads at a time
 LOG2_E = 1.4426950408889634
 
 
@@ -31,9 +33,9 @@ LOG2_E = 1.4426950408889634
 class PackedTree:
     """A tree in the kernel's format: each node's ancestors are bits of 32-bit words."""
 
-    starts: Tensor  # (B,) int32, each row's first column
-    ends: Tensor  # (B,) int32, the column after each row's last one
-    words: Tensor  # (B, N, W) int32, bit j of a node's W words: whether it sees node j
+    starts: Tensor  # (B,) int32, index of each row's first entry that is not padding
+    ends: Tensor  # (B,) int32, index after each row's last entry before the tree
+    words: Tensor  # (B, N, W) int32: bit j % 32 of word j // 32 is set if the node sees node j
     depths: Tensor  # (B, N) int32, number of each node's ancestors
 
     @classmethod
@@ -48,15 +50,15 @@ class PackedTree:
         packed = (bits.to(torch.int64) * weights).sum(-1)  # 32 bits; the highest becomes int32's sign
         packed = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
         depths = ancestors.sum(-1, dtype=torch.int32) - 1
-        starts, ends = (bound.to(torch.int32).contiguous() for bound in (starts, ends))  # int32 columns of one tensor
+        # starts and ends may be strided views, which the kernel does not accept
+        starts, ends = (bound.to(torch.int32).contiguous() for bound in (starts, ends))
         return cls(starts, ends, packed.contiguous(), depths.contiguous())
 
 
 @triton.jit
 def _online(scores, values, top, total, acc, UPCAST: tl.constexpr, PRECISION: tl.constexpr):
-    """Add scores (R, C) and values (C, D) to a running softmax in base 2: maximum `top` and sum `total` (R,), weighted
-    values `acc` (R, D).
-    """
+    """Update a running softmax in base 2 by scores (R, C) and values (C, D). top: (R,), maximum so far. total: (R,),
+    sum of weights. acc: (R, D), sum of weighted values. Returns: the new (top, total, acc)."""
     new_top = tl.maximum(top, tl.max(scores, 1))
     shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores - shift[:, None])
@@ -79,7 +81,8 @@ def _attend(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
     WINDOWED: tl.constexpr, UPCAST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of a block of packed queries over one split; split number `splits` is the tree."""
+    """Compute the attention of a block of packed queries over one split. The split with the number `splits` is the
+    tree."""
     block, split = tl.program_id(0), tl.program_id(1)
     row, head = tl.program_id(2) // HEADS, tl.program_id(2) % HEADS
     packed = GROUP * nodes
@@ -105,7 +108,7 @@ def _attend(
     if split < splits:
         first = tl.load(starts + row)
         end = tl.load(ends + row)
-        if WINDOWED:  # no node sees earlier columns than the root, which sees `window` positions, its own included
+        if WINDOWED:  # the root sees `window` positions, its own included; no other node sees further back
             first = tl.maximum(first, end - window + 1)
         share = tl.cdiv(tl.cdiv(tl.maximum(end - first, 0), splits), BLOCK_N) * BLOCK_N
         begin = first + split * share
@@ -151,9 +154,9 @@ def _attend(
             )
             top, total, acc = _online(scores, values, top, total, acc, UPCAST, PRECISION)
 
-    # (splits + 1, B * HEADS, packed, V_WIDTH): each split's weighted mean of values; and its log-sum-exp in base 2
+    # for each split, head and query: the weighted mean of values, and the log-sum-exp of the scores in base 2
     cell = (split.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)) * packed + query
-    divisor = tl.where(total == 0.0, 1.0, total)  # a split may hold no column that a node sees
+    divisor = tl.where(total == 0.0, 1.0, total)  # a split may hold no entry that the node sees
     tl.store(out + cell[:, None] * V_WIDTH + e[None], acc / divisor[:, None], mask=real[:, None] & (e < V_WIDTH)[None])
     tl.store(lse + cell, tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor)), mask=real)
 
@@ -163,7 +166,8 @@ def _merge(
     partial, lse, out, nodes, splits, o_b, o_h, o_n,
     HEADS: tl.constexpr, GROUP: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Average the splits, weighted by their exponentiated log-sum-exps. The tree's split always sees a column."""
+    """Merge the splits: average their outputs, weighted by 2 to the power of their log-sum-exp (which is in base 2). A
+    node always sees an entry in the tree's split, itself."""
     block, pair = tl.program_id(0), tl.program_id(1)
     packed = GROUP * nodes
     query = block * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -199,12 +203,12 @@ def tree_attention_triton(
     window: int | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """Compute the attention output (B, Hq, N, E) of q (B, Hq, N, D) over k (B, Hkv, S + N, D) and v (B, Hkv, S + N, E).
+    """Compute the attention output (B, Hq, N, E) on a GPU.
 
-    The tensors may have any strides.
-    tree: its N is at most `NODES`. scaling: factor on scores.
-    window: positions that a node sees, its own included; None: all.
-    splits: number of splits of the prefix; None: enough to fill the GPU.
+    q: (B, Hq, N, D). k: (B, Hkv, S + N, D). v: (B, Hkv, S + N, E). All may have any strides.
+    tree: the mask; it has at most `NODES` nodes. scaling: factor on scores.
+    window: number of positions that a node sees, its own included; None: no limit.
+    splits: number of splits of the text before the tree; None: enough to use the whole GPU.
     """
     batch, heads, nodes, width = q.shape
     key_heads, columns, v_width = k.shape[1], k.shape[2] - nodes, v.shape[3]
@@ -238,6 +242,7 @@ def tree_attention_triton(
 
 
 def _splits(programs: int, columns: int, device: torch.device) -> int:
-    """Return the number of splits: two programs a multiprocessor, at least four blocks of columns each, at most 32."""
+    """Choose the number of splits: so many that each multiprocessor gets two programs, but at least four blocks of keys
+    in a split, and at most 32 splits."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(-(-2 * units // programs), columns // (4 * BLOCK_N), 32))

@@ -1,1 +1,1 @@
-"""Phones to readable English: lexicon, n-gram model, approximate matching, beam search."""
+"""Converts phones to English text: pronunciation lexicon, n-gram language model, approximate matching, beam search."""

@@ -1,12 +1,13 @@
-"""Decodes phones to readable English: a lexicon, an n-gram model of the training text, and a beam search.
+"""Converts phones to English text with a pronunciation lexicon, an n-gram model of the training text, and a beam
+search.
 
-Punctuation marks are tokens without phones (a comma may coincide with a pause). In the language model, the mark that
-closes a sentence comes *before* the sentence, so that a trigram has it together with the words that decide it: "Is the
-..." is a question. Each comma repeats that mark (",?" is the comma of a question), so that "Hello, is the ..." is a
-question, too. Tokens keep the case of the training text, but the capital at a sentence's start is removed, and restored
-in the output.
-First the phones are split into words exactly as in the lexicon. Only if that is impossible, or the result is
-improbable, phones may be replaced, inserted and deleted at a cost (`lexicon.py`).
+Punctuation marks are tokens without phones; a comma may stand where the phones have a pause. In the language model, the
+mark that ends a sentence comes *before* the sentence. So a trigram sees it together with the words that decide it: "Is
+the ..." is a question. Each comma repeats that mark (",?" is the comma of a question), so that "Hello, is the ..." is a
+question, too. Tokens keep the case of the training text, except the capital at a sentence's start: it is removed, and
+restored in the output.
+The phones are first split into words that match the lexicon exactly. Only if that is impossible, or the result is
+improbable, the search may replace, insert and delete phones at a cost (`lexicon.py`).
 """
 
 from __future__ import annotations
@@ -23,30 +24,34 @@ from mmdec.phonetics.lexicon import PAUSE, ApproximateLexicon, pronounce, read_l
 from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.types import InputError
 
-TRIGRAMS = 40_000  # maximum trigrams of the language model, which bound its file's size
-BEAM = 16  # maximum states of the beam search at each phone position
-MARGIN = 12.0  # nats: states further below the best one of their position are dropped
-MARK_ELSEWHERE = 4.0  # cost in nats of a punctuation mark where no pause is spoken
-OTHER_KIND = 5.0  # cost in nats of a comma that turns a statement into a question, or back
-BARE_PAUSE = 6.0  # cost in nats of a spoken pause without a punctuation mark
-NEXT_SENTENCE = 3.0  # cost in nats of each further sentence in a recording
-TRUST = 8.0  # bonus in nats of an exact segmentation, because wrong phones seldom spell words
-IMPROBABLE = 3.0  # nats per token: if an exact segmentation is less probable, others are tried
-EDIT_BASE, EDIT_SLOPE = 8.0, 3.0  # maximum cost of a word's wrong phones: base in nats, plus slope in nats per phone
+TRIGRAMS = 40_000  # maximum number of trigrams of the language model, so that its file stays small
+BEAM = 16  # maximum number of hypotheses at each phone position
+MARGIN = 12.0  # in nats: at each phone position, hypotheses whose score is this far below the best one are dropped
+MARK_ELSEWHERE = 4.0  # cost in nats of a punctuation mark at a place where the phones have no pause
+OTHER_KIND = 5.0  # cost in nats of a comma whose kind (statement or question) differs from that of its sentence
+BARE_PAUSE = 6.0  # cost in nats of a pause in the phones where the text has no punctuation mark
+NEXT_SENTENCE = 3.0  # cost in nats of each sentence after the first in one recording
+# nats added to the score of an exact match of all words: phones that were misrecognised seldom form words by chance
+TRUST = 8.0
+# in nats: if the score of an exact match is below minus this number per token, approximate matches are tried, too
+IMPROBABLE = 3.0
+# a word's wrong phones may cost at most EDIT_BASE + EDIT_SLOPE * (number of its phones), in nats; more is no match
+EDIT_BASE, EDIT_SLOPE = 8.0, 3.0
 FAR_BELOW = -1e9  # score of a position that no state has reached
-UNSEEN = 7.0  # maximum cost in nats of a word's wrong phones if it forms no known bigram
-CANDIDATES = 80  # maximum words at each phone position that match only approximately
+# in nats: a word whose wrong phones cost more must form a bigram of the training text with the token before it
+UNSEEN = 7.0
+CANDIDATES = 80  # maximum number of approximate matches that are tried at each phone position without a known bigram
 MAX_PHONES = 20_000
 
 Match = tuple[int, str, float]  # end position, word, cost in nats
-Chain = tuple[str, "Chain"] | None  # the tokens so far, newest first
+Chain = tuple[str, "Chain"] | None  # the hypothesis's tokens as a linked list, the newest first
 CLOSING, INNER = ".?!", ",;:"
 TOKEN = re.compile(rf"[^\W_]+(?:['’.\-][^\W_]+)*|[{re.escape(CLOSING + INNER)}]")
 
 
 @final
 class WordDecoder:
-    """Decodes phones to text. Has no state between calls."""
+    """Converts phones to text. Holds the lexicon's prefix tree and the language model; calls do not change them."""
 
     def __init__(self, pronunciations: Mapping[str, Sequence[Sequence[str]]], model: NGram) -> None:
         self._pronunciations = {word: [tuple(phones) for phones in pronunciations[word]] for word in pronunciations}
@@ -60,22 +65,24 @@ class WordDecoder:
                 for phone in phones:
                     node = node.setdefault(phone, {})
                 node.setdefault("", []).append(word)
-        self._approximate: ApproximateLexicon | None = None  # built at the first wrong phone
+        self._approximate: ApproximateLexicon | None = None  # built when phones without an exact match first occur
 
     @classmethod
     def build(cls, lexicon: Mapping[str, Sequence[Sequence[str]]], sentences: Iterable[str]) -> WordDecoder:
-        """Build the decoder and estimate its language model.
+        """Make the decoder, and estimate its language model.
 
-        lexicon: word, in upper or lower case -> its pronunciations; a hyphenated word may use those of its parts.
-        sentences: training text.
-        Raises: InputError that names the words without a pronunciation.
+        lexicon: word, in upper or lower case -> its pronunciations, each a sequence of phones. A hyphenated word that
+            is missing may use the pronunciations of its parts.
+        sentences: training text of the language model.
+        Raises: InputError, which lists the words of `sentences` that have no pronunciation.
         """
         texts = restore_case([tokens for tokens in map(tokenize, sentences) if tokens])
         folded: dict[str, list[tuple[str, ...]]] = {}
         for word, variants in lexicon.items():
             distinct = folded.setdefault(word.casefold(), [])
             for phones in variants:
-                spoken = tuple(phone for phone in phones if phone != PAUSE)  # a pause belongs to a mark, not to a word
+                # a pause belongs to a punctuation mark, not to a word
+                spoken = tuple(phone for phone in phones if phone != PAUSE)
                 if spoken and spoken not in distinct:
                     distinct.append(spoken)
         used = {token for tokens in texts for token in tokens if not is_mark(token)}
@@ -163,8 +170,13 @@ class WordDecoder:
     def _search(
         self, phones: Sequence[str], matches: Callable[[int], Iterable[Match]], unseen: float
     ) -> tuple[float, list[str]]:
-        """Find the best sequence of words and marks for the phones by beam search. Returns (score, tokens), or (-inf,
-        []) if there is none. A word that costs more than `unseen` must form a known bigram."""
+        """Find the most probable sequence of words and punctuation marks for the phones by beam search.
+
+        matches: a function from a start position to the words that match there, each as (end position, word, cost in
+            nats). unseen: in nats: a word that costs more must form a bigram of the training text with the token before
+            it.
+        Returns: (score in nats, tokens); (-inf, []) if no sequence matches.
+        """
         model, end = self._model, len(phones)
         beams: list[dict[str, tuple[float, Chain]]] = [{} for _ in range(end + 1)]
         opening = model.advance("", START)
@@ -225,8 +237,15 @@ class WordDecoder:
         matches: Iterable[Match],
         unseen: float,
     ) -> None:
-        """Append the words that match at `position` to the beams. A word whose phones were all deleted does not advance
-        the position; it is tried once per state and position."""
+        """Extend the hypotheses at `position` by each word that matches there.
+
+        beams: for each phone position, the best hypothesis of each language model context: context -> (score in nats,
+            tokens). The extended hypotheses are added to it.
+        states: the hypotheses at `position`, each as (context, score, tokens). matches: the words, each as (end
+            position, word, cost in nats). unseen: words of a higher cost must form a known bigram.
+        A word may match with all of its phones deleted. It then ends at `position`, and is tried once for each
+        hypothesis.
+        """
         model = self._model
         ordered = sorted(matches, key=lambda match: match[2])
         nearest = [match for match in ordered if match[2] <= unseen][:CANDIDATES]
@@ -260,13 +279,14 @@ class WordDecoder:
             states = still
 
     def _pruned(self, beam: dict[str, tuple[float, Chain]]) -> list[tuple[str, float, Chain]]:
-        """Return the best states of a position, best first."""
+        """Return the best hypotheses of one phone position, as (context, score, tokens), best first."""
         states = sorted(((context, *entry) for context, entry in beam.items()), key=lambda state: -state[1])[:BEAM]
         return [state for state in states if state[1] > states[0][1] - MARGIN]
 
 
 def _kind(chain: Chain) -> str:
-    """Return the mark that will close the current sentence, according to its latest mark; "" without one."""
+    """Return the mark that will end the current sentence (".", "?" or "!"), which the newest mark in the tokens tells;
+    "" if there is no mark."""
     while chain is not None and not is_mark(chain[0]):
         chain = chain[1]
     return "" if chain is None else chain[0][-1] if chain[0][-1] in CLOSING else ""
@@ -278,7 +298,8 @@ def _keep(beam: dict[str, tuple[float, Chain]], context: str, score: float, chai
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a text into words and marks. Each sentence's closing mark is put first, and after each inner mark.
+    """Split a text into words and punctuation marks. The mark that ends a sentence is put before the sentence, and is
+    repeated after each mark inside it.
 
     >>> tokenize("Hello. Where is it, please?")
     ['.', 'Hello', '?', 'Where', 'is', 'it', ',?', 'please']
@@ -295,8 +316,8 @@ def tokenize(text: str) -> list[str]:
 
 
 def render(tokens: Iterable[str]) -> str:
-    """Return the inverse of `tokenize`, with a capital at the start of each sentence. A sentence's last mark closes
-    it."""
+    """Convert tokens of `tokenize` back to text, with a capital at the start of each sentence. A sentence ends with the
+    kind of its last mark."""
     text, pending, start = "", "", True
     for token in tokens:
         if token in CLOSING:
@@ -310,12 +331,16 @@ def render(tokens: Iterable[str]) -> str:
 
 
 def is_mark(token: str) -> bool:
-    """Return whether a token is a punctuation mark: "?", ",", or the comma of a question, ",?"."""
+    """Return whether a token is a punctuation mark, such as "?" or ",", or a comma of a question, ",?"."""
     return token[0] in CLOSING + INNER
 
 
 def restore_case(texts: list[list[str]]) -> list[list[str]]:
-    """Remove the capital of each sentence's first word, unless the word usually has a capital inside sentences."""
+    """Make the first letter of each sentence's first word lower case, unless the word usually has a capital inside
+    sentences.
+
+    texts: the tokens of each text. Returns: the changed tokens of each text.
+    """
     inside: Counter[str] = Counter()
     for tokens in texts:
         inside.update(token for before, token in pairwise([".", *tokens]) if before not in CLOSING)
@@ -330,13 +355,16 @@ def restore_case(texts: list[list[str]]) -> list[list[str]]:
 
 
 def case_of_stem(word: str, used: Collection[str]) -> str:
-    """Return a word that the training text lacks with the capital of its stem, if the text writes the stem with one
-    (Mondays, Paul's). used: the text's words."""
+    """Return a word with the capital that its stem has in the training text (Mondays, Paul's), or unchanged. The word
+    itself is not in that text.
+
+    used: all words of the training text.
+    """
     stem = word.removesuffix("s").removesuffix("'")
     capital = stem[:1].upper() + stem[1:]
     return capital + word[len(stem) :] if stem not in used and capital in used else word
 
 
 def _shouted(word: str) -> bool:
-    """Return whether the word is written with capitals at every place in a sentence, such as I, I'd, TV."""
+    """Return whether the word has capitals wherever it stands in a sentence, such as I, I'd, TV."""
     return word.split("'")[0] == "I" or (len(word) > 1 and word.isupper())

@@ -1,8 +1,8 @@
-"""The pronunciation lexicon (a text file with one pronunciation per line), and its approximate matching against phones:
-which words may begin at which position, and the cost of their wrong phones.
+"""The pronunciation lexicon (a text file with one pronunciation a line), and a search that matches its words
+approximately against phones.
 
-Costs are in nats, so that they add to a language model's log probabilities. A substitution is cheaper between phones
-that sound alike.
+Costs of wrong phones are in nats, so that they can be added to log-probabilities of a language model. Replacing a phone
+by one that sounds similar costs less.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import numpy as np
 
 from mmdec.types import InputError
 
-PAUSE = "pau"  # the phone of silence, as flite writes it
+PAUSE = "pau"  # name of the phone that stands for silence, as in the speech synthesiser flite
 MAX_FILE_BYTES = 16 * 2**20
-SUBSTITUTION = 7.0  # cost in nats of one phone for an unrelated one
-INSERTION = 6.0  # cost in nats of an extra phone
-DELETION = 6.0  # cost in nats of a missing phone
-FAR = 1e4  # stands for infinity, whose differences would be NaN
-STARTS = 64  # start positions matched at once, which bounds the memory
-# manner, place, voice of consonants; height, backness, tenseness or roundness of vowels (American English, ARPAbet)
+SUBSTITUTION = 7.0  # cost in nats if a phone was recognised as an unrelated one
+INSERTION = 6.0  # cost in nats of a recognised phone that the word does not have
+DELETION = 6.0  # cost in nats of a phone of the word that was not recognised
+FAR = 1e4  # a cost that stands for infinity; true infinities would give NaN when they are subtracted
+STARTS = 64  # number of start positions that are matched at the same time; the memory grows with it
+# Features of American English phones in ARPAbet, which decide how similar two phones are. Consonants: manner, place,
+# voice. Vowels: height, backness, tenseness or roundness.
 CONSONANTS = {
     "p": "stop lip -", "b": "stop lip +", "t": "stop tip -", "d": "stop tip +", "k": "stop back -", "g": "stop back +",
     "ch": "affricate palate -", "jh": "affricate palate +", "f": "fricative lip -", "v": "fricative lip +",
@@ -42,14 +43,14 @@ VOWELS = {
 
 
 def spoken(phones: Sequence[str]) -> slice:
-    """Return the slice of the phones without the pauses at both ends; empty if there are only pauses."""
+    """Return the slice that leaves out pauses at both ends of the phones; an empty slice if all phones are pauses."""
     kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
     return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 
 
 def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
-    """Read word -> pronunciations from lines of word, tab, phones. A word with several pronunciations has several
-    lines."""
+    """Read a lexicon: word -> its pronunciations. Each line has a word, a tab and phones; a word with several
+    pronunciations has several lines."""
     if not path.is_file():
         raise InputError(f"`path` must be a lexicon file, but {path} is not a file. Check the directory.")
     if path.stat().st_size > MAX_FILE_BYTES:
@@ -71,7 +72,7 @@ def read_lexicon(path: Path) -> dict[str, list[tuple[str, ...]]]:
 
 
 def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, list[tuple[str, ...]]]:
-    """Merge words that differ only in case: "Will" and "will" get the pronunciations of both."""
+    """Merge words that differ only in case: "will" gets the pronunciations of both "Will" and "will"."""
     folded: dict[str, list[tuple[str, ...]]] = {}
     for word, variants in lexicon.items():
         folded.setdefault(word.lower(), []).extend(variants)
@@ -79,7 +80,11 @@ def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, li
 
 
 def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """Return a word's pronunciations by its case-folded spelling, else those of its hyphenated parts."""
+    """Return a word's pronunciations, looked up without regard to case. A hyphenated word that is missing gets those of
+    its parts, joined.
+
+    folded: the lexicon with lower-case words, from `lower_case`.
+    """
     if word.casefold() in folded:
         return list(folded[word.casefold()])
     parts = [folded.get(part, ()) for part in word.casefold().split("-")]
@@ -87,7 +92,7 @@ def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> lis
 
 
 def substitution_cost(phone: str, other: str) -> float:
-    """Return the cost in nats if `other` was recognised instead of `phone`."""
+    """Return the cost in nats if the phone `other` was recognised where the word has `phone`."""
     if phone == other:
         return 0.0
     for table in (CONSONANTS, VOWELS):
@@ -99,10 +104,11 @@ def substitution_cost(phone: str, other: str) -> float:
 
 @final
 class ApproximateLexicon:
-    """The prefix tree of all pronunciations, as arrays.
+    """Matches all words of a lexicon approximately against phones. Holds the prefix tree of all pronunciations, as
+    arrays.
 
-    All words and all start positions are matched together, level by level down the tree. A branch is dropped at the
-    positions where its cost exceeds the limit.
+    All words and all start positions are matched at the same time, one level of the tree after the other (edit
+    distance). A node of the tree is dropped for a start position if all of its costs there exceed the limit.
     """
 
     def __init__(self, pronunciations: Iterable[tuple[str, Sequence[str]]]) -> None:
@@ -129,17 +135,19 @@ class ApproximateLexicon:
         self._final = np.array([bool(words) for words in self._words])
         self._depth = max((len(phones) for phones, _ in entries), default=0)
         costs = [[substitution_cost(meant, heard) for heard in self._phones] for meant in self._phones]
-        # two more recognised "phones" are possible: an unknown one, and the position after the last one
+        # two more columns than phones: for a recognised phone that is unknown, and for the end of the recognised phones
         extra = np.tile(np.array([SUBSTITUTION, FAR]), (len(self._phones), 1))
         self._costs = np.concatenate((np.array(costs), extra), axis=1).astype(np.float32)  # (P, P + 2)
 
     def match(
         self, phones: Sequence[str], base: float, slope: float, extra: int = 2
     ) -> list[list[tuple[int, str, float]]]:
-        """Find the words at each start position whose cost is at most base + slope * (number of the word's phones).
+        """Find the words that match at each start position.
 
-        extra: a match may be this many phones longer than the longest pronunciation. Returns: for each start position,
-            (end, word, cost) of each word.
+        phones: the recognised phones. base, slope: a word matches if its wrong phones cost at most base + slope *
+            (number of the word's phones), in nats.
+        extra: a match may span this many phones more than the longest pronunciation has.
+        Returns: for each start position, a list of (end position, word, cost in nats).
         """
         count = len(phones)
         width = min(count, self._depth + extra) + 1
@@ -156,16 +164,19 @@ class ApproximateLexicon:
     def _descend(
         self,
         matches: list[dict[tuple[int, str], float]],
-        starts: np.ndarray,  # (S,)
-        heard: np.ndarray,  # (S, W - 1) numbers of the recognised phones
-        insertion: np.ndarray,  # (S, W - 1)
+        starts: np.ndarray,  # (S,) start positions
+        heard: np.ndarray,  # (S, W - 1) indices of the recognised phones from each start position on
+        insertion: np.ndarray,  # (S, W - 1) cost of leaving out each of these phones
         base: float,
         slope: float,
     ) -> None:
         running = np.concatenate((np.zeros((len(starts), 1), np.float32), np.cumsum(insertion, axis=1)), axis=1)
-        rows = np.arange(len(starts))  # one row for each (start, node) whose branch is not dropped
+        # one row for each pair (start position, tree node) that is not dropped: the index of its start position
+        rows = np.arange(len(starts))
         nodes = np.zeros(len(starts), dtype=np.int64)
-        costs = running.copy()  # (R, W): cost of the node's phones against the first j recognised phones
+        # (R, W): for each row, the cost of matching the node's phones with the first j recognised phones, j = 0 .. W -
+        # 1
+        costs = running.copy()
         depth = 0
         while len(rows):
             depth += 1

@@ -1,8 +1,8 @@
-"""A small n-gram language model: modified Kneser-Ney, stored in the standard ARPA format.
+"""A small n-gram language model with modified Kneser-Ney smoothing, stored in the standard ARPA format.
 
-A context is a string of tokens joined by spaces (tokens hold no white space), so it can be a dictionary key.
-Probabilities are natural logarithms in memory and base 10 in the file. Source: Chen and Goodman (1998), section 3, for
-the discounts.
+A context is written as one string: its tokens, separated by spaces (tokens contain no white space). So it can be a
+dictionary key. Probabilities are natural logarithms in memory and logarithms of base 10 in the file. Source: Chen and
+Goodman (1998), section 3, for the discounts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ Table = dict[str, dict[str, float]]  # context -> word -> ln P
 
 @final
 class NGram:
-    """A language model: log P(word | context) with back-off to shorter contexts.
+    """A back-off language model: ln P(word | context).
 
-    successors: context -> {word: ln P}; the context "" holds the unigrams. backoff: context -> ln weight (0 if absent).
+    successors: context -> {word: ln P(word | context)}; the context "" holds the unigrams.
+    backoff: context -> natural logarithm of its back-off weight; 0 for a context that is missing.
     """
 
     def __init__(self, order: int, successors: Table, backoff: dict[str, float]) -> None:
@@ -38,7 +39,7 @@ class NGram:
 
     @property
     def vocabulary(self) -> frozenset[str]:
-        """Return every token that may be predicted, the sentence end left out."""
+        """Return all tokens that can be predicted, without the end-of-sentence token."""
         return frozenset(self.successors[""]) - {END, START}
 
     @property
@@ -59,8 +60,12 @@ class NGram:
             context = shorter(context)
 
     def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
-        """Return the back-off rows from the longest context to the unigrams, each as (word -> ln P, ln back-off
-        weight). A word's probability is in the first row that contains it."""
+        """Return the tables in which a word that follows the context is looked up: first that of the longest context,
+        last the unigrams.
+
+        Returns: for each table, (word -> ln P, ln of the back-off weights to get there). The first table that contains
+            a word decides: its ln P plus the weight.
+        """
         rows, weight = [], 0.0
         while True:
             if context in self.successors:
@@ -71,8 +76,8 @@ class NGram:
             context = shorter(context)
 
     def advance(self, context: str, word: str) -> str:
-        """Return the next context: the longest suffix of `context` followed by `word` that the model contains. Texts
-        with the same continuations give the same string."""
+        """Return the context after one more word: the longest suffix of `context` and `word` that the model contains.
+        Texts with equal contexts have the same probabilities for all further words."""
         if self.order == 1:
             return ""
         context = f"{context} {word}".lstrip()
@@ -81,7 +86,7 @@ class NGram:
         return context
 
     def sentence(self, tokens: Sequence[str]) -> float:
-        """Return ln P of a sentence with these tokens, the sentence end included."""
+        """Return ln P of a whole sentence, its end-of-sentence token included."""
         context, total = self.advance("", START), 0.0
         for token in (*tokens, END):
             total += self.score(context, token)
@@ -97,9 +102,12 @@ class NGram:
         vocabulary: Iterable[str] = (),
         max_entries: int | Sequence[int] | None = None,
     ) -> NGram:
-        """Estimate the model from sentences of tokens. order: n. vocabulary: further tokens, which need not occur in
-        the sentences. max_entries: maximum entries of the top order, or of each order from 2. Raises InputError if
-        there are no tokens."""
+        """Estimate the model from sentences, each a sequence of tokens.
+
+        order: n of the n-grams. vocabulary: further tokens, which may be missing in the sentences.
+        max_entries: maximum number of n-grams of the highest order, or a list with one maximum for each order from 2.
+        Raises: InputError if there are no tokens.
+        """
         counts = _continuation_counts(sentences, order)
         if not counts[0]:
             raise InputError("`sentences` must hold at least one token, but is empty. Give the training text.")
@@ -133,10 +141,13 @@ class NGram:
         return model
 
     def _prune(self, counts: Mapping[str, Mapping[str, int]], max_entries: int) -> None:
-        """Drop entries of one order until at most `max_entries` remain; first those that back-off predicts best. An
-        entry that is the context of a higher-order entry is not dropped. counts: the counts of this order.
+        """Remove n-grams of one order until at most `max_entries` remain; first those whose probability back-off
+        predicts best.
 
-        Uses Seymore and Rosenfeld's weighted difference, with the back-off weight as it would be without the entry.
+        An n-gram that is the context of a longer one is not removed. counts: how often each n-gram of this order
+        occurred: context -> word -> count.
+        The criterion is the weighted difference of Seymore and Rosenfeld (1996), with the back-off weight as it would
+        be without the n-gram.
         """
         if sum(map(len, counts.values())) <= max_entries:
             return
@@ -201,9 +212,10 @@ def shorter(context: str) -> str:
 
 
 def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list[dict[str, Counter[str]]]:
-    """Count words after each context, for each order: raw counts at the top order and after a sentence's start.
+    """Count the words after each context, for each order: order -> context -> word -> count.
 
-    Lower orders count the number of different preceding tokens, as Kneser-Ney requires.
+    The highest order, and contexts that begin with a sentence's start, have plain counts. Lower orders have the number
+    of different preceding tokens, as Kneser-Ney smoothing requires.
     """
     if not 1 <= order <= MAX_ORDER:
         raise InputError(f"`order` must be from 1 to {MAX_ORDER}, but is {order}. Use 3.")
@@ -225,8 +237,11 @@ def _continuation_counts(sentences: Iterable[Sequence[str]], order: int) -> list
 
 
 def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
-    """Compute Kneser-Ney's discounts of counts 0, 1, 2 and 3 or more from one order's counts. They are clipped, because
-    generated text has unusual counts of counts."""
+    """Compute the four discounts of modified Kneser-Ney for one order: of n-grams that occur 0, 1, 2, and 3 or more
+    times. They are limited to valid values, because generated text may have few n-grams of some counts.
+
+    table: context -> word -> count.
+    """
     counts: Counter[int] = Counter()
     for followers in table.values():
         counts.update(min(count, 4) for count in followers.values())

@@ -1,4 +1,4 @@
-"""Pieces of words: a small BPE for the French transcript of a CTC head, or for a decoder's English text."""
+"""Word pieces: a small BPE vocabulary, for the French transcripts of a CTC head or the English text of a decoder."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _SILENT = re.compile(r"[^\w' ?]")
 
 
 def heard(text: str) -> str:
-    """Reduce a sentence to what can be heard: lower case, and no marks but apostrophes and question marks. Other marks,
-    such as hyphens, become spaces."""
+    """Normalise a sentence to what its sound can tell: lower case, no punctuation except apostrophes and question
+    marks. Other marks, such as hyphens, become spaces."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
     text = re.sub(r"\s*\?[\s?!.]*", " ? ", _SILENT.sub(" ", text))
     return " ".join(text.split())
 
 
 class Pieces:
-    """Encodes text as piece ids, and decodes it. The first ids are those of special pieces, which no text contains."""
+    """A tokenizer: encodes text as ids of word pieces, and decodes them. The first ids are special pieces, which
+    encoding never gives."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -44,16 +45,17 @@ class Pieces:
         return sorted(vocabulary, key=vocabulary.__getitem__)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text's pieces. Letters that were not in the training texts are left out."""
+        """Encode a text as piece ids. Letters that the training texts did not have are left out."""
         return self.tokenizer.encode(text).ids
 
     def decode(self, numbers: Sequence[int]) -> str:
-        """Return the text of the pieces with these ids. Special ones are left out."""
+        """Decode piece ids to text. Special pieces are left out."""
         return self.tokenizer.decode(list(numbers)).strip()
 
     @classmethod
     def learn(cls, texts: Iterable[str], count: int, special: Sequence[str]) -> Pieces:
-        """Learn `count` pieces from texts. The count includes the special ones, which come first."""
+        """Learn a BPE vocabulary from texts. count: its size, special pieces included. special: the special pieces,
+        which get the first ids."""
         tokenizer = Tokenizer(BPE())
         tokenizer.pre_tokenizer = Metaspace()  # type: ignore[assignment] # typed by the getter
         tokenizer.decoder = MetaspaceDecoder()  # type: ignore[assignment] # the same
@@ -63,14 +65,17 @@ class Pieces:
 
     @classmethod
     def kept(cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]) -> Pieces:
-        """Read the pieces of a file; if there is no file, first learn `count` pieces of `texts()` and save them."""
+        """Load the tokenizer from the file `path`; if it is missing, learn it from `texts()` and save it there.
+
+        count: size of the vocabulary. special: the special pieces, which get the first ids.
+        """
         if not path.is_file():
             cls.learn(texts(), count, special).save(path)
         return cls.read(path)
 
     @classmethod
     def read(cls, path: Path) -> Pieces:
-        """Read a file that `save` wrote. Raises InputError for any other file."""
+        """Load a tokenizer from its JSON file. Raises InputError for any other file."""
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises a bare Exception

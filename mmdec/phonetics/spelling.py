@@ -1,7 +1,8 @@
-"""Converts English text to the phones of a voice: figures to words, words by a lexicon, other words by letter rules.
+"""Converts English text to phones for speech synthesis: numbers to words, words by a pronunciation lexicon, unknown
+words by letter-to-sound rules.
 
-Figures are numbers, years, ordinals, clock times, prices, percentages and units. No text raises an error: characters
-without an English sound (emoji, other scripts) are left out.
+Numbers include years, ordinals, clock times, prices, percentages and units. No text raises an error: characters without
+an English sound (emoji, other scripts) are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SIGNS |= {"°F": "degrees fahrenheit", "°": "degrees"}
 _OTHERS = (
     "hundred dollars cents pounds pence penny euros yen sen point minus half halves quarter quarters thirds number oh"
 )
-# All words that figures and signs are replaced by: the speller pronounces them only if its lexicon has them.
+# All words that can replace numbers and signs. The lexicon must have each of them, else it is not pronounced.
 WORDS = frozenset(
     " ".join(
         [*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), _OTHERS, _O_CLOCK]
@@ -83,7 +84,8 @@ def _below_thousand(number: int) -> str:
 
 
 def _number(digits: str) -> str:
-    """Return a number in words: a year of four digits in pairs, a code (0042, or very long) digit by digit."""
+    """Write a number in words: a possible year (1987) in pairs of digits; a code such as 0042, or a number of more than
+    15 digits, digit by digit."""
     plain = digits.replace(",", "")
     if len(plain) > 15 or (len(plain) > 1 and plain[0] == "0"):
         return " ".join(_SMALL[int(digit)] for digit in plain)
@@ -107,7 +109,7 @@ def _several(words: str) -> str:
 
 def _money(sign: str, amount: str, cents: str, scale: str) -> str:
     unit, small = _MONEY[sign]
-    if scale or (cents and len(cents) != 2):  # as in $1.5 million, where ".5" is no cents
+    if scale or (cents and len(cents) != 2):  # as in $1.5 million: here ".5" does not mean cents
         return f"{_decimal(amount, cents)}{scale} {_several(unit) if sign != '¥' else unit}"
     whole = f"{_number(amount)} {unit if amount == '1' or sign == '¥' else _several(unit)}"
     if not cents or cents == "00":
@@ -148,12 +150,13 @@ def _words(found: re.Match[str]) -> str:
 
 
 Phones = tuple[str, ...]
-MAX_CHARACTERS = 2000  # maximum characters of a text; the rest is ignored
+MAX_CHARACTERS = 2000  # maximum characters of a text; the rest of a longer text is ignored
 CLAUSE = ","  # the token that marks the end of a clause
 SILENT = "-"  # in a rule: the letter has no sound
-EDGE = "#"  # in a rule's context: the beginning or end of the word
-REACH = 4  # maximum letters of a rule's context on each side
-CONTEXTS = ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))  # letters left and right, growing
+EDGE = "#"  # in the context of a rule: the beginning or the end of the word
+REACH = 4  # maximum number of letters in a rule's context on each side of the letter
+# sizes of the contexts that rules may have: (letters on the left, letters on the right), the smallest first
+CONTEXTS = ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
 
 _VOWELS = frozenset(["aa", "ae", "ah", "ao", "aw", "ax", "ay", "eh", "er", "ey", "ih", "iy", "ow", "oy", "uh", "uw"])
 _HISSING, _VOICELESS = (
@@ -164,34 +167,38 @@ _CLITICS = {"ll": ("ax", "l"), "ve": ("ax", "v"), "d": ("ax", "d"), "re": ("ax",
 ABBREVIATIONS = {"mr": "mister", "mrs": "missus", "ms": "miz", "dr": "doctor", "prof": "professor", "st": "saint"}
 ABBREVIATIONS |= {"jr": "junior", "sr": "senior", "vs": "versus", "mt": "mount"}
 _SAME = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": "'", "ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l"})
-_NAME = "\x01"  # marks a letter that is read by its name
+_NAME = "\x01"  # follows a letter that is pronounced by its name, as in "TV"
 _SHORT = re.compile(rf"\b({'|'.join(ABBREVIATIONS)})\.(?=\s)|\b(?-i:No)\.(?=\s?[0-9])", re.IGNORECASE)
 _INITIALS = re.compile(r"\b(?:[a-zA-Z]\.){2,}|\b[A-Z]\.(?=\s[A-Z])")
 _TOKEN = re.compile(rf"[a-zA-Z]{_NAME}|[a-zA-Z]+(?:'[a-zA-Z]+){{0,2}}'?|[,;:.?!()\u2013\u2014\u2026\n]|\s-+\s|--+")
-_ENDINGS = ("able", "less", "ward")  # endings that are pronounced differently from the words of the same spelling
+# as endings of longer words these are pronounced differently from the words "able", "less" and "ward"
+_ENDINGS = ("able", "less", "ward")
 _VOWEL_LETTERS = frozenset("aeiouy")
 _LETTERS = re.compile(r"[a-z]+")
 
 
 class Speller:
-    """Converts English text to phones. `read` loads one from a file."""
+    """Converts English text to phones. Holds a lexicon and letter-to-sound rules; `read` loads both from a file."""
 
     def __init__(self, lexicon: Mapping[str, Phones], rules: Mapping[str, Phones]) -> None:
-        """lexicon: word in lower case, or letter's name ("b.") -> phones. rules: "left(letter)right" -> the phones of
-        the letter between these neighbours."""
+        """Set lexicon and rules.
+
+        lexicon: word in lower case, or a letter with a full stop ("b." for its name) -> phones.
+        rules: "left(letter)right" -> the phones of this letter between these neighbouring letters.
+        """
         self.lexicon, self.rules = lexicon, rules
 
     @classmethod
     def read(cls, path: Path) -> Speller:
-        """Read lines of word, tab, phones, and of "left(letter)right", tab, phones. Raises InputError for a file that
-        cannot be read."""
+        """Load a speller from a file. Its lines are "word<tab>phones" (the lexicon) and "left(letter)right<tab>phones"
+        (the rules). Raises InputError for a file that cannot be read."""
         entries = {word: variants[0] for word, variants in read_lexicon(path).items()}
         rules = {word for word in entries if "(" in word}
         lexicon = {word: said for word, said in entries.items() if word not in rules}
         return cls(lexicon, {word: tuple(p for p in entries[word] if p != SILENT) for word in rules})
 
     def phones(self, text: str) -> list[str]:
-        """Return the phones of `text` by flite's names, with "pau" between clauses and sentences, but not at the
+        """Convert a text to phones, named as in flite. "pau" stands between clauses and sentences, but not at both
         ends."""
         said = [(PAUSE,) if token == CLAUSE else self.word(token) for token in self._tokens(text[:MAX_CHARACTERS])]
         phones: list[str] = []
@@ -202,7 +209,7 @@ class Speller:
         return kept[spoken(kept)]
 
     def _tokens(self, text: str) -> Iterator[str]:
-        """Return words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
+        """Split a text into words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
         text = unicodedata.normalize("NFKD", text.translate(_SAME))
         text = "".join(sign for sign in text if not unicodedata.combining(sign))
         text = _SHORT.sub(lambda found: ABBREVIATIONS.get((found[1] or "").lower(), "number"), text)
@@ -221,16 +228,16 @@ class Speller:
                 yield word
 
     def word(self, word: str) -> Phones:
-        """Return the phones of one word in lower case, or of a letter's name ("b."): from the lexicon, else from its
-        parts, else by rules."""
+        """Return the phones of one word in lower case, or of a letter's name ("b."). They come from the lexicon; else
+        from its entries for the word's stem or parts; else from the letter-to-sound rules."""
         listed = self.lexicon.get(word)
         if listed is None:
             listed = self._inflected(word) or self._compound(word) or self.by_rules(word)
         return listed
 
     def by_rules(self, word: str) -> Phones:
-        """Return the phones of a word from its letters alone. For each letter, the rule with the largest context is
-        used."""
+        """Return the phones of a word by letter-to-sound rules. For each letter, the rule with the largest matching
+        context decides."""
         letters = "".join(_LETTERS.findall(word))
         if not _VOWEL_LETTERS & set(letters):  # no vowel, as in TV or FBI: read the letters' names
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
@@ -242,13 +249,14 @@ class Speller:
         return tuple(phones)
 
     def _inflected(self, word: str) -> Phones | None:
-        """Return the phones of a possessive, contraction, plural, past or -ing form of a word in the lexicon; None for
-        other words."""
+        """Return the phones of an inflected word from its stem in the lexicon: possessive, contraction, plural, past or
+        -ing form. None for other words."""
         stem, apostrophe, ending = word.rpartition("'")
         if apostrophe:
             said = self.word(stem) if stem else ()
             added = _plural(said) if ending == "s" else _CLITICS.get(ending) or (self.word(ending) if ending else ())
-            spare = added[:1] == ("ax",) and said and said[-1] in _VOWELS  # they've: one vowel is enough
+            # as in "they've": the ending's vowel "ax" is left out after a vowel
+            spare = added[:1] == ("ax",) and said and said[-1] in _VOWELS
             return said + (added[1:] if spare else added)
         for ending, add in (("s", _plural), ("ed", _past), ("ing", _going)):
             for stem in _stems(word, ending):
@@ -258,7 +266,7 @@ class Speller:
         return None
 
     def _compound(self, word: str) -> Phones | None:
-        """Return the phones of two words in the lexicon written as one (doghouse); None for other words."""
+        """Return the phones of a compound such as doghouse from its two parts in the lexicon; None for other words."""
         for place in range(len(word) - 4, 3, -1):
             first, second = self.lexicon.get(word[:place]), self.lexicon.get(word[place:])
             if first and second and word[place:] not in _ENDINGS:
@@ -267,8 +275,10 @@ class Speller:
 
 
 def contexts(padded: str, place: int) -> list[str]:
-    """Return the keys "left(letter)right" of possible rules for the letter at `place` of a word with `EDGE` signs at
-    both ends; the smallest context comes first."""
+    """Return the keys "left(letter)right" of all rules that can apply to one letter; the smallest context comes first.
+
+    padded: the word, with `EDGE` signs at both ends. place: index of the letter in it.
+    """
     letter, after = padded[place], place + 1
     return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXTS]
 
@@ -286,8 +296,10 @@ def _going(said: Phones) -> Phones:
 
 
 def _stems(word: str, ending: str) -> list[str]:
-    """Return the words whose plural, past or -ing form a word may be: "tries" -> try; "stopped" -> stop; "making" ->
-    make."""
+    """Return possible stems of an inflected word: "tries" -> try; "stopped" -> stop; "making" -> make.
+
+    ending: "s", "ed" or "ing".
+    """
     if not word.endswith(ending) or len(word) < len(ending) + 2:
         return []
     rest = word[: -len(ending)]

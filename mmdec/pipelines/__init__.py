@@ -1,1 +1,1 @@
-"""The public calls: one folder per task; tasks do not import each other."""
+"""The public calls, with one folder for each task. Tasks do not import each other."""

@@ -1,6 +1,7 @@
-"""What the calls of all tasks share: loading a model, a drafter that fits it, inputs, results and refusals.
+"""What the public calls of all tasks share: loading a model and a drafter that fits it, reading inputs, returning
+results, and rejecting unsure ones.
 
-Each task adds a function that reads an input (`read`) and a function that decodes the inputs (`decode`).
+Each task adds two functions: one that reads an input (`read`), and one that decodes the inputs (`decode`).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import longest
 from mmdec.types import Drafter, InputError
 
-MAX_BATCH = 4096  # maximum number of inputs that are decoded together
-RESERVED = {  # option of `generate` that no task takes -> the task's argument that sets it, or "" if there is none
+MAX_BATCH = 4096  # maximum batch size
+RESERVED = {  # option of `generate` that no task accepts -> the task's argument to use instead, or ""
     "assistant_model": "drafter",
     "custom_generate": "drafter",
     "generation_config": "options",
@@ -47,18 +48,20 @@ RESERVED = {  # option of `generate` that no task takes -> the task's argument t
     "token_healing": "",
     "tokenizer": "",
 }
-MAX_NEW_TOKENS = 512  # the most new tokens of a text, unless the caller or the model's generation config says so
-Given = TypeVar("Given")  # one input, as the caller gave it
+# maximum number of new tokens of a text, if neither the caller nor the model's generation config sets one
+MAX_NEW_TOKENS = 512
+Given = TypeVar("Given")  # type of one input as the caller gives it
 Read = TypeVar("Read")
 Loaded = TypeVar("Loaded")
 
 
 class BatchError(InputError):
-    """Some recordings or images of a batch were refused; `results` has the results of the others."""
+    """Raised if some inputs of a list were rejected. Holds the results of the others (`results`) and the errors
+    (`errors`)."""
 
     def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
-        self.results = results  # results in order, None where refused
-        self.errors = errors  # index in the batch -> error
+        self.results = results  # results in the order of the inputs; None for rejected inputs
+        self.errors = errors  # index of a rejected input -> its error
         first = next(iter(errors))
         super().__init__(
             f"{len(errors)} of {len(results)} {what} were refused, the first at index {first}: {errors[first]} "
@@ -68,26 +71,29 @@ class BatchError(InputError):
 
 @final
 class Batch(Generic[Given]):
-    """The inputs of one call (single or a list), and the errors of those that were refused."""
+    """The inputs of one call, a single one or a list, and the errors of those that were rejected."""
 
     def __init__(self, given: Sequence[Given], single: bool, what: str = "recordings") -> None:
-        """what: the inputs' name in errors."""
+        """given: the inputs. single: whether the caller gave one input instead of a list. what: the inputs' name in
+        errors."""
         self.given, self.single, self.what = given, single, what
-        self.errors: dict[int, InputError] = {}  # index in the batch -> error
+        self.errors: dict[int, InputError] = {}  # index of a rejected input -> its error
 
     def __len__(self) -> int:
         return len(self.given)
 
     def check_listener(self, name: str, function: object, rule: str, remedy: str) -> None:
-        """Raise InputError if a callback is not callable, or is given for a list of inputs. name: of the argument.
-        rule, remedy: parts of the messages."""
+        """Raise InputError if a callback is not callable, or is given for a list of inputs, where it is not supported.
+
+        name: the argument's name. rule, remedy: what it must be, and what to do, for the message.
+        """
         check_callable(name, function, rule)
         if function is not None and not self.single:
             raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
 
     def read(self, read: Callable[[Given], Read]) -> dict[int, Read]:
-        """Call `read` for each input. Returns the outputs by the inputs' indices. If it raises InputError, the input is
-        left out, and the error is added to `errors`."""
+        """Call `read` for each input. Returns: input index -> output. An input for which it raises InputError is left
+        out, and the exception is added to `errors`."""
         inputs: dict[int, Read] = {}
         for index, item in enumerate(self.given):
             try:
@@ -103,14 +109,14 @@ class Batch(Generic[Given]):
         least: float | None,
         argument: Callable[[Read], str] = lambda _: "audio",
     ) -> Output | list[Output]:
-        """Read all inputs, decode them, refuse unsure results, and return what the public call returns.
+        """Read all inputs, decode them, reject unsure results, and return what the public call returns.
 
-        read: the task's function that reads one input. decode: the task's function from inputs to results, both keyed
-            by index; it may add to `errors`.
-        least: the checked `min_confidence`. argument: maps an input to the name of the call's argument, for the error
-            about an unsure result.
+        read: the task's function that reads one input. decode: the task's function that decodes all inputs; it maps a
+            dict index -> input to a dict index -> result, and may add to `errors`.
+        least: the argument `min_confidence`. argument: function from an input to the name of the call's argument, for
+            the error about an unsure result.
         Returns: a single result, or the list of results.
-        Raises: the InputError of a single input; BatchError if some of a list were refused.
+        Raises: the InputError of a single input; BatchError if some inputs of a list were rejected.
         """
         inputs = self.read(read)
         results = dict(decode(inputs))
@@ -129,23 +135,25 @@ class Batch(Generic[Given]):
 
 @dataclass(frozen=True)
 class Part:
-    """A kind of network or processor that a caller may pass."""
+    """Describes a network or processor that a caller may pass: its class, and words for errors."""
 
-    kind: type  # its class
-    rule: str  # its name in errors, such as "a WhisperProcessor"
-    loader: str  # the class of transformers whose `from_pretrained` loads it, for errors
+    kind: type  # the class of transformers
+    rule: str  # what it is called in errors, such as "a processor"
+    loader: str  # name of transformers' class whose `from_pretrained` loads it, for errors
 
 
 @dataclass(frozen=True)
 class System(Generic[Loaded]):
-    """How a task gets its model."""
+    """How a task loads its models."""
 
-    load: Callable[[Any, Any, torch.dtype], Loaded]  # loads a model by name; arguments: name, device, dtype
-    # joins a loaded model of transformers with its processor; arguments: model, processor, the model's folder or None
+    # function that loads a model: (name, device, dtype) -> loaded model
+    load: Callable[[Any, Any, torch.dtype], Loaded]
+    # function that combines a model of transformers with its processor: (model, processor, model's folder or None) ->
+    # loaded model
     loaded: Callable[[Any, Any, Any], Loaded]
     network: Part
     processor: Part
-    integers: bool = False  # whether models may have int8 layers
+    integers: bool = False  # whether the dtype may be int8
 
 
 def as_loaded(
@@ -155,12 +163,12 @@ def as_loaded(
     device: str | torch.device | None,
     dtype: torch.dtype | str | None,
 ) -> Loaded:
-    """Resolve the arguments of a call to a model with its processor.
+    """Convert the arguments of a public call to a loaded model with its processor.
 
     model: a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
-    processor: the processor of a loaded model; None otherwise.
-    device: None: a GPU if there is one. dtype: None: float32. With a loaded model, each must be None or the model's
-        own.
+    processor: the processor of a loaded model; otherwise None.
+    device: None: a GPU if there is one. dtype: None: float32. For a loaded model, each must be None or equal the
+        model's.
     Raises: InputError if there is no such model, files are damaged, the processor is missing, superfluous or another
         model's, or a loaded model has another device or dtype.
     """
@@ -186,8 +194,8 @@ def as_loaded(
 
 
 def check_placed(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:
-    """Raise InputError if `device` or `dtype` is given and differs from the loaded model's. remedy: the end of the
-    message about `device`."""
+    """Raise InputError if `device` or `dtype` is not None and differs from the loaded model's. remedy: last sentence of
+    the message about `device`."""
     if device is not None and check_device(device).type != model.device.type:
         raise InputError(
             f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. {remedy}"
@@ -196,10 +204,10 @@ def check_placed(model: Any, device: str | torch.device | None, dtype: Any, reme
 
 
 def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
-    """Build the decoding loop from the options: load the drafter, and check that it fits the model.
+    """Make the decoding loop from the options: load the drafter, and check that it fits the model.
 
-    known: names of drafters that already passed the check for this model; this drafter's name is added. Checking once
-        for each model saves much of the time of a short answer.
+    known: names of drafters that passed the check for this model before; the drafter's name is added. The check is then
+        skipped, because it takes a large part of the time of a short answer.
     Raises: InputError if the drafter does not fit.
     """
     speculation, known = Speculation(options), set() if known is None else known
@@ -217,14 +225,14 @@ LanguageModel = LoadedVlm | LoadedAudioLm
 
 
 def as_drafter(loaded: LanguageModel, drafter: DraftedBy) -> DraftedBy:
-    """Resolve a task's argument `drafter` to a value that `speculate` takes.
+    """Convert a task's argument `drafter` to a value that `speculate` accepts.
 
     "auto" becomes the drafter that `auto_drafter` finds. The name, folder or hub id of a drafter with weights becomes
-    that drafter, loaded once on the model's device and in its precision. Anything else stays as it is.
+    that drafter, loaded once on the model's device and in its precision. Other values are returned unchanged.
     Raises: InputError if weights are missing, damaged, or were trained for another model.
     """
     if isinstance(drafter, PreTrainedModel):
-        # `Speculation` wraps small models of the same vocabulary itself, with locks
+        # a small model with the same vocabulary is returned as it is: `Speculation` wraps it, with locks
         made = small_drafter(drafter, loaded.model, None, loaded.tokenizer)
         return made if isinstance(made, OtherVocabulary) else drafter
     if isinstance(drafter, str) and drafter == AUTO:
@@ -233,7 +241,8 @@ def as_drafter(loaded: LanguageModel, drafter: DraftedBy) -> DraftedBy:
     if named is not None:
         return _read(loaded, named)
     entry = None
-    if isinstance(drafter, str) and NAME.fullmatch(drafter):  # a name takes precedence over a folder of the same name
+    # a registered name takes precedence over a folder of the same name
+    if isinstance(drafter, str) and NAME.fullmatch(drafter):
         entry = drafter_entry(drafter)
         if entry is not None and entry.factory is not None:
             return drafter
@@ -248,14 +257,14 @@ def as_drafter(loaded: LanguageModel, drafter: DraftedBy) -> DraftedBy:
 
 
 def beside(loaded: LanguageModel, name: str) -> Path | None:
-    """Return the folder of this model's drafter with the given name; None if the model has no such drafter."""
+    """Return the folder of a drafter that belongs to this model, by the drafter's name; None if there is none."""
     return None if loaded.directory is None else drafter_folder(loaded.directory, name)
 
 
 def _is_folder(path: str | os.PathLike[str]) -> bool:
     try:
         return Path(path).is_dir()
-    except (OSError, ValueError):  # no folder can have this name
+    except (OSError, ValueError):  # the name cannot be that of a folder
         return False
 
 
@@ -279,10 +288,10 @@ def _without_weights(loaded: LanguageModel, name: str) -> InputError:
 
 
 def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], otherwise: str) -> None:
-    """Raise InputError for options of `generate` that the task sets itself.
+    """Raise InputError if the caller passed options of `generate` that the task sets itself.
 
-    reserved: option -> the task's argument that sets it, or "" if there is none. otherwise: the call that takes the
-        option, for the message.
+    options: what the caller passed. reserved: option -> the task's argument that sets it, or "" if there is none.
+        otherwise: name of a call that accepts the option, for the message.
     """
     for name in options:
         if name in reserved:
@@ -291,7 +300,8 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
 
 
 def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """Drop options that are None. Add `max_new_tokens` if neither the options nor the model's configuration set it."""
+    """Return the options without those that are None, and with `max_new_tokens` if neither they nor the model's
+    configuration set it."""
     given = {name: value for name, value in options.items() if value is not None}
     config: Any = model.generation_config
     if not {"max_new_tokens", "max_length"} & given.keys() and config.max_new_tokens is None:
@@ -300,10 +310,14 @@ def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str,
 
 
 def too_long(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
-    """Return the errors, by row, for prompts that exceed the model's positions. rule: the beginning of the message;
-    `{most}` stands for the number of positions. remedy: the message's last sentence."""
+    """Return an error for each prompt that is longer than the model's maximum: row -> error.
+
+    inputs: inputs of `generate`. rule: beginning of the message, in which `{most}` stands for the maximum. remedy: last
+        sentence of the message.
+    """
     most = longest(model.config.get_text_config(decoder=True))
-    if most is None or inputs["input_ids"].shape[1] <= most:  # fast check: no token takes more than one position
+    # fast check: a prompt never needs more positions than it has tokens
+    if most is None or inputs["input_ids"].shape[1] <= most:
         return {}
     target = target_of(model)
     assert isinstance(target, DecoderTarget)
@@ -315,9 +329,9 @@ def too_long(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remed
 
 
 def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
-    """Wrap `on_round` for one batch: it gets each round's rows as positions in the whole call.
+    """Wrap the callback `on_round` for one batch, so that the rows of each round are indices in the whole call.
 
-    indices: the positions of the batch's inputs in the call.
+    indices: index in the call of each input of the batch.
     """
     if on_round is None:
         return None
@@ -326,19 +340,19 @@ def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -
 
 @dataclass
 class Usage:
-    """One input's rounds, and its share of the batch's seconds."""
+    """Counts of one input: its rounds and tokens, and its share of the batch's time."""
 
     rounds: int = 0  # number of rounds, passes over prompts included
     prompts: int = 0  # number of passes over prompts: one, or one for each window of a recording
-    later: int = 0  # tokens of the rounds after the passes over prompts, correction or bonus token included
-    drafted: int = 0  # tokens that the drafter proposed
-    accepted: int = 0  # drafted tokens that were accepted
+    later: int = 0  # number of tokens from the rounds after the prompt's pass, correction and bonus tokens included
+    drafted: int = 0  # number of tokens that the drafter proposed
+    accepted: int = 0  # number of drafted tokens that were accepted
     tokens: list[int] = field(default_factory=list)  # ids of all new tokens
-    logprobs: list[float] = field(default_factory=list)  # log-probabilities of the tokens that count for the confidence
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage -> seconds
+    logprobs: list[float] = field(default_factory=list)  # ln P of the tokens from which the confidence is computed
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage of decoding -> seconds
 
     def count(self, round_: Round, index: int, drafts: bool) -> None:
-        """Add a round. index: the input's position among the rows of the round. drafts: whether there is a drafter."""
+        """Add one round. index: the input's index among the rows of the round. drafts: whether there is a drafter."""
         tokens = round_.tokens[index]
         self.rounds += 1
         self.tokens += tokens
@@ -348,11 +362,12 @@ class Usage:
             self.later += len(tokens)
         else:
             self.prompts += 1
-        if drafts:  # without a drafter, `round_.drafter` is only the clock's overhead
+        if drafts:  # without a drafter, `round_.drafter` is only the overhead of the clock
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
 
     def clock(self, round_: Round, index: int, drafts: bool) -> None:
-        """Add a round of a language model: as `count` does, and its log-probabilities and the seconds of its stages."""
+        """Add one round of a language model: counts, log-probabilities, and the seconds of each stage. index: the
+        input's index among the rows of the round. drafts: whether there is a drafter."""
         self.count(round_, index, drafts)
         if round_.logprobs is not None:
             self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
@@ -361,7 +376,7 @@ class Usage:
         self.seconds["core"] += round_.core / len(round_.rows)
 
     def add(self, other: Usage) -> None:
-        """Add the rounds and seconds of another part of the same input."""
+        """Add the counts and seconds of another part of the same input."""
         for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for stage, seconds in other.seconds.items():
@@ -369,6 +384,7 @@ class Usage:
 
     @property
     def tokens_per_round(self) -> float:
-        """Return the mean tokens per round, without the passes over prompts; 1 if there were no other rounds."""
+        """Return the mean number of tokens per round, without the passes over prompts; 1 if there were no other
+        rounds."""
         later = self.rounds - self.prompts
         return self.later / later if later else 1.0

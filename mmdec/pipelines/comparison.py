@@ -1,12 +1,12 @@
-"""Compares two ways of decoding the same input, in words: the speedup, and whether the output is the same."""
+"""Compares two ways of decoding the same input in words: the speedup, and whether the outputs are equal."""
 
 from __future__ import annotations
 
-ALIKE = 0.05  # times that differ by less than this share count as equal
+ALIKE = 0.05  # times that differ by less than 5 % are called "as fast"
 
 
 def faster(seconds: float, baseline: float) -> str:
-    """Compare `seconds` with the baseline's in words: "2.9 times faster", "1.3 times slower" or "as fast"."""
+    """Compare a time with a baseline's in words: "2.9 times faster", "1.3 times slower" or "as fast"."""
     if not seconds > 0.0 or not baseline > 0.0:
         return "as fast"
     ratio = baseline / seconds
@@ -17,6 +17,9 @@ def faster(seconds: float, baseline: float) -> str:
 
 
 def verdict(seconds: float, baseline: float, same: bool, output: str = "text") -> str:
-    """Write the whole comparison in words: "2.9 times faster, same text". seconds, baseline: times with and without
-    drafts. same: whether both outputs are equal. output: the word for what was compared."""
+    """Write the comparison in words: "2.9 times faster, same text".
+
+    seconds, baseline: times with and without drafts. same: whether both outputs are equal. output: what the output is
+        called.
+    """
     return f"{faster(seconds, baseline)}, {'same' if same else 'not the same'} {output}"

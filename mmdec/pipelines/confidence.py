@@ -1,15 +1,16 @@
-"""Confidence: how likely an output is right, by a logistic curve over evidence such as its tokens' probabilities.
+"""Confidence: the probability that an output is right, computed by logistic regression from evidence such as token
+probabilities.
 
-All outputs have three kinds of evidence from the log-probabilities of the chosen tokens: their mean, the worst stretch
-and the count. A transcript adds `rate`: tokens for each second of sound. An answer about a picture adds `structure`
-(whether the picture shows anything) and `distance` (how different it is from the training pictures; see
-`description/answer.py`). A translation takes its probabilities from one pass of the autoregressive decoder over its
-units. It adds `differs`, the share of units for which this decoder prefers another unit; `graph`, the log-probability
-of the graph's own path; and evidence from a CTC head (`translation/translator.py`).
+All outputs have three pieces of evidence from the log-probabilities of the chosen tokens: their mean, the worst stretch
+of consecutive tokens, and their number. A transcript adds `rate`: tokens per second of audio. An answer about a picture
+adds `structure` (whether the picture shows anything) and `distance` (how different it is from the training pictures);
+`description/answer.py` explains both. A translation takes its probabilities from one pass of the autoregressive decoder
+over its units. It adds `differs`, the share of units for which this decoder prefers another unit; `graph`, the
+log-probability of the graph decoder's path; and evidence from a CTC head (`translation/translator.py`).
 
-The curve was fitted on held-out data (`mmdec.evaluation.calibration`) and is stored in the model's folder as
-confidence.json. Without that file the confidence is the tokens' geometric mean probability, which is not calibrated.
-Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
+The weights were fitted on held-out data (`mmdec.evaluation.calibration`) and are stored in the model's folder as
+confidence.json. Without that file the confidence is the geometric mean of the token probabilities, which is not
+calibrated. Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from mmdec.types import InputError
 
 FILE = "confidence.json"
 FORMAT = "mmdec confidence 1"
-LARGEST = 1 << 20  # the most bytes of confidence.json; a larger file is refused
-STRETCH = 5  # number of tokens in the worst stretch, which reveals a local error in an otherwise certain sentence
-FLOOR = 0.01  # nats, added to an uncertainty before its logarithm is taken, because it may be 0
+LARGEST = 1 << 20  # maximum bytes of confidence.json; a larger file is rejected
+STRETCH = 5  # number of consecutive tokens in the worst stretch, which shows a local error in an otherwise certain text
+FLOOR = 0.01  # in nats: added to an uncertainty, which may be 0, before its logarithm is taken
 
 Evidence = Mapping[str, float]
 
@@ -49,9 +50,9 @@ Output = TypeVar("Output", bound=Sure)
 def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
     """Compute evidence from the log-probabilities (nats) of an output's tokens.
 
-    A token's uncertainty is its negative log-probability, at most 30. Returns the logarithms of three numbers: the mean
-    uncertainty, the highest mean uncertainty of `STRETCH` consecutive tokens, and the number of tokens. name: prefix of
-    the keys.
+    A token's uncertainty is its negative log-probability, at most 30 nats. name: prefix of the keys.
+    Returns: natural logarithms of three numbers: under "mean" the mean uncertainty, under "worst" the highest mean
+        uncertainty of `STRETCH` consecutive tokens, under "count" the number of tokens.
     """
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
     costs = [min(cost, 30.0) for cost in costs]
@@ -68,10 +69,10 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """confidence = sigmoid(bias + sum of weight * evidence).
+    """A logistic regression: confidence = sigmoid(bias + sum of weight * evidence).
 
-    typical: the mean of each evidence over good development outputs. It replaces evidence that an output lacks (such as
-        that of an image, for a question without one), which then counts neither for nor against. Default 0.
+    weights: name of the evidence -> weight. typical: name of the evidence -> its mean over good development outputs; it
+        replaces evidence that an output lacks (such as that of an image, for a question without one). Default 0.
     """
 
     weights: Mapping[str, float]
@@ -85,7 +86,8 @@ class Calibration:
 
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """Read a folder's calibrations, by kind of decoding; {} if it has no file. Raises InputError for a damaged file."""
+    """Read the calibrations in a model's folder: kind of decoding -> calibration; {} if there are none. Raises
+    InputError if the file is damaged."""
     if folder is None or not (folder / FILE).is_file():
         return {}
     path = folder / FILE
@@ -106,9 +108,9 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
 
 
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
-    """Write confidence.json. If writing fails, an earlier file stays as it was.
+    """Write confidence.json to a folder. If writing fails, an existing file stays as it was.
 
-    measured: scores of the calibrations on held-out data.
+    calibrations: kind of decoding -> calibration. measured: their scores on held-out data, which are stored with them.
     """
     content = {
         "format": FORMAT,
@@ -122,8 +124,11 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
-    """Return an output's confidence, in [0, 1]. seen: its evidence by name. kind: the kind of decoding, a key of
-    `calibrations`. If it has no calibration, the confidence is the tokens' geometric mean probability."""
+    """Return an output's confidence in [0, 1].
+
+    seen: its evidence by name. calibrations: kind of decoding -> calibration. kind: the kind of decoding; if it has no
+        calibration, the confidence is the geometric mean of the token probabilities.
+    """
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))
@@ -131,7 +136,7 @@ def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: st
 
 
 def check_min_confidence(value: float | None) -> float | None:
-    """Check the argument `min_confidence`: None, or a number in [0, 1]. Raises InputError."""
+    """Return the argument `min_confidence`; raise InputError unless it is None or a number in [0, 1]."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
@@ -140,7 +145,8 @@ def check_min_confidence(value: float | None) -> float | None:
 
 
 def too_unsure(value: float, least: float | None, what: str) -> InputError | None:
-    """Return an error if the confidence `value` is below `least`, else None. what: name of the input's argument."""
+    """Return an error if the confidence is too low, else None. value: the confidence. least: the minimum; None: none.
+    what: name of the call's argument that holds the input."""
     if least is None or value >= least:
         return None
     return InputError(

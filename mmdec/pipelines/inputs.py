@@ -1,4 +1,4 @@
-"""Reads a caller's recordings in any form, single or in a list."""
+"""Reads recordings in all forms that callers may pass, single or in a list."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ AudioList = (
     | list[dict[str, Any]]
 )
 MIN_SECONDS = 0.1
-SILENCE = 5e-4  # recordings with a lower peak are silent; a share of full scale, -66 dB
+SILENCE = 5e-4  # minimum peak of a recording that is not silent; 1 is full scale, so this is -66 dB
 MAX_CHANNELS = 8
 
 
 def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[Audio]:
-    """Collect the recordings of one call. Raises InputError if `sample_rate` is given although none is an array."""
+    """Collect the recordings of one call in a `Batch`. sample_rate: Hz of arrays. Raises InputError if it is given
+    although no recording is an array."""
     single = not isinstance(audio, (list, tuple))
     items: list[Audio] = [cast(Audio, audio)] if single else list(cast(Sequence[Audio], audio))
     arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
@@ -51,15 +52,16 @@ def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch
 def read(
     audio: Audio, sample_rate: int | None = None, max_seconds: float = sound.MAX_SECONDS, silence: bool = False
 ) -> Tensor:
-    """Read one recording in any accepted form to 16 kHz mono (T,). Raises InputError.
+    """Convert one recording in any accepted form to 16 kHz mono samples (T,). Raises InputError.
 
-    max_seconds: maximum duration of a file. silence: whether a silent recording is accepted.
+    sample_rate: Hz of an array. max_seconds: maximum duration of a file. silence: whether a silent recording is
+        accepted.
     """
     try:
         samples = _samples(audio, sample_rate, max_seconds)
     except PASSED_ON:
         raise
-    except Exception as error:  # an invalid file name, or a foreign class
+    except Exception as error:  # an invalid file name, or an object of an unknown class
         raise InputError(
             f"`audio` must be a recording that can be read, but {show(audio)} is not "
             f"({type(error).__name__}: {printable(str(error)):.200}). Check it, or give its path."
@@ -75,13 +77,14 @@ def read(
 
 
 def silent(samples: Tensor) -> str:
-    """Describe in words how silent samples (T,) are, for messages; "" if they are not silent."""
+    """Describe for a message how quiet silent samples (T,) are; "" if they are not silent."""
     loudest = peak(samples)
     return "" if loudest >= SILENCE else f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
 
 
 def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tensor:
-    """Convert any accepted form to 16 kHz mono (T,)."""
+    """Convert one recording in any accepted form to 16 kHz mono samples (T,). sample_rate: Hz of an array. max_seconds:
+    maximum duration of a file."""
     if isinstance(audio, (np.ndarray, Tensor)):
         return from_array(audio, sample_rate)
     if isinstance(audio, Mapping):
@@ -97,7 +100,8 @@ def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tenso
 
 
 def _from_dict(audio: Mapping[str, Any], max_seconds: float) -> Tensor:
-    """Read the form of the package datasets: {"array", "sampling_rate"}, or undecoded {"bytes", "path"}."""
+    """Read a recording as the package datasets gives it: {"array", "sampling_rate"}, or not decoded {"bytes", "path"}.
+    max_seconds: maximum duration of a file."""
     if audio.get("array") is not None:
         array, rate = audio["array"], audio.get("sampling_rate")
         if rate is None:
@@ -114,7 +118,8 @@ def _from_dict(audio: Mapping[str, Any], max_seconds: float) -> Tensor:
 
 
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
-    """Convert samples of any usual dtype and layout to 16 kHz mono (T,). Integers are scaled by their type's range."""
+    """Convert an array to 16 kHz mono samples (T,). It may be (T,), (T, channels) or (channels, T), of floats or of
+    integers, which are scaled by the range of their type. sample_rate: in Hz."""
     if sample_rate is None:
         raise InputError(
             "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
@@ -127,20 +132,21 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     samples = torch.from_numpy(np.ascontiguousarray(data))
     sound.check_samples(samples)
     if np.issubdtype(array.dtype, np.floating):
-        # checked before the channels are averaged, because two loud channels may cancel each other
+        # before channels are averaged, because two loud channels may cancel each other
         sound.check_peak(max(float(array.max()), -float(array.min())))
         samples = sound.full_scale(samples)
     return sound.resample(samples.float(), rate)
 
 
 def samples_of(audio: np.ndarray | Tensor) -> np.ndarray:
-    """Convert samples of any usual dtype and layout to mono (T,), without checking their values. Integers are scaled by
-    their type's range."""
+    """Convert an array of floats or integers, (T,), (T, channels) or (channels, T), to mono samples (T,). Integers are
+    scaled by the range of their type. Values are not checked."""
     return _mono(_as_numpy(audio) if isinstance(audio, Tensor) else audio)
 
 
 def _as_numpy(audio: Tensor) -> np.ndarray:
-    """Convert a tensor to an array. Raises InputError for kinds that NumPy lacks: sparse, quantised, float8, meta."""
+    """Convert a tensor to a NumPy array. Raises InputError for kinds of tensors that NumPy does not have: sparse,
+    quantised, float8, meta."""
     try:
         array = audio.detach().cpu().resolve_conj().resolve_neg()
         return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
@@ -152,7 +158,8 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
 
 
 def whole_rate(sample_rate: object) -> int:
-    """Return the sample rate as a whole number of Hz; 16000.0 and NumPy's numbers are accepted. Raises InputError."""
+    """Return the sample rate as an int in Hz; 16000.0 and NumPy's numbers are accepted. Raises InputError for other
+    values."""
     number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
     if type(number) is float and number.is_integer():
         number = int(number)
@@ -192,7 +199,8 @@ def _mono(array: np.ndarray) -> np.ndarray:
 
 
 def peak(samples: Tensor) -> float:
-    """Return the largest deviation of samples (T,) from their mean: a constant that a microphone adds is no sound."""
+    """Return the largest absolute deviation of samples (T,) from their mean. The mean is subtracted, because a
+    microphone may add a constant."""
     return float((samples - samples.mean()).abs().max())
 
 

@@ -30,13 +30,14 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Loaded:
-    """Load a model for `translate_speech`, `transcribe` or `describe`. These calls also take a model's name.
+    """Load a model for `translate_speech`, `transcribe` or `describe`. (These calls also accept a model's name.)
 
     A model is loaded once for each folder, device and dtype; later calls return the same object.
 
     model: a shipped name, a directory or a hub id.
     device: where the model runs. Default None: a GPU if there is one, else the CPU.
-    vocoder: as for `translate_speech`; only for a translator.
+    vocoder: only for a translator: "griffin-lim", or a directory or hub id of HiFi-GAN weights. Default None: the
+        model's own.
     dtype: precision of the weights. Default None: float32.
     Returns: depends on the folder's config.json: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
         model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).

@@ -1,7 +1,7 @@
-"""Lists of many inputs, one a row: TSV, JSON lines or Parquet.
+"""Reads lists of many inputs, one per row: TSV, JSON lines or Parquet.
 
-A row that cannot be used stays in the list, with the reason. So one bad row does not stop the others, and the position
-of each row, which names its results, does not change.
+A row that cannot be used stays in the list, with the reason. So one bad row does not stop the others. It also does not
+change the positions of other rows, after which their result files are named.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from mmdec.checks.files import open_regular, printable, reason, shown_path
 from mmdec.types import InputError
 
 SUFFIXES = (".tsv", ".jsonl", ".parquet")
-PATHS = ("path", "file", "audio", "image", "input")  # possible names of the column of paths; the first one counts
-MAX_LINE = 1 << 20  # the most bytes of one line; a longer line's row is refused
-MARK = "\ufeff"  # the byte order mark, which some editors write before the first line
+# possible names of the column that holds paths; the first one that exists is used
+PATHS = ("path", "file", "audio", "image", "input")
+MAX_LINE = 1 << 20  # maximum bytes of one line; the row of a longer line cannot be used
+MARK = "\ufeff"  # byte order mark, which some editors write at the beginning of a file
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One input of a list. options: arguments of the call for this row alone, as (name, value)."""
+    """One input of a list. options: arguments of the call for this row only, as (name, value)."""
 
     index: int  # position in the list, from 0
-    path: str  # path of the input's file, as it is written in the list
+    path: str  # path of the input file, as the list has it
     id: str = ""
     options: tuple[tuple[str, str], ...] = ()
-    refusal: str = ""  # why the row cannot be used; "": it can
+    refusal: str = ""  # reason why the row cannot be used; "": it can be used
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
@@ -42,12 +43,11 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
 
 
 def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
-    """Read a list.
+    """Read a list. Returns: all rows in order, also those that cannot be used.
 
-    path: a .tsv with a line of names, a .jsonl or a .parquet. A row has `path` (or `file`, `audio`, `image`, `input`),
-        and perhaps `id` and `options`; other columns are left out.
+    path: a .tsv with column names in its first line, a .jsonl or a .parquet. A row has `path` (or `file`, `audio`,
+        `image`, `input`), and may have `id` and the columns in `options`; other columns are ignored.
     options: names of columns that are arguments of the call.
-    Returns: all rows in order, also those that cannot be used.
     Raises: InputError if the file cannot be read, has no row, or no column of paths; if pyarrow is missing.
     """
     read = {".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet}[path.suffix.lower()]
@@ -58,7 +58,7 @@ def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """Return a hash of a list's rows: equal lists have equal hashes."""
+    """Return a hash of the rows, by which two lists are compared."""
     content = hashlib.sha256()
     for row in rows:
         text = json.dumps((row.path, row.id, row.options))
@@ -67,7 +67,7 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) -> Row:
-    """Make a row. index: its position in the list. values: its columns, or a text that says why it has none. options:
+    """Make a row. index: its position in the list. values: its columns by name, or the reason why it has none. options:
     names of columns that are arguments of the call."""
     if isinstance(values, str):
         return Row(index, "", refusal=values)
@@ -115,8 +115,8 @@ def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file that are not blank. For a line that is too long or not UTF-8, yield a NUL and the
-    reason."""
+    """Yield the lines of a file, without blank ones. For a line that is too long or not UTF-8, yield a NUL character
+    followed by the reason."""
     with open_regular(path, "manifest") as descriptor, open(descriptor, "rb", closefd=False) as file:
         while raw := file.readline(MAX_LINE):
             if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
@@ -149,7 +149,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
                 yield {name: value for name, value in values.items() if value is not None}
     except InputError:
         raise
-    except Exception as error:  # pyarrow's own errors, which are many
+    except Exception as error:  # pyarrow raises many types of errors
         raise InputError(
             f"`manifest` must be Parquet, but '{shown_path(path)}' is not ({reason(error):.200}). Write it anew."
         ) from error

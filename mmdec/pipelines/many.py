@@ -1,14 +1,14 @@
-"""One call over many rows, in parts, so that a run that was killed can go on.
+"""Applies one call to the many rows of a list, in parts, so that a killed run can be continued.
 
 A list is divided by position into parts of `PART` rows. The results of a part are one file, which is written last and
-in one step: if it exists, the part is done. A run that goes on does only parts without this file. A part that was begun
-but not done is done again, with the same file names. Shards of a job scheduler, Ray's workers and a single process use
-the same code and write the same folder:
+in one step; so a part is done if and only if this file exists. A continued run processes the parts without this file. A
+part that was interrupted is processed again from its beginning, with the same file names. Shards of a job scheduler,
+Ray's workers and a single process use the same code and write the same folder:
 
-    run.json                    what is run: list, model, options
-    results/000012.jsonl        part 12's results, or .parquet
-    failed/000012.jsonl         part 12's bad rows and why, if there are any
-    files/000012/00000391.wav   sound or subtitles of row 391
+    run.json                    what is computed: list, model, options
+    results/000012.jsonl        results of part 12, or .parquet
+    failed/000012.jsonl         rows of part 12 that failed, with the reason; only if there are any
+    files/000012/00000391.wav   audio or subtitles of row 391
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from mmdec.checks.files import failure, json_text, read_object, shown_path, writ
 from mmdec.pipelines.manifest import Row, digest, pyarrow_parquet
 from mmdec.types import InputError, MmdecError
 
-PART = 32  # rows of a part: few, so that a killed run loses little; enough, so that there are not too many files
+PART = 32  # rows in a part: few, so that a killed run loses little; but enough to limit the number of files
 TABLES = ("jsonl", "parquet")
-COLUMNS: Mapping[str, tuple[str, ...]] = {  # verb -> columns of a list that are arguments of its call
+COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a list that are arguments of its call
     "translate": (),
     "transcribe": ("language", "prompt"),
     "describe": ("prompt",),
 }
-FREE = ("threads", "batch_size")  # options that may change when a run goes on, because they are for speed alone
-BATCH = 8  # rows of a batch, unless the options have a `batch_size`
-Part = tuple[int, Sequence[Row]]  # a part's number and rows
-Call = Callable[..., Sequence[Any]]  # paths and options -> results
+FREE = ("threads", "batch_size")  # options that may change when a run is continued, because they do not change results
+BATCH = 8  # batch size, unless the options have `batch_size`
+Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
+Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results
 
 
 @final
 @dataclass(frozen=True)
 class Work:
-    """What to do with every row, and the folder of the results. It can be sent to other processes."""
+    """What to compute for every row of a list, and where the results are written. Can be sent to other processes."""
 
-    verb: str  # translate, transcribe or describe
+    verb: str  # "translate", "transcribe" or "describe"
     model: str
     output: Path = Path()
-    base: str = ""  # the folder that relative paths of rows start from
-    options: Mapping[str, Any] = field(default_factory=lambda: {})  # options of the public call
+    base: str = ""  # folder to which relative paths in the list refer
+    options: Mapping[str, Any] = field(default_factory=lambda: {})  # keyword options of the public call
     table: str = "jsonl"
-    files: str = ""  # suffix of the file that is written for each row, such as .wav or .srt; "": no files
+    files: str = ""  # suffix of the file that is written for each row, such as .wav or .srt; "": none
     device: str | None = None
     dtype: str | None = None
     vocoder: str | None = None
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """Record this run in run.json, or check that the run recorded there is the same.
+        """Write run.json, or if it exists, check that it describes the same computation.
 
-        Raises: InputError if another run is recorded; OSError if the folder cannot be written.
+        rows: the whole list. Raises: InputError if run.json describes another computation; OSError if the folder cannot
+            be written.
         """
         if self.table not in TABLES:
             raise InputError(f"`table` must be {' or '.join(TABLES)}, but is {self.table!r}. Choose one.")
@@ -83,7 +84,8 @@ class Work:
             write_whole(file, (json_text(settings, 2) + "\n").encode())
 
     def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
-        """Return the parts of a shard that have no results yet. shard: (its number from 1, number of shards)."""
+        """Return the parts of a shard that have no results yet. rows: the whole list. shard: (number of the shard from
+        1, number of shards)."""
         folder = self.output / "results"
         done = set(os.listdir(folder)) if folder.is_dir() else set[str]()
         mine = self.parts(rows, shard)
@@ -91,12 +93,13 @@ class Work:
 
     @staticmethod
     def parts(rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
-        """Return all parts of a shard, with and without results. shard: (its number from 1, number of shards)."""
+        """Return all parts of a shard. rows: the whole list. shard: (number of the shard from 1, number of shards)."""
         numbers = range(shard[0] - 1, -(-len(rows) // PART), shard[1])
         return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
 
     def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
-        """Yield the failed rows that are recorded for a shard's parts. shard: as for `todo`."""
+        """Yield the failed rows of a shard's parts, as they are recorded in `failed/`. shard: (number of the shard from
+        1, number of shards)."""
         for file in sorted((self.output / "failed").glob("[0-9]*.jsonl")):
             if int(file.stem) % shard[1] == shard[0] - 1:
                 yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
@@ -104,11 +107,11 @@ class Work:
 
 @final
 class Worker:
-    """Loads the model once, and processes parts."""
+    """Processes parts of a list. Holds the model, which is loaded once."""
 
     def __init__(self, work: Work, call: Call | None = None) -> None:
-        """work: what to do with every row. call: decodes a list of paths, whose rows have the same options; None: the
-        public call of the work's verb.
+        """work: what to compute. call: function that decodes a list of paths with given options; None: the public call
+        of `work.verb`.
 
         Raises: InputError if there is no such model, or an option is wrong.
         """
@@ -116,8 +119,8 @@ class Worker:
         self._call = _public_call(work) if call is None else call
 
     def do(self, part: Part) -> tuple[int, int]:
-        """Process a part and write its files. Returns the number of its rows and the number of rows that failed. Raises
-        OSError if a file cannot be written."""
+        """Process a part and write its files. Returns: the number of its rows, and the number of rows that failed.
+        Raises OSError if a file cannot be written."""
         number, rows = part
         results, good, bad = self._results(rows), list[dict[str, Any]](), list[dict[str, Any]]()
         for row in rows:
@@ -133,14 +136,14 @@ class Worker:
         if bad:
             write_whole(failed, _json_lines(bad))
         else:
-            failed.unlink(missing_ok=True)  # an earlier attempt that was killed may have left it
+            failed.unlink(missing_ok=True)  # an interrupted attempt may have left this file
         content = _json_lines(good) if self._work.table == "jsonl" else _parquet(good)
-        # last, because this file says that the part is done
+        # written last, because this file marks the part as done
         write_whole(self._work.output / "results" / f"{number:06d}.{self._work.table}", content)
         return len(rows), len(bad)
 
     def _results(self, rows: Sequence[Row]) -> dict[int, Any]:
-        """Return for each row, by index, its result or a text that says why it has none."""
+        """Decode rows. Returns: row index -> result, or the reason why there is none (a text)."""
         results: dict[int, Any] = {row.index: row.refusal for row in rows if row.refusal}
         alike: dict[tuple[tuple[str, str], ...], list[Row]] = defaultdict(list)
         for row in rows:
@@ -154,15 +157,15 @@ class Worker:
                 try:
                     found = results_of(paths, partial(self._call, **dict(options)))
                 except InputError as error:
-                    if not options:  # the rows' options are not the cause: every batch would fail
+                    if not options:  # the error is not caused by options of the rows, so every batch would fail
                         raise
                     found = [str(error)] * len(batch)
                 results |= zip((row.index for row in batch), found, strict=True)
         return results
 
     def _saved(self, number: int, row: Row, result: Any) -> dict[str, Any]:
-        """Write a result's file, if files are wanted. Returns the result's columns. Raises InputError if no file can
-        hold it. number: index of the part."""
+        """Write a result's file, if files are wanted. Returns: the result's columns in the table. number: index of the
+        part. Raises InputError if the file format cannot hold the result."""
         work, columns = self._work, dict[str, Any](output=None)
         if work.files:
             columns["output"] = f"files/{number:06d}/{row.index:08d}{work.files}"
@@ -175,13 +178,15 @@ class Worker:
 
 
 def run_here(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    """Process parts one by one in this process. Yields for each the number of its rows and of its failed rows."""
+    """Process parts one after another in this process. Yields for each part the number of its rows, and the number of
+    rows that failed."""
     if parts:
         yield from map(Worker(work).do, parts)
 
 
 def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """Return for each member of a batch its result or an error message. If the batch fails, try its members alone."""
+    """Decode a batch. Returns for each input its result, or an error message. If the batch fails, each input is decoded
+    by itself."""
     from mmdec.pipelines.call import BatchError
 
     try:
@@ -189,15 +194,15 @@ def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]])
     except BatchError as error:
         return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
     except MmdecError:
-        raise  # the arguments are wrong, not an input
-    except Exception as error:  # some input causes it: try each alone
+        raise  # not an input, but the arguments are wrong
+    except Exception as error:  # some input causes it: decode each one by itself
         if len(batch) == 1:
             return [failure(error)]
         return [result for member in batch for result in results_of([member], call)]
 
 
 def _public_call(work: Work) -> Call:
-    """Load the model of the verb, and return the verb's call with it."""
+    """Load the model for `work.verb`, and return the public call with this model."""
     from mmdec.checks.devices import check_dtype, quick_dtype
 
     integers = work.verb == "transcribe"
@@ -224,7 +229,8 @@ def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Write rows as a Parquet table. Its columns are always the same; other values are JSON in the column `more`."""
+    """Write rows as a Parquet table. All files have the same columns; values without a column of their own are JSON in
+    the column `more`."""
     pyarrow: Any = import_module("pyarrow")
     parquet, kinds = pyarrow_parquet(), {"row": pyarrow.int64(), "confidence": pyarrow.float64()}
     names = ("row", "id", "input", "output", "text", "confidence")

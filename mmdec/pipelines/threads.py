@@ -1,6 +1,6 @@
-"""Chooses torch's CPU threads for one call, by the model's size and the free processors.
+"""Chooses torch's number of CPU threads for one call, from the model's size and the number of idle processors.
 
-The threads of an operation wait for each other at its end. On a busy machine a thread without a processor delays the
+At the end of each operation its threads wait for each other. On a busy machine a thread without a processor delays the
 others at every operation: two threads on two busy cores took eight times as long as one. So each call asks the system
 how many processors are idle. Explicit settings are never changed: `threads=`, OMP_NUM_THREADS, MKL_NUM_THREADS,
 `torch.set_num_threads`.
@@ -24,26 +24,27 @@ from mmdec.checks.arguments import check_threads
 from mmdec.ops.threads import own_threads
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-FEWEST = 2  # threads for the smallest models, if processors are free
-PARAMETERS = 10_000_000  # one more thread for this many parameters: smaller matrix products are too short to share
-# number of readings of the system's load, and seconds between them: short bursts are ignored
+FEWEST = 2  # number of threads for the smallest models, if processors are idle
+# one more thread for each 10 M parameters; smaller matrix products do not gain from more threads
+PARAMETERS = 10_000_000
+# the system's load is read 3 times, 0.001 s apart, and the median is used, so that short bursts are ignored
 READINGS, APART = 3, 0.001
 
-_kept = False  # whether `keep_threads` was called; then calls without `threads=` leave the number alone
+_kept = False  # whether `keep_threads` was called; then the number of threads is not chosen
 
 
 @final
 @dataclass(frozen=True)
 class Processors:
-    """Numbers of processors, as they were when a call began."""
+    """Numbers of CPU processors at the beginning of a call."""
 
-    allowed: int  # processors that this process may use
-    free: int | None = None  # idle processors; None: unknown
+    allowed: int  # number of processors that this process may use
+    free: int | None = None  # number of idle processors; None: unknown
 
 
 def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
-    """Choose the number of torch's CPU threads for one call. parameters: number of the model's parameters. most:
-    torch's default."""
+    """Choose torch's number of CPU threads for one call. parameters: number of the model's parameters. most: torch's
+    default number of threads."""
     useful = FEWEST + parameters // PARAMETERS
     free = processors.allowed if processors.free is None else processors.free
     return max(1, min(most, useful, processors.allowed, free))
@@ -51,9 +52,10 @@ def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
 
 @contextmanager
 def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
-    """Set torch's CPU threads within the block, for this Python thread only.
+    """Context manager that sets torch's number of CPU threads inside the block, for this Python thread only.
 
-    threads: None: keep a number that the user has set; else choose one for `networks` on a CPU. Raises: InputError.
+    threads: the number. None: if the user has set a number, keep it; else choose one for the sizes of `networks` that
+        are on a CPU. Raises: InputError.
     """
     count, before = check_threads(threads), torch.get_num_threads()
     if count is None:
@@ -68,7 +70,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
 
 
 def keep_threads(threads: int) -> None:
-    """Set torch's CPU threads for the rest of the process; calls without `threads=` then keep them."""
+    """Set torch's number of CPU threads for the rest of the process; calls without `threads=` then use it."""
     global _kept
     torch.set_num_threads(threads)
     _kept = True
@@ -77,10 +79,10 @@ def keep_threads(threads: int) -> None:
 def is_default(
     count: int, environment: Mapping[str, str] = os.environ, defaults: Collection[int] | None = None
 ) -> bool:
-    """Return whether torch's number of threads is its default, not an explicit setting.
+    """Return whether torch's number of threads is its default and not an explicit setting.
 
-    count: torch's threads. environment: variables of the process. defaults: torch's possible defaults; None: this
-        machine's (its cores, or its processors if torch counts those).
+    count: torch's number of threads. environment: environment variables. defaults: the numbers that torch may choose by
+        default; None: this machine's numbers of cores and of processors.
     """
     if any(environment.get(name) for name in VARIABLES):
         return False
@@ -88,7 +90,7 @@ def is_default(
 
 
 def processors_now() -> Processors:
-    """Count the processors that this process may use, and those of them that are idle."""
+    """Count the processors that this process may use, and those that are idle."""
     allowed = len(_affinity())
     quota = quota_of(Path("/sys/fs/cgroup"), _text(Path("/proc/self/cgroup")))
     allowed = allowed if quota is None else max(1, min(allowed, int(quota)))
@@ -100,25 +102,27 @@ def processors_now() -> Processors:
         if running is None:
             return Processors(allowed)
         counts.append(running)
-    others = int(median(counts)) - 1 if counts else 0  # without this process, which runs, too
+    others = int(median(counts)) - 1 if counts else 0  # minus this process, which is running, too
     return Processors(allowed, (os.cpu_count() or 1) - others)
 
 
 def running_in(loadavg: str) -> int | None:
-    """Read the number of running processes from the text of /proc/loadavg; its load averages are minutes old."""
+    """Read the number of running processes from the text of /proc/loadavg. (The load averages in it are minutes
+    old.)"""
     fields = loadavg.split()
     count = fields[3].partition("/")[0] if len(fields) > 3 else ""
     return int(count) if count.isdecimal() else None
 
 
 def quota_of(root: Path, cgroups: str) -> float | None:
-    """Read the number of processors that control groups (such as a container's) allow; None: no limit.
+    """Return the number of processors that Linux control groups allow (for example in a container); None: no limit.
 
-    root: folder where control groups are mounted. cgroups: text of /proc/self/cgroup, the process's own groups.
+    root: folder where control groups are mounted. cgroups: text of /proc/self/cgroup, which names the process's groups.
     """
     own = next((line[3:] for line in cgroups.splitlines() if line.startswith("0::")), "/")
     inner = root / own.strip("/")
-    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]  # the parent groups' limits apply, too
+    # the limits of parent groups apply, too
+    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]
     limits = [_text(folder / "cpu.max").split() for folder in folders]
     # control groups, version 1
     old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]

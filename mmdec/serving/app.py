@@ -1,4 +1,4 @@
-"""The application: its routes, its errors in OpenAI's form, and how it starts and ends."""
+"""The ASGI application: its routes, its error responses in OpenAI's format, its start and its end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from mmdec.serving import chat, realtime, speech
 from mmdec.serving.engines import How, Served, load
 from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
 
-MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)  # models that are served if the user names none
-BACKLOG = 2048  # connections that may wait to be accepted: uvicorn's own default
-GRACE = 120  # seconds in which open requests may end after the server got a signal to stop
+# models that are served if the user names none: the shipped transcriber, translator and vision-language model
+MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)
+BACKLOG = 2048  # maximum number of new connections that wait until the server accepts them; uvicorn's default
+GRACE = 120  # seconds that open requests get to finish after the server received a signal to stop
 
 
 def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
-    """Build the ASGI application of a server. ending: called at the end, when all requests are answered."""
+    """Build the ASGI application of a server. ending: called when the server stops, after all requests were
+    answered."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -106,15 +108,15 @@ async def _refused(_: Request, error: Exception) -> JSONResponse:
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """Yield sockets that listen at an address; close them at the end. Clients that connect before the server runs wait
-    for it.
+    """Context manager that yields sockets which listen at an address, and closes them at the end. Connections are
+    queued from now on, although the server runs only later.
 
-    Raises MmdecError if nothing can listen there.
+    Raises: MmdecError if the address cannot be used.
     """
 
     async def bind() -> list[socket.socket]:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
-        sockets = [each.dup() for each in server.sockets]  # one for each address of the host
+        sockets = [each.dup() for each in server.sockets]  # the host may have several addresses, each with a socket
         server.close()
         return sockets
 
@@ -140,15 +142,16 @@ def ready(
     placed: tuple[str | None, Any] = (None, None),
     statistics: Path | None = None,
 ) -> tuple[uvicorn.Server, list[str]]:
-    """Load models and make a server. Call the server's `run` with sockets of `bound`: it serves until a signal, then
-    answers the requests that are open.
+    """Load models and make a server. To start it, call its method `run` with the sockets of `bound`. It runs until a
+    signal, then finishes the open requests.
 
-    names: names, folders or hub ids of models; empty: the shipped models. token: what clients must send; None: all
-        clients are accepted. rows: the most rows of a batch. threads: torch's CPU threads for decoding. placed: device
-        and dtype of the models. statistics: file with the draft sizes that runs have learned; read now, written at the
-        end.
+    names: names, folders or hub ids of models; empty: the shipped models. token: the access token that clients must
+        send; None: all clients are accepted. limits: limits on requests; None: the defaults.
+    rows: maximum batch size. threads: torch's CPU threads for decoding. placed: (device, dtype) of the models.
+    statistics: file with measured acceptance rates, from which draft sizes are chosen; it is read now and written at
+        the end.
     Returns: the server, and the names of the models.
-    Raises: InputError for a model that cannot be loaded, or two of one name.
+    Raises: InputError for a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=GRACE, log_level="warning")
     kept = mmdec.DecodingStatistics()

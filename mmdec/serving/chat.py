@@ -27,14 +27,15 @@ DATA = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
 
 
 class Address(BaseModel):
-    """The address of a picture. It must be a data: URL with the picture itself; nothing is fetched."""
+    """The address of a picture: a data: URL, which contains the picture itself. Other URLs are rejected, because the
+    server downloads nothing."""
 
     url: str
     detail: str | None = None
 
 
 class Part(BaseModel):
-    """A piece of a message."""
+    """One part of a message's content: a text or a picture."""
 
     type: Literal["text", "image_url"]
     text: str | None = None
@@ -42,7 +43,7 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """A turn of a dialogue."""
+    """One message of a dialogue: the role of its writer, and its content."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
@@ -89,7 +90,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     most = min(body.max_completion_tokens or body.max_tokens or server.limits.tokens, server.limits.tokens)
     if body.temperature is not None:
         sampled = body.temperature > 0
-    else:  # None: the model's own settings decide
+    else:  # no temperature given: the settings of the model decide whether to sample
         sampled = True if body.top_p is not None and body.top_p < 1 else None
     job = engine.job(
         dialogue,
@@ -108,7 +109,8 @@ async def completions(request: Request, body: ChatRequest) -> Response:
 
 
 def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Return the messages in the format of chat templates, and the pictures' bytes in order. Raises ApiError."""
+    """Convert the messages to the format of chat templates. Returns: the messages, and the bytes of their pictures in
+    order. Raises ApiError."""
     pictures, turns = list[bytes](), list[dict[str, Any]]()
     for message in messages:
         content = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
@@ -142,22 +144,24 @@ def _picture(url: str) -> bytes:
 
 
 class _Answer:
-    """Writes an answer in OpenAI's formats."""
+    """Converts one request's results to responses in OpenAI's format. Holds what all responses of the request share."""
 
     def __init__(self, model: str, stops: tuple[str, ...], vlm: Any, prompt: int, most: int) -> None:
-        """model: its name. stops: strings that end the text. prompt: number of prompt tokens. most: of new tokens."""
+        """model: the model's name. stops: strings at which the text ends. vlm: the loaded model. prompt: number of
+        prompt tokens. most: maximum number of new tokens."""
         self._stops, self._vlm, self._prompt, self._most = stops, vlm, prompt, most
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def whole(self, result: mmdec.Description) -> dict[str, Any]:
-        """Make the response to a request without `stream`."""
+        """Make the complete response to a request that does not ask for a stream."""
         text = result.text[: min((result.text.find(s) for s in self._stops if s in result.text), default=None)]
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(result)}
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(result)}
 
     async def chunks(self, server: Server, request: Request, job: Job, usage: bool) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of a stream. usage: whether a last event with the numbers of tokens follows."""
+        """Yield the chunks of a streamed response, each as a dict. usage: whether a last chunk with the token counts
+        follows."""
         job.streams, begun = True, False
         async for kind, value in server.events(request, job):
             if not begun:

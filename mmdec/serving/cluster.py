@@ -1,9 +1,9 @@
-"""Many rows on many machines: Ray Data over the parts of a list. The only file that imports Ray.
+"""Processes a list of many inputs on many machines with Ray Data. The only file that imports Ray.
 
-Each actor loads a model and processes whole parts, with the same code as a single process (`mmdec.pipelines.many`). If
-an actor is killed, Ray starts it again and gives its part to another actor. A part that is processed twice writes the
-same file twice. Actors get rows, not sound: all machines must see the files and the folder of results under the same
-paths.
+The rows of the list are divided into parts, as for a single process (`mmdec.pipelines.many`). Each Ray actor loads the
+model and processes whole parts. If an actor is killed, Ray starts it again and gives its part to another actor; a part
+that is processed twice writes the same file twice. Actors receive paths, not audio or images. So all machines must have
+the input files and the result folder under the same paths.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ log = logging.getLogger(__name__)
 
 @final
 class Actor:
-    """The object that Ray makes in each of its processes: it loads a model once and processes parts."""
+    """A Ray actor: loads the model once, and processes parts of the list."""
 
     def __init__(self, work: Work) -> None:
         self._worker = Worker(work)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Process the parts of a batch. batch: `number` and `rows` of each part. Returns: `rows` and `failed`, each
-        part's number of rows and of failed rows."""
+        """Process some parts of the list.
+
+        batch: a column `number` with the index of each part, and a column `rows` with its rows. Returns: columns `rows`
+            and `failed`, with each part's number of rows and number of failed rows.
+        """
         done = [self._worker.do(part) for part in zip(map(int, batch["number"]), batch["rows"], strict=True)]
         return {"rows": [rows for rows, _ in done], "failed": [failed for _, failed in done]}
 
 
 def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) -> Iterator[tuple[int, int]]:
-    """Process parts on the cluster that RAY_ADDRESS names, else on this machine.
+    """Process parts of a list on the Ray cluster that the environment variable RAY_ADDRESS names, else on this machine.
 
-    workers: number of actors, each with a model. None: one for each GPU; without GPUs, one for each processor.
+    work: what to do with each row. parts: (index, rows) of each part.
+    workers: number of actors; each loads the model. None: one for each GPU, or without GPUs one for each CPU.
     Yields: for each part, the number of its rows and the number of rows that failed.
-    Raises: InputError if Ray is missing, or a model or an option is wrong.
+    Raises: InputError if Ray is not installed, or a model or an option is wrong.
     """
     if not parts:
         return
@@ -80,7 +84,7 @@ def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) ->
 
 
 def _cause(error: Exception) -> Exception:
-    """Return mmdec's own error if it is the cause of Ray's error; else Ray's error."""
+    """Return the InputError that caused an error of Ray; if there is none, Ray's error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, InputError):

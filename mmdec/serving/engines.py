@@ -1,7 +1,8 @@
-"""Engines decode the jobs of a task: transcription, speech translation, or questions about pictures.
+"""Engines: each decodes the jobs of one task (transcription, speech translation, questions about pictures) with one
+model.
 
-A batch is one call of `mmdec.transcribe`, `mmdec.translate_speech` or `answer`, the code of `mmdec.describe`. So the
-server gives the same answers as the library.
+A batch of jobs is decoded by one call of `mmdec.transcribe`, `mmdec.translate_speech`, or the function behind
+`mmdec.describe`. So the server's results equal those of the library.
 """
 
 from __future__ import annotations
@@ -21,41 +22,46 @@ from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.serving.waiting import Gone, Job, Stopped
 
-HELD = " \t\r\n\ufffd"  # not sent at the end of unfinished text: spaces and incomplete characters may still change
-RATE = 16_000  # Hz of the samples that jobs hold
+# characters that are not sent while they end the text so far: further tokens may still change them
+HELD = " \t\r\n\ufffd"
+RATE = 16_000  # sample rate in Hz of the audio that jobs hold
 
 
 @final
 @dataclass(frozen=True)
 class How:
-    """Options of decoding that all models of a server share."""
+    """Decoding options that all models of a server share."""
 
-    rows: int = 8  # maximum rows of a batch
-    threads: int | None = None  # number of CPU threads, as for `mmdec.transcribe`
-    statistics: mmdec.DecodingStatistics | None = None  # what runs have learned; None: those of the process
+    rows: int = 8  # maximum batch size
+    threads: int | None = None  # number of CPU threads of torch
+    # measured acceptance rates, shared by all requests; None: those of the process
+    statistics: mmdec.DecodingStatistics | None = None
 
 
 @final
 class Deltas:
-    """Cuts a growing text into pieces to send. What was sent never changes later."""
+    """Divides a growing text into pieces for streaming. Holds how much of the text was sent; text that was sent never
+    changes."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """stops: strings that end the text. The text is cut before the first of them."""
+        """stops: strings at which the text ends. The first of them, and what follows it, is not sent."""
         self._stops, self._sent = stops, 0
 
     def cut(self, text: str) -> str:
-        """Return the text before the first stop string."""
+        """Return the text up to the first stop string."""
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
     def grown(self, text: str) -> str:
-        """Return what is new in the text so far. Trailing spaces, an incomplete character, and what may be the
-        beginning of a stop string are held back."""
+        """Return the part of the text that can be sent now and was not sent before. text: the whole text so far.
+
+        Not yet sent: trailing spaces, an incomplete character, and an end that may be the beginning of a stop string.
+        """
         text = self.cut(text.lstrip())
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return self._new(text[: len(text) - max(ends, default=0)].rstrip(HELD))
 
     def end(self, text: str) -> str:
-        """Return what is new in the final text, including the parts that `grown` held back."""
+        """Return the part of the final text that was not sent before. text: the whole text."""
         return self._new(text)
 
     def _new(self, text: str) -> str:
@@ -65,7 +71,7 @@ class Deltas:
 
 @final
 class Transcription:
-    """Transcribes speech. A job holds samples (T,); its key holds the options of `mmdec.transcribe`."""
+    """The engine for transcription. A job holds samples (T,); its key holds the options of `mmdec.transcribe`."""
 
     task = "transcription"
 
@@ -89,12 +95,12 @@ class Transcription:
         return LiveTranscriber(model=self.loaded, threads=how.threads, statistics=how.statistics, **options)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Transcribe the jobs as one batch."""
+        """Transcribe the jobs as one batch. Returns: for each job a `Transcript` or an exception."""
         kind, *given = jobs[0].key  # type: ignore[misc] # `job` makes such keys
         options: dict[str, Any] = dict(given)
-        # Text is not sent before it is final in three cases. Windows of a long recording may be decoded again from the
-        # last timestamp. With `audio_context`, the clip is decoded again if the text does not end. Qwen3-ASR's text
-        # begins with the name of the language.
+        # Text is streamed only if it cannot change later. It can in three cases: windows of a long recording may be
+        # decoded again from the last timestamp; with `audio_context`, the recording is decoded again if the text does
+        # not end; the output of Qwen3-ASR begins with the name of the language.
         kept = "audio_context" not in options and not hasattr(self.loaded.processor, "parse_output")
         grows = kind == "short" and kept
         tokens: list[list[int]] = [[] for _ in jobs]
@@ -132,7 +138,7 @@ class Transcription:
 
 @final
 class Translation:
-    """Translates speech. A job holds samples (T,). On a CPU, each recording is translated alone."""
+    """The engine for speech translation. A job holds samples (T,). On a CPU, each recording is translated by itself."""
 
     task = "translation"
 
@@ -145,7 +151,8 @@ class Translation:
         return Job(self, (), samples, self._rows, len(samples) / RATE)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Translate the jobs: on a GPU as one batch, on a CPU, where each recording is translated alone, one job."""
+        """Translate the jobs. On a GPU they are one batch; on a CPU there is only one job. Returns: for each job a
+        `Translation` or an exception."""
 
         def heard(_: Any) -> None:
             if jobs[0].gone:
@@ -159,7 +166,8 @@ class Translation:
 
 @final
 class Answering:
-    """Answers questions about pictures. A job holds a `Dialogue`; its key holds the options of `mmdec.describe`."""
+    """The engine for questions about pictures. A job holds a `Dialogue`; its key holds the options of
+    `mmdec.describe`."""
 
     task = "answer"
 
@@ -169,12 +177,13 @@ class Answering:
     def job(self, dialogue: Dialogue, **options: Any) -> Job:
         """Make a job that continues a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        # a row's random numbers depend on its place in the batch: only a batch of one repeats the answer of a seed
+        # random numbers depend on the row's index in the batch, so only a batch of one row gives the same answer for a
+        # seed
         rows = 1 if "seed" in chosen else self._how.rows
         return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Answer the jobs as one batch."""
+        """Answer the jobs as one batch. Returns: for each job a `Description` or an exception."""
         options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # `job` makes such keys
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops)} if stops else {}
@@ -201,7 +210,8 @@ Served = Transcription | Translation | Answering
 
 
 def load(model: str, how: How, device: str | None, dtype: Any) -> tuple[str, Served]:
-    """Load a model by name, folder or hub id. Returns its name for clients, and its engine. Raises InputError."""
+    """Load a model by name, folder or hub id. how: decoding options. Returns: the model's name for clients, and its
+    engine. Raises InputError."""
     loaded = mmdec.load(model, device, dtype=dtype)
     name = Path(model).resolve().name if os.path.isdir(model) else model
     if isinstance(loaded, LoadedTranscriber):
@@ -212,7 +222,8 @@ def load(model: str, how: How, device: str | None, dtype: Any) -> tuple[str, Ser
 
 
 def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """Call `call`, and return the results of its batch. A refused input has its error as result."""
+    """Call `call`, which decodes a batch, and return a result for each input. An input that was rejected has its
+    exception as result."""
     try:
         return call()
     except mmdec.BatchError as error:

@@ -25,34 +25,36 @@ from mmdec.serving.waiting import Job, Stopped
 
 router = APIRouter(prefix="/v1")
 RATE = 24_000  # sample rate in Hz if the session names no other
-AHEAD = 30.0  # seconds of sound that may wait; if more waits, the server stops reading, and the client cannot send
+AHEAD = 30.0  # maximum seconds of audio that wait for decoding; then the server stops reading from the socket
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 @final
 class Feeding:
-    """The engine of a live session. Its jobs feed sound to the transcriber in a decoding thread of the server."""
+    """The engine of live sessions. Its jobs are functions that feed audio to a transcriber; they run in the server's
+    decoding threads."""
 
     task = "live transcription"
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Run the function that the only job holds: it feeds sound to the transcriber."""
+        """Run the function in the only job. It feeds audio to the transcriber."""
         (job,) = jobs
         return [job.given()]
 
 
 @final
 class Session:
-    """One client's live transcription."""
+    """One client's live transcription over a WebSocket. Holds its options, its transcriber, and audio that waits for
+    decoding."""
 
     def __init__(self, socket: WebSocket, server: Server) -> None:
         self._socket, self._server, self._feeding = socket, server, Feeding()
         self._options: dict[str, Any] = {"sample_rate": RATE}
         self._engine = server.engine(socket.query_params.get("model"), Transcription)
         self._live: LiveTranscriber | None = None
-        self._before = 0.0  # seconds of the stream before this transcriber's first sample
+        self._before = 0.0  # seconds of audio in the session before the current transcriber's first sample
         self._items = 0
-        self._sound = bytearray()  # sound that arrived and was not decoded yet
+        self._sound = bytearray()  # bytes of audio that arrived and wait for decoding
         self._commits = self._ended = False
         self._changed = asyncio.Condition()
 
@@ -85,7 +87,7 @@ class Session:
         await self._send("error", **told.content)
 
     async def _take(self, event: dict[str, Any]) -> None:
-        """Handle one event of the client, such as sound, a commit or new settings."""
+        """Handle one event of the client: audio, a commit or new settings."""
         kind = event["type"]
         if kind == "session.update":
             self._update(event["session"])
@@ -128,19 +130,19 @@ class Session:
         self._options = options
 
     async def _feed(self) -> None:
-        """Feed sound to the transcriber as it arrives, until the client has gone."""
+        """Pass audio to the transcriber as it arrives, until the client disconnects."""
         try:
             while True:
                 await self._hand_on()
         except WebSocketDisconnect:
             pass
-        finally:  # `_take` may wait until sound is handed on, and would wait forever
+        finally:  # or `_take`, which may wait for this loop, would never end
             async with self._changed:
                 self._ended = True
                 self._changed.notify_all()
 
     async def _hand_on(self) -> None:
-        """Wait for sound or a commit, then feed all sound that has arrived to the transcriber."""
+        """Wait for audio or a commit, then pass all audio that has arrived to the transcriber."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._sound or self._commits)
             sound, commits = bytes(self._sound), self._commits
@@ -162,7 +164,8 @@ class Session:
                 self._changed.notify_all()
 
     async def _run(self, work: Callable[[], Iterable[StreamUpdate]]) -> None:
-        """Run `work`, a function that yields the updates, in a decoding thread. Send the client each update at once."""
+        """Run `work` in a decoding thread and send each update to the client at once. work: a function that returns an
+        iterable of updates."""
         job: Job
 
         def decode() -> None:

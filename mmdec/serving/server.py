@@ -24,7 +24,7 @@ from mmdec.serving.waiting import Job, Metrics, Stopped, Worker
 
 log = logging.getLogger(__name__)
 UNCACHED = {"Cache-Control": "no-store"}
-READERS = 2  # uploads that are turned into samples or pixels at the same time
+READERS = 2  # maximum number of uploads that are decoded to samples or pixels at the same time
 T = TypeVar("T")
 Engine = TypeVar("Engine", bound=Served)
 
@@ -33,25 +33,27 @@ Engine = TypeVar("Engine", bound=Served)
 class Limits:
     """Limits of what a server accepts."""
 
-    requests: int = 64  # the most open requests; more are refused with 429, to come again later
-    sessions: int = 8  # the most open sessions of live transcription
-    megabytes: float = 25.0  # maximum size of a request
-    seconds: float = 900.0  # the most seconds of sound in a request
-    tokens: int = 1024  # maximum of new tokens in an answer
-    wait: float = 300.0  # seconds until a request must be answered
-    upload: float = 60.0  # seconds in which a request must have arrived
-    decoders: int = 1  # batches that are decoded at the same time
+    requests: int = 64  # maximum number of open requests; further ones get status 429 and may be sent again later
+    sessions: int = 8  # maximum number of open live transcription sessions
+    megabytes: float = 25.0  # maximum size of a request in MB (10^6 bytes)
+    seconds: float = 900.0  # maximum seconds of audio in a request
+    tokens: int = 1024  # maximum number of new tokens in an answer
+    wait: float = 300.0  # maximum seconds from a request to its answer
+    upload: float = 60.0  # maximum seconds in which a request's body must arrive
+    decoders: int = 1  # number of batches that are decoded at the same time
 
 
 @final
 class ApiError(Exception):
-    """An error that a client gets in the form of OpenAI's errors."""
+    """An exception that becomes an error response in OpenAI's format."""
 
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
     ) -> None:
-        """status: the HTTP status. kind, code: the error's type and code as OpenAI names them. more: `param`, the name
-        of the wrong parameter; `headers` of the response."""
+        """status: the HTTP status. message: the text for the client. kind, code: the fields "type" and "code" of
+        OpenAI's errors.
+        more: `param`, the name of the wrong parameter; `headers`, further headers of the response.
+        """
         self.status, self.headers = status, more.get("headers")
         self.content = {"error": {"message": message, "type": kind, "param": more.get("param"), "code": code}}
         super().__init__(message)
@@ -77,7 +79,8 @@ class Server:
     """The state that all requests share: models by name, the worker that decodes, limits and counters."""
 
     def __init__(self, models: Mapping[str, Served], limits: Limits, token: str | None = None) -> None:
-        """token: clients must send it as `Authorization: Bearer`; None: all clients are accepted."""
+        """models: the engines by model name. limits: what is accepted. token: clients must send it in the header
+        `Authorization: Bearer`; None: all clients are accepted."""
         self.models, self.limits, self.metrics = models, limits, Metrics()
         self.worker = Worker(self.metrics, limits.decoders)
         self.began = int(time.time())
@@ -86,12 +89,14 @@ class Server:
         self._reading = asyncio.Semaphore(READERS)
 
     def admitted(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request with these headers has the right token, or no token is needed."""
+        """Return whether a request is authorised: its headers have the right token, or the server needs none."""
         return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
 
     def engine(self, name: str | None, *kinds: type[Engine]) -> Engine:
-        """Return the engine of the model `name`; None: of the first model whose engine is one of the classes `kinds`.
-        Raises ApiError if there is no such model."""
+        """Return the engine of the model `name`. kinds: classes of engines that can handle the request.
+
+        If `name` is None, the first model with such an engine is used. Raises: ApiError if there is no such model.
+        """
         fitting = {own: model for kind in kinds for own, model in self.models.items() if isinstance(model, kind)}
         if name is None and fitting:
             return next(iter(fitting.values()))
@@ -101,15 +106,15 @@ class Server:
         raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
 
     async def read(self, function: Callable[[], T]) -> T:
-        """Run a function that reads an upload in a thread; at most `READERS` run at a time."""
+        """Run a function that decodes an upload in a thread. At most `READERS` of them run at the same time."""
         async with self._reading:
             return await asyncio.to_thread(function)
 
     async def events(self, request: Request, job: Job) -> AsyncIterator[tuple[str, Any]]:
-        """Decode a job. Yields ("text", piece of text) while it is decoded, then ("result", the result). The job ends
-        early if its client goes away or the answer takes too long.
+        """Submit a job. Yields ("text", piece of text) while it is decoded, then ("result", the result).
 
-        Raises: ApiError if the job fails or ends early.
+        The job is cancelled if its client disconnects or the answer takes too long. Raises: ApiError if the job fails
+        or is cancelled.
         """
         gone = asyncio.ensure_future(_disconnected(request))
         end = time.monotonic() + self.limits.wait
@@ -136,20 +141,20 @@ class Server:
             gone.cancel()
 
     async def result(self, request: Request, job: Job) -> Any:
-        """Decode a job, and return its result. Raises ApiError."""
+        """Submit a job, and return its result when it is decoded. Raises ApiError."""
         async for kind, value in self.events(request, job):
             if kind == "result":
                 return value
         raise AssertionError("events end with a result or an error")
 
     def busy(self) -> ApiError:
-        """Make the error 429 for a request that comes when too many are open."""
+        """Make the error with status 429 for a request that arrives while too many are open."""
         after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
 
 
 async def _disconnected(request: Request) -> None:
-    """Wait until the client has gone. The request's body must have been read before."""
+    """Wait until the client disconnects. The body of the request must have been read before."""
     with suppress(Exception):
         while (await request.receive())["type"] != "http.disconnect":
             pass
@@ -162,12 +167,12 @@ def server_of(request: Any) -> Server:
 
 @final
 class EventStream(StreamingResponse):
-    """A response of server-sent events."""
+    """A response that is sent as server-sent events."""
 
     @classmethod
     async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
-        """Wait for the first event, then return the stream. An error before the first event is raised here, so that the
-        client gets an ordinary error response."""
+        """Make the response to a stream of events, when the first event is known. An exception before the first event
+        is raised here, so that the client gets an ordinary error response."""
         return cls(_lines(await anext(events), events), media_type="text/event-stream", headers=UNCACHED)
 
 
@@ -176,7 +181,7 @@ async def _lines(first: Mapping[str, Any], events: AsyncIterator[Mapping[str, An
     try:
         async for event in events:
             yield _data(event)
-    except Exception as error:  # status 200 has been sent, so the error becomes an event
+    except Exception as error:  # status 200 is already sent, so the error becomes an event
         yield _data(ApiError.of(error).content)
         return
     yield "data: [DONE]\n\n"
@@ -188,7 +193,8 @@ def _data(event: Mapping[str, Any]) -> str:
 
 @final
 class Door:
-    """ASGI middleware that refuses requests to /v1/: without the token, beyond `Limits`, too large, or too slow."""
+    """ASGI middleware for all requests to /v1/. It rejects requests without the right token, and requests that exceed
+    `Limits`: too many, too large or too slow."""
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app, self._server = app, server
@@ -201,7 +207,8 @@ class Door:
             if self._server.admitted(dict(scope["headers"])):
                 await self._app(scope, receive, send)
             else:
-                await send({"type": "websocket.close", "code": 1008})  # not accepted yet: the client gets status 403
+                # the connection is not yet accepted: the client gets status 403
+                await send({"type": "websocket.close", "code": 1008})
         else:
             await self._request(scope, receive, send)
 
@@ -242,15 +249,16 @@ class Door:
 
 
 def too_large(limits: Limits) -> ApiError:
-    """Make the error 413 for a request with too many bytes."""
+    """Make the error with status 413 for a request with too many bytes."""
     return ApiError(413, f"A request must have at most {limits.megabytes:g} MB.", code="too_large")
 
 
 @final
 class Upload:
-    """Reads the body of one request, and counts bytes and seconds, because the declared length may be wrong.
+    """Reads the body of one request, and limits its bytes and its time. The declared length is not trusted.
 
-    If a body is too large or too slow, the handler gets "http.disconnect", and the client gets an error response.
+    If a limit is exceeded, the handler receives "http.disconnect", and the client receives an error response. Holds the
+    bytes that may still arrive, and the deadline.
     """
 
     def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
@@ -260,7 +268,7 @@ class Upload:
         self._refused: ApiError | None = None
 
     async def receive(self) -> Message:
-        """Return the next message from the client; count its bytes and check the time."""
+        """Return the next ASGI message from the client, after counting its bytes and checking the time."""
         if self._whole:
             return await self._receive()
         try:
@@ -276,7 +284,7 @@ class Upload:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a message of the handler's response, or the refusal in its place."""
+        """Send a message of the handler's response. If a limit was exceeded, send the error response instead."""
         if self._refused is None:
             await self._send(message)
         elif message["type"] == "http.response.start":

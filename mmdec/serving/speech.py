@@ -108,7 +108,8 @@ async def spoken_translations(
 
 
 async def _samples(server: Server, file: UploadFile, silence: bool = False) -> Any:
-    """Read an upload to 16 kHz mono (T,). silence: whether a silent recording is accepted. Raises InputError."""
+    """Read an uploaded file as 16 kHz mono samples (T,). silence: whether a silent recording is accepted. Raises
+    InputError."""
     content = await file.read()
     return await server.read(partial(read, content, max_seconds=server.limits.seconds, silence=silence))
 
@@ -129,8 +130,11 @@ async def _deltas(server: Server, request: Request, job: Job) -> AsyncIterator[d
 
 
 def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
-    """Write a transcript in one of OpenAI's formats. kind: the format. task: transcribe or translate. timed: the times
-    that were asked for."""
+    """Convert a transcript to a response in one of OpenAI's formats.
+
+    kind: the format. task: "transcribe" or "translate". timed: which times the client asked for: "word", "segment".
+        temperature: the sampling temperature, which is part of the response.
+    """
     if kind == "text":
         return PlainTextResponse(result.text + "\n")
     if kind in ("srt", "vtt"):
@@ -166,7 +170,7 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
 
 
 def _compression(text: str) -> float:
-    """Divide a text's bytes by those of the compressed text: high if it repeats itself. Source: Radford et al. 2022,
-    4.5."""
+    """Return a text's compression ratio (bytes before and after zlib); it is high for a text that repeats itself.
+    Source: Radford et al. 2022, section 4.5."""
     content = text.encode()
     return round(len(content) / len(zlib.compress(content)), 3)

@@ -1,8 +1,9 @@
-"""The queue of waiting requests, and the threads that decode them. Requests with equal options form one batch.
+"""The queue of waiting requests, and the threads that decode them. Requests with equal options are decoded as one
+batch.
 
-One thread decodes by default. If a server has several, a batch is divided between them. This file is independent of
-HTTP. A job's events go to the event loop of the handler that waits for the job. `Metrics` counts the work, in the form
-that Prometheus reads: https://prometheus.io/docs/instrumenting/exposition_formats.
+By default there is one decoding thread. If there are several, the requests are divided among them. This file does not
+depend on HTTP: a job's events go to the asyncio event loop of the handler that waits for the job. `Metrics` counts the
+work in the format that Prometheus reads: https://prometheus.io/docs/instrumenting/exposition_formats.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Protocol, final
 import torch
 
 log = logging.getLogger(__name__)
-GATHER = 0.02  # seconds that a first request waits for others to join its batch, if the last batch had several
+GATHER = 0.02  # seconds to wait for further requests before a batch is taken, if the previous batch had several
 PREFIX = "mmdec_"
 COUNTERS = {
     "requests_total": "Requests by endpoint and status.",
@@ -41,7 +42,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @final
 class Metrics:
-    """Counts a server's requests and work. Any thread may add to it."""
+    """Counts a server's requests and work: counters and histograms by name and labels. Any thread may add to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,22 +50,25 @@ class Metrics:
         self._buckets: dict[tuple[str, Labels], list[float]] = {}
 
     def add(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """Add a value to a counter. name: a key of `COUNTERS`."""
+        """Add a value to a counter. name: a key of `COUNTERS`. labels: the counter's labels, such as
+        endpoint="/v1/models"."""
         with self._lock:
             self._counts[name, tuple(sorted(labels.items()))] += value
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add a value to a histogram. name: a key of `HISTOGRAMS`."""
+        """Add a value to a histogram. name: a key of `HISTOGRAMS`. labels: the histogram's labels."""
         key, bounds = (name, tuple(sorted(labels.items()))), HISTOGRAMS[name][1]
         with self._lock:
-            row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))  # counts up to each bound, count, sum
+            # number of values up to each bound; number and sum of all values
+            row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))
             for index, bound in enumerate(bounds):
                 row[index] += value <= bound
             row[-2] += 1
             row[-1] += value
 
     def decoded(self, task: str, result: Any, seconds: float) -> None:
-        """Count a result of `transcribe`, `describe` or `translate_speech`. seconds: length of its sound."""
+        """Count one result of `transcribe`, `describe` or `translate_speech`. task: label of the counters. seconds:
+        duration of the audio."""
         for stage, spent in result.timings.items():
             if stage != "total":
                 self.add("stage_seconds_total", spent, task=task, stage=stage)
@@ -74,7 +78,8 @@ class Metrics:
         self.add("rounds_total", result.passes if written is None else result.rounds, task=task)
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Write all counters in Prometheus' text format. gauges: name -> (help, value now)."""
+        """Write all counters in Prometheus' text format. gauges: further values, name -> (description, current
+        value)."""
         lines: list[str] = []
         with self._lock:
             for name, told in COUNTERS.items():
@@ -103,52 +108,54 @@ def _labels(labels: Labels) -> str:
 
 
 class Stopped(Exception):
-    """Raised to end decoding when all clients of a batch have gone."""
+    """Raised in an engine to stop decoding, because all clients of the batch have disconnected."""
 
 
 class Engine(Protocol):
-    """Decodes jobs of one kind."""
+    """Decodes the jobs of one task with one model."""
 
     @property
     def task(self) -> str: ...
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Decode jobs with equal keys together. Returns for each job, in order, a result or an exception. A result that
-        is None is not counted in the metrics."""
+        """Decode jobs with equal keys as one batch. Returns: for each job, in order, a result or an exception. A result
+        of None is not counted in the metrics."""
         ...
 
 
 @final
 class Job:
-    """One request: what to decode, and a queue of events for its handler. Make it in the handler's event loop."""
+    """One request: what to decode, and a queue of events for the handler that waits. Must be made in the handler's
+    event loop."""
 
     def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
-        """engine: decodes the job. key: jobs of one engine with equal keys may be decoded together, at most `rows` of
-        them.
-        given: what the engine decodes, such as samples. seconds: length of its sound, for the metrics.
+        """engine: decodes the job. key: the decoding options; jobs of one engine with equal keys may be decoded
+        together. rows: maximum size of such a batch.
+        given: what to decode, such as samples. seconds: duration of the audio, for the metrics.
         """
         self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
-        self.gone = False  # whether the client has gone; then the engine ends the row
-        self.streams = False  # whether the client gets text while it is decoded
-        # ("text", piece of text or `StreamUpdate`) any number of times, then ("result", ...) or ("error", exception)
+        self.gone = False  # whether the client has disconnected; then the job's row of the batch ends early
+        self.streams = False  # whether the client gets text while the job is decoded
+        # any number of ("text", piece of text or `StreamUpdate`), then one ("result", the result) or ("error", an
+        # exception)
         self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
     def tell(self, kind: str, value: Any) -> None:
-        """Send an event to the handler. kind: "text", "result" or "error". Any thread may call this."""
-        with suppress(RuntimeError):  # the event loop is closed: the server was killed
+        """Put an event into the queue of the handler. kind: "text", "result" or "error". Any thread may call this."""
+        with suppress(RuntimeError):  # the event loop is already closed: the server was killed
             self._loop.call_soon_threadsafe(self.events.put_nowait, (kind, value))
 
 
 @final
 class Gone:
-    """A stopping criterion of `generate` that ends the rows whose clients have gone.
+    """A stopping criterion for `generate`: ends the rows whose clients have disconnected. Holds the jobs of the batch.
 
-    transformers may call it with only some rows of a batch, and does not say with which. Then no row ends before all
-    clients have gone.
+    transformers may call it with some rows of a batch only, and does not tell which. In this case no row ends until all
+    clients have disconnected.
     """
 
-    mmdec_row_wise = True  # a row's answer depends on that row's index alone
+    mmdec_row_wise = True  # tells mmdec that each row's result depends only on the index of this row
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
@@ -163,15 +170,15 @@ class Gone:
 
 @final
 class Worker:
-    """Keeps the waiting jobs and runs the threads that decode them, the oldest first."""
+    """Holds the queue of waiting jobs, and runs the threads that decode them, the oldest jobs first."""
 
     def __init__(self, metrics: Metrics, decoders: int = 1) -> None:
-        """decoders: number of threads; each decodes one batch at a time."""
+        """metrics: counts the decoded work. decoders: number of threads; each decodes one batch at a time."""
         self._metrics, self._changed = metrics, threading.Condition()
         self._waiting: deque[Job] = deque()
         self._decoding: list[Job] = []
-        self._last = 1  # number of jobs with equal keys that waited when the last batch was taken
-        self._pace = 0.0  # running mean of the seconds of a job
+        self._last = 1  # number of waiting jobs with equal keys when the last batch was taken
+        self._pace = 0.0  # exponential moving average of the decoding seconds per job
         self._closed = False
         names = [f"mmdec-serve-{number}" for number in range(decoders)]
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
@@ -179,7 +186,7 @@ class Worker:
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Add a job. Its progress and result arrive as its events."""
+        """Add a job to the queue. Its text and result arrive through the job's event queue."""
         with self._changed:
             if self._closed:
                 raise RuntimeError("the worker is closed")
@@ -187,7 +194,8 @@ class Worker:
             self._changed.notify_all()
 
     def drop(self, job: Job) -> None:
-        """Mark a job that nobody waits for any more: if it still waits, it is removed, else its row ends early."""
+        """Cancel a job whose client has disconnected: remove it from the queue, or if it is being decoded, let its row
+        end early."""
         with self._changed:
             job.gone = True
             if job in self._waiting:
@@ -195,16 +203,16 @@ class Worker:
                 self._metrics.add("stopped_total", task=job.engine.task)
 
     def waiting(self) -> tuple[int, int]:
-        """Return how many jobs wait, and how many are being decoded."""
+        """Return the number of jobs in the queue, and the number of jobs that are being decoded."""
         with self._changed:
             return len(self._waiting), len(self._decoding)
 
     def delay(self) -> float:
-        """Estimate the seconds until a job that is submitted now has been decoded."""
+        """Estimate in how many seconds a job that is submitted now would be finished."""
         return sum(self.waiting()) * self._pace / len(self._threads)
 
     def close(self) -> None:
-        """Decode all waiting jobs, then end the threads. Returns when they have ended."""
+        """Decode all jobs in the queue, then end the threads. Returns when they have ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -233,7 +241,8 @@ class Worker:
                 self._decoding = [job for job in self._decoding if job not in jobs]
 
     def _next(self) -> Sequence[Job]:
-        """Wait for jobs; take the oldest and those that are decoded with it. Empty once closed and no job waits."""
+        """Wait for jobs, and take the next batch: the oldest job, and jobs that can be decoded with it. Returns an
+        empty sequence if the worker is closed and the queue is empty."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -243,9 +252,10 @@ class Worker:
                     return batch
 
     def _batch(self, first: Job) -> Sequence[Job]:
-        """Take this thread's share of the first job and the jobs that may be decoded with it. Empty if other threads
-        took them meanwhile."""
-        if self._last > 1 and not self._closed:  # clients of one batch often send the next requests together
+        """Take a batch from the queue: the job `first` and jobs with the same key, at most this thread's share of them.
+        Returns an empty sequence if other threads took them meanwhile."""
+        # clients that were answered together often send their next requests at the same time
+        if self._last > 1 and not self._closed:
             self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
         alike = self._alike(first)
         self._last = max(len(alike), 1)

@@ -1,9 +1,9 @@
-"""ALiBi: positions enter attention as a bias that layers add to their scores.
+"""ALiBi models: positions enter attention as a bias that is added to the attention scores.
 
-transformers' models compute one bias for each head and cache column: they assume that a token's column is its position.
-In a draft the two differ: sibling nodes share a position, and rows end at different columns. So a draft's pass gets no
-mask, and the model makes bias and mask as for plain text. Before each layer, a hook replaces both: each column gets the
-bias of its own position, and the mask hides the columns that a node must not see.
+transformers' models compute the bias from a token's index in the cache: they assume that it is the token's position. In
+a draft the two differ, because sibling nodes share a position and the rows of a batch have different lengths. So a
+draft's pass gets no mask, and the model makes bias and mask as for plain text. Before each layer a hook replaces both:
+each cache entry gets the bias of its true position, and the mask hides the entries that a node must not see.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from transformers import PreTrainedModel
 
 from mmdec.ops.tree_attention import TreeMask
 
-BIASES = ("alibi", "position_bias")  # names that models give the bias among a layer's arguments
-_drafted: ContextVar[TreeMask | None] = ContextVar("drafted", default=None)  # mask of the draft in this thread's pass
+BIASES = ("alibi", "position_bias")  # names of the layers' argument for the bias, in transformers' models
+_drafted: ContextVar[TreeMask | None] = ContextVar("drafted", default=None)  # mask of the draft that this thread scores
 _installing = threading.Lock()
 
 
 def has_alibi(model: PreTrainedModel) -> bool:
-    """Return whether a model's layers add ALiBi's bias. If the configuration has a switch `alibi`, it decides."""
+    """Return whether a model's layers add ALiBi's bias: by the configuration's switch `alibi` if it has one, else by
+    the layers' arguments."""
     switched = getattr(model.config, "alibi", None)
     return any(_layers(model)) if switched is None else bool(switched)
 
 
 @contextmanager
 def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
-    """In this context, passes that are called without a mask use the tree's mask and its nodes' positions.
+    """In this context, a pass called without a mask uses the mask of `tree` and the positions of its nodes.
 
-    Hooks do this. They stay on the model, but do nothing outside the context and in other threads.
+    This is done by hooks. They stay on the model, but do nothing outside the context and in other threads.
     """
     with _installing:
         for layer, name in list(_layers(model)):
@@ -51,7 +52,8 @@ def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
 
 @final
 class TreeBias:
-    """A hook that replaces a layer's bias and mask during `drafting`."""
+    """A hook on a layer that replaces its arguments for ALiBi's bias and the mask while a draft is scored. It holds the
+    bias argument's name and the number of heads."""
 
     def __init__(self, name: str, heads: int) -> None:
         self.name, self.heads = name, heads
@@ -60,15 +62,15 @@ class TreeBias:
         tree = _drafted.get()
         if tree is None:
             return None
-        # (H, 1, P), (B * H, 1, P) or (B, H, 1, P), with P the columns of the pass or of the longest text
+        # (H, 1, P), (B * H, 1, P) or (B, H, 1, P) for H heads; P is the number of keys, or the model's maximum length
         bias: Tensor = kwargs[self.name]
-        mask: Tensor = kwargs["attention_mask"]  # (B or 1, H or 1, N, S + N), which may hold the bias, too
+        mask: Tensor = kwargs["attention_mask"]  # (B or 1, H or 1, N, S + N); may include the bias
         places = _places(tree)
         rows, columns = places.shape
-        shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # the last node's mask: it sees all columns
+        shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # the last query sees all keys
         hidden = True if shown.dtype == torch.bool else torch.finfo(shown.dtype).min
         shown = torch.where(tree.additive < 0, hidden, shown)
-        if bias.shape[-1] != columns:  # the bias is for the longest text: its last entry is for the last position
+        if bias.shape[-1] != columns:  # the bias is for the maximum length, and aligned at its end
             places = places + bias.shape[-1] - 1 - places.amax(1, keepdim=True)
         each = bias.reshape(-1, self.heads, 1, bias.shape[-1])
         made = _by_place(each.expand(rows, -1, -1, -1), places)
@@ -78,7 +80,8 @@ class TreeBias:
 
 @final
 class RowBias:
-    """Gives each row its own bias (B, H, 1, S) in a layer that expects one bias (H, 1, S) for all rows."""
+    """A bias (B, H, 1, S) that differs by row, for layers that expect one bias (H, 1, S) for all rows. It offers the
+    tensor operations that such layers use."""
 
     def __init__(self, bias: Tensor) -> None:
         self.bias, self.shape = bias, bias.shape[1:]
@@ -94,7 +97,7 @@ class RowBias:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the outermost modules whose `forward` takes a bias, and the name of that argument."""
+    """Yield (module, name of its argument) for the outermost modules whose `forward` takes ALiBi's bias."""
     for child in model.children():
         arguments = inspect.signature(child.forward).parameters
         name = next((name for name in BIASES if name in arguments), None)
@@ -105,14 +108,14 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _places(tree: TreeMask) -> Tensor:
-    """Compute the position (B, S + N) of each column's token in its row; 0 for padding before a row's first token."""
+    """Return the position (B, S + N) of each cached token and each node in its row; 0 for left padding."""
     columns = tree.additive.shape[3] - tree.ancestors.shape[1]
     starts, ends = tree.starts[:, None], tree.ends[:, None]
     held = (torch.arange(columns, device=starts.device) - starts).clamp(min=0)
-    # columns between a row's end and the draft are hidden, so that their positions do not matter
+    # entries between a shorter row's end and the draft get some position: the mask hides them
     return torch.cat([torch.minimum(held, ends - starts), ends - starts - 1 + tree.ancestors.sum(2)], 1)
 
 
 def _by_place(numbers: Tensor, places: Tensor) -> Tensor:
-    """Pick from numbers (B, H, 1, P) those at the indices places (B, S). Returns: (B, H, 1, S)."""
+    """Return numbers[..., places], (B, H, 1, S). numbers: (B, H, 1, P). places: (B, S), indices below P."""
     return numbers.gather(3, places[:, None, None].expand(-1, numbers.shape[1], -1, -1))

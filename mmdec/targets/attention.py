@@ -2,8 +2,8 @@
 
     model.set_attn_implementation(TREE_ATTENTION)
 
-No other module changes transformers' registries. Passes without a draft attend as with "sdpa". transformers has a
-second registry for masks: an implementation without an entry there gets no mask at all, not even a causal one.
+Passes without a draft attend as with "sdpa". transformers has a second registry, for functions that make masks. The
+name is registered there, too, because otherwise transformers would pass no mask, not even a causal one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TREE_ATTENTION = "mmdec_tree"
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
-    """Make a mask (B, 1, queries, columns) of floats to add to scores; None if plain causal masking suffices."""
+    """Make an additive float mask (B, 1, queries, keys) with transformers' arguments for masks; None if plain causal
+    masking is enough."""
     seen = sdpa_mask(*args, **kwargs)
     if seen is None:
         return None
@@ -40,18 +41,19 @@ def attend(
     trees: Sequence[TreeMask] = (),
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention. query: (B, query heads, N, D). key, value: (B, key heads, S, D). Returns: (B, N, query
-    heads, D), and None in place of an attention map.
+    """Compute attention, as transformers calls it.
 
-    trees: the masks of a pass over a draft, one for each kind of layer.
+    query: (B, query heads, N, D). key, value: (B, key heads, S, D).
+    trees: the tree masks of a draft's pass, one for each kind of layer. The one that equals `attention_mask` is used.
     options: transformers' other arguments. Only dropout, is_causal and s_aux, the attention sinks (query heads,), have
         an effect.
+    Returns: (B, N, query heads, D), and None in place of an attention map.
     """
     dropout, is_causal, sinks = options.get("dropout", 0.0), options.get("is_causal"), options.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     queries = query.shape[2]
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
-    # cross-attention in the same pass has another mask, so it finds no tree
+    # None for cross-attention, whose mask is not that of a tree
     tree = next((tree for tree in trees if tree.additive is attention_mask), None)
     if tree is not None or (attention_mask is None and not causal and not dropout):
         return tree_attention(query, key, value, tree, scale, sinks).transpose(1, 2).contiguous(), None

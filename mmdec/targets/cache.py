@@ -1,13 +1,13 @@
-"""A key-value cache that can roll back drafts: transformers' DynamicCache with its tensors in larger pools.
+"""A key-value cache that can roll back drafts: transformers' DynamicCache whose tensors are views of larger tensors.
 
-transformers' own layers copy all their columns at every step. Here a step writes only its new columns and exposes a
-view; accepting a path moves a few columns of all layers at once. The layers remain compatible with transformers, so a
-cache given by a caller works after the run.
+A "column" is an index along the cache's sequence axis: the keys and values of one token in all layers. transformers
+copies all columns at every step. Here a pass writes only its new columns. Accepting a path moves a few columns. The
+layers remain compatible with transformers, so a cache given by a caller can be used afterwards.
 
-`RowLayout` says where the rows of a batch lie in a cache. A row's own columns are contiguous, from its start (after
-left padding) to its end. A pass appends the tree's N columns at the shared end S, that of the longest row. Accepted
-columns then move to the row's own end, and the others are dropped. So no unused columns accumulate, and at batch 1 the
-likeliest path needs no moves. Columns between a row's end and S are masked.
+`RowLayout` says which columns belong to which batch row. A row's text is contiguous, from its start (after left
+padding) to its end. A pass writes the tree's N nodes after column S, the end of the longest row. Accepted columns then
+move to the end of their row, and the others are dropped. At batch 1, the tree's first path needs no move. Columns
+between a row's end and S are masked.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_mask
 from mmdec.types import CACHE, InputError
 
-ROOM = 64  # a pool's width is a multiple of this number of columns, so that it rarely grows
-STEP = 4096  # a full pool doubles its width, but grows by at most this number of columns at once
+ROOM = 64  # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
+STEP = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory
 
 
 @final
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values (B, H, S, D): views of pools.
+    """One layer's keys and values (B, H, S, D), as views of larger tensors, the pools, in which new tokens are written.
 
     If other code replaces `keys`, the layer behaves as transformers' `DynamicLayer` from then on.
     """
@@ -43,18 +43,18 @@ class GrowingLayer(DynamicLayer):
         self.store = store
         self.all_keys = self.all_values = torch.empty(0)
         self.shown: Tensor | None = None
-        self.first = 0  # the first column that the next pass sees: a window hides earlier ones
+        self.first = 0  # the first column that the next pass attends to: a sliding window hides earlier ones
         self.is_initialized = True
 
     def hold(self, states: Tensor, is_keys: bool) -> None:
-        """Set this layer's keys (`is_keys`) or values to `states` (B, H, S, D), a view of the pool's first columns."""
+        """Set this layer's keys (if `is_keys`) or values to `states` (B, H, S, D), a view of a pool."""
         if is_keys:
             self.keys = self.shown = states
         else:
             self.values = states
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make a copy of this layer one of transformers' own layers, because pools belong to a run."""
+        """Copy or pickle this layer as one of transformers' `DynamicLayer`s, because a copy has no pool."""
         return stock_layer, (cast(Tensor, self.keys).contiguous(), cast(Tensor, self.values).contiguous())
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -74,47 +74,51 @@ class GrowingLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class Kind:
-    """Keys or values of several layers with the same shape and dtype, which share one pool."""
+    """Describes one pool, a tensor that holds keys and values of several layers with the same shape and dtype."""
 
-    members: tuple[tuple[int, bool], ...]  # for each part of the pool: (layer index, True for keys or False for values)
-    heads: int  # number of key heads
-    size: int  # numbers in one head's key or value
+    members: tuple[tuple[int, bool], ...]  # [i]: what pool[i] holds: (layer index, True: keys, False: values)
+    heads: int  # number of key-value heads
+    size: int  # head size
     dtype: torch.dtype
     device: torch.device
 
     def pool(self, rows: int, columns: int) -> Tensor:
-        """Allocate a pool (members, rows, heads, columns, size) without initial values."""
+        """Allocate an uninitialised pool (members, rows, heads, columns, size). columns: number of tokens."""
         shape = len(self.members), rows, self.heads, columns, self.size
-        with torch.inference_mode(False):  # else the cache would be read-only after the run
+        with torch.inference_mode(False):  # else a caller could not write to the cache outside of inference mode
             return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 class Memory(Protocol):
-    """Provides the memory of a run's pools: for example the fixed buffers that captured CUDA graphs read and write."""
+    """Allocates pools. An implementation may return fixed buffers that captured CUDA graphs read and write."""
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """Return a pool of each kind, shaped as `Kind.pool`, for at least `length` columns: the previous pools if these
-        are large enough.
+        """Return a pool (members, rows, heads, columns, size) of each kind, for at least `length` tokens a row.
 
-        Columns that were never written hold finite numbers. Previous pools stay valid until the next draft is scored.
+        It may return the previous pools if they are large enough. Free columns hold finite numbers, because a mask does
+        not hide NaN. Previous pools stay valid until the next draft is scored.
         """
         ...
 
 
 @final
 class KVPool:
-    """Holds a run's key-value cache after the prompt's pass, in pools (members, B, H, C, D): one for each `Kind`."""
+    """Holds the keys and values of one `generate` call, after the pass over the prompt. There is a pool (members, B, H,
+    C, D) for each `Kind`: C columns, of which the first `length` are used."""
 
     def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
-        """Move the cache's keys and values into pools. memory: provides the pools; None: they are allocated. Raises
-        InputError for a cache from which drafts cannot be removed."""
+        """Move the keys and values of a cache into pools, which its layers then read.
+
+        memory: allocates the pools; None: they are allocated as they are needed.
+        Raises: InputError for a cache from which drafts cannot be removed.
+        """
         check_cache(cache)
         self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
         given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
         layers: list[Any] = []
         held: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
         for index, old in enumerate(cast(list[Any], given.layers)):
-            if isinstance(old, DummyLayer):  # it reads another layer's keys and values
+            if isinstance(old, DummyLayer):  # this layer has no keys and values: it reads those of another layer
                 layers.append(old)
                 continue
             layers.append(GrowingLayer(self))
@@ -126,7 +130,7 @@ class KVPool:
             Kind(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
             for (shape, dtype, device), members in held.items()
         ]
-        # layers refer to pools, not the other way round, so that memory is freed with the last reference to the cache
+        # weak references: a cycle between layers and this object would delay freeing the memory
         self._layers = {
             index: weakref.ref(layer) for index, layer in enumerate(layers) if isinstance(layer, GrowingLayer)
         }
@@ -141,27 +145,27 @@ class KVPool:
 
     @property
     def width(self) -> int:
-        """Count the allocated columns, C."""
+        """Return the number of allocated columns, C."""
         return self._pools[0].shape[3]
 
     def grow(self, length: int) -> None:
-        """Make room for at least `length` columns."""
+        """Make room for at least `length` columns (tokens) in each row."""
         if self.width < length:
             old = self._pools
             self._pools = self._allocate(old[0].shape[1], length)
             for before, pool in zip(old, self._pools, strict=True):
-                # copy all columns: during a pass, some layers have written the new columns and others have not
+                # copy all, not only `length`: during a pass, some layers have already written new columns
                 pool[:, :, :, : before.shape[3]] = before
             self._hand_out()
 
     def show(self, firsts: Sequence[int]) -> None:
-        """Hide the columns before `firsts[i]`, which lie outside the window of layer i, from this layer's passes, until
-        `crop` is called."""
+        """Hide cached tokens from layers with an attention window, until `crop` is called. firsts: [i]: index along the
+        sequence axis of the first token that layer i sees."""
         for index, layer in self._living():
             layer.first = firsts[index]
 
     def crop(self, length: int) -> None:
-        """Drop the columns from `length` on, and show all others to the next pass."""
+        """Keep only the first `length` columns (tokens) of each row. All of them are visible to the next pass."""
         self.length = length
         layers = dict(self._living())
         for layer in layers.values():
@@ -172,14 +176,17 @@ class KVPool:
                     layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move row r's accepted columns, `columns[r]`, to the columns from `begins[r]` on, so that they follow its text
-        without gaps. Then drop all columns from `length` on."""
+        """Move the keys and values of each row's accepted tokens behind its text. Then keep only `length` columns.
+
+        columns: [r]: indices of row r's accepted tokens along the sequence axis. begins: [r]: index to which the first
+            of them moves; the others follow.
+        """
         for pool in self._pools:
             kv_gather(pool, columns, begins)
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only the cache's rows with indices `rows` (K,) int64, in that order, and its first `length` columns."""
+        """Keep only the batch rows with the indices `rows` (K,) int64, in that order; of these `length` columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
         old = self._pools
@@ -206,7 +213,7 @@ class KVPool:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
     def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
-        """Yield the layers that are still referenced, with their indices."""
+        """Yield (index, layer) for the layers of the cache that still exist."""
         for index, reference in self._layers.items():
             if (layer := reference()) is not None:
                 yield index, layer
@@ -228,8 +235,8 @@ def empty_cache() -> DynamicCache:
 
 
 def check_cache(cache: Cache) -> None:
-    """Raise InputError unless rejected drafts can be removed from a cache: its layers must hold keys and values, or
-    states, and none may be offloaded."""
+    """Raise InputError unless rejected drafts can be removed from a cache. Its layers must hold keys and values, or
+    recurrent states, and must not be offloaded."""
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kinds = {type(layer) for layer in inner.layers}
     if inner.layer_class_to_replicate is not None:
@@ -249,19 +256,19 @@ def check_cache(cache: Cache) -> None:
 
 @dataclass
 class RowLayout:
-    """Where each row of a run lies in the cache. Plain integers, so that reading them never waits for a GPU."""
+    """Which cache columns hold which batch row's tokens. Plain integers, so that reading them never waits for a GPU."""
 
-    starts: list[int]  # each row's first column that is not padding
-    ends: list[int]  # the column after each row's last one
-    shifts: list[int]  # for each row, a token's position minus its column
+    starts: list[int]  # for each row: index of its first token's column, after left padding
+    ends: list[int]  # for each row: index of its last token's column, plus 1
+    shifts: list[int]  # for each row: a token's position id minus its column index
     tree: int = 0  # number of columns of a tree that was scored and is not verified yet; 0: there is none
-    first: int = 0  # column of that tree's root
+    first: int = 0  # index of that tree's first column, the root's
 
     @classmethod
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
-        """Compute the layout after a prompt's pass, once padding inside a row is removed.
+        """Compute the layout after the pass over the prompt. Padding between a row's tokens counts as removed.
 
-        mask: (B, C) bool, False at padding. positions: (B, C), of the prompt's tokens."""
+        mask: (B, C) bool, False at padding. positions: (B, C), the prompt tokens' position ids."""
         starts = mask.long().argmax(1).tolist()
         ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
         last = positions[:, -1].tolist()
@@ -269,16 +276,17 @@ class RowLayout:
 
     @property
     def width(self) -> int:
-        """Count the columns before a tree: S."""
+        """Return S, the index of the first column after the longest row."""
         return max(self.ends)
 
     def see(
         self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype, plain: bool = True
     ) -> tuple[TreeMask | None, list[list[int]]]:
-        """Compute the mask that says which columns of cache and draft each node sees, and the nodes' positions.
+        """Return the mask of a draft (which cached tokens and which nodes each node attends to), and the position ids
+        of the nodes, one list for each row.
 
-        parents: for each row, the parent of each node, -1 for the root. plain: whether the mask may be None where every
-            node sees every column.
+        parents: [r][n]: index of the parent of node n in row r, -1 at the root. plain: whether the mask may be None if
+            the draft is only the root and nothing is hidden.
         """
         width = self.width
         ragged = min(self.ends) < width or any(self.starts)
@@ -289,20 +297,20 @@ class RowLayout:
         return mask, self.positions(parents)
 
     def positions(self, parents: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Compute the positions of a draft's nodes from each row's parents (-1 for the root)."""
+        """Return the position ids of a draft's nodes, as [row][node]. parents: [row][node], -1 at the root."""
         return [
             [end + shift + depth for depth in depths(links)]
             for links, end, shift in zip(parents, self.ends, self.shifts, strict=True)
         ]
 
     def wait(self, nodes: int, first: int | None = None) -> None:
-        """Record that a tree of `nodes` nodes was scored. first: its root's column; None: the first after all rows."""
+        """Record that a tree of `nodes` nodes was scored. first: index of its first column; None: `width`."""
         self.tree, self.first = nodes, self.width if first is None else first
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-        """Extend each row by its accepted path. paths: node indices, padded with -1.
+        """Extend each row by its accepted path. paths: [row], indices of accepted nodes, padded with -1.
 
-        Returns: for each row, the columns to keep, and the column to which the first of them moves.
+        Returns: for each row, the indices of the accepted columns, and the index to which the first of them moves.
         """
         begins = self.ends
         columns = [[self.first + node for node in path if node >= 0] for path in paths]
@@ -311,23 +319,23 @@ class RowLayout:
         return columns, begins
 
     def select(self, live: Sequence[int]) -> None:
-        """Keep only the rows with indices `live` (K,), those whose text has not ended, in that order."""
+        """Keep only the batch rows with the indices `live`, in that order. The others have ended."""
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]
 
 
 def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
-    """Keep the columns of the accepted paths (B, A) in the cache; drop the draft's other columns. After the prompt's
-    pass, which scores no tree, nothing changes."""
+    """Keep the accepted nodes of a draft in the cache, and drop its others. After the pass over the prompt, which has
+    no draft, nothing changes. path: (B, A) int64, accepted nodes, padded with -1."""
     if rows.tree:
         columns, begins = rows.commit(path.tolist())
         store.commit(columns, begins, rows.width)
 
 
 def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
-    """Return (B, N, N) bool on the CPU: [b, i, j] is True if node j is node i or its ancestor. parents: for each row,
-    the parent of each node, -1 for the root."""
+    """Return (B, N, N) bool on the CPU: [b, i, j] is True if node j is node i or its ancestor. parents: [b][i]: index
+    of the parent of node i, -1 at the root."""
     size, seen = len(parents[0]), []
     for links in parents:
         above = [bytearray(size)]

@@ -1,9 +1,9 @@
-"""The base of all decoder-only targets: a run over a growing cache, from the prompt's pass to the last commit.
+"""The base class of decoder-only targets: they read a prompt, score drafts, and keep accepted tokens in the cache.
 
-A subclass defines how its prompt is read and how its model is called. With rotary positions of several axes (M-RoPE), a
-node's position on each axis is its place in the text plus an offset that depends on the prompt's images and is the same
-for every node of a row. The offsets are stored in the session, never on the model object. They are also stored on the
-cache of a chat, because its next turn has only new text and cannot recompute them from earlier images.
+A subclass defines how a prompt is read and how the model is called. With rotary positions on several axes (M-RoPE), a
+node's position on each axis is its index in the text plus an offset, which depends on the prompt's images and is the
+same for all nodes of a row. The offsets are stored in the session, not on the model object. They are also stored on a
+chat's cache: the next turn has only new text and cannot recompute them from earlier images.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from mmdec.targets.states import (
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
-Mask = Tensor | dict[str, Tensor | None] | None  # what a model takes: one mask, or one for each type of its layers
-READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that a prompt's pass uses; others are refused
-ATTRIBUTE = "mmdec_rope"  # attribute of a cache that holds its `RopeOffsets`; copies of the cache have it, too
+Mask = Tensor | dict[str, Tensor | None] | None  # a model's mask argument: one mask, or layer type -> mask
+READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that `prefill` accepts; others raise InputError
+ATTRIBUTE = "mmdec_rope"  # name of the attribute under which a chat's cache holds its M-RoPE offsets
 
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """A language model's prompt as `generate` prepares it, checked and normalised."""
+    """A language model's prompt, checked and normalised: token ids, mask, position ids and cache."""
 
     ids: Tensor  # (B, P) token ids
-    fresh: Tensor  # (B, F) the last ids, which the cache does not hold
-    mask: Tensor  # (B, C) bool over all columns, cached and new; False at padding
+    fresh: Tensor  # (B, F) the new ids, which the cache does not hold
+    mask: Tensor  # (B, C) bool over cached and new tokens; False at padding
     mask_given: Tensor | None  # the mask to pass to the model; None if nothing is masked
-    positions: Tensor  # (B, C) of all columns, cached and new
+    positions: Tensor  # (B, C) position ids of cached and new tokens
     cache: DynamicCache | None
-    past: int  # number of columns in the caller's cache
+    past: int  # number of tokens a row in the caller's cache, padding included
     holes: bool  # whether a row has padding after its first token
 
     @classmethod
@@ -83,7 +83,7 @@ class TextPrompt:
             raise InputError(
                 f"`{CACHE}` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
             )
-        # as in `generate`: a mask as long as the ids means that they are the whole text, else they are its new part
+        # as in `generate`: if mask and ids have the same length, the ids are the whole text, else only its new tokens
         mask = torch.ones_like(ids) if given_mask is None else given_mask
         if mask.ndim != 2 or len(mask) != len(ids):
             shape = tuple(mask.shape)
@@ -113,8 +113,8 @@ class TextPrompt:
         return cls(ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, holes)
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
-        """Return the run's cache: the given one if there is one row without padding between its tokens, else a copy of
-        it, or a new one. All layers of the run's cache keep every column."""
+        """Return the cache to decode with. It is the caller's if there is one row without padding between its tokens,
+        else a copy of it, or a new one. Layers with sliding windows keep all tokens, too."""
         cache = self.cache
         if cache is not None and (cache.layers or has_states(config)):
             kinds = [
@@ -139,14 +139,14 @@ class TextPrompt:
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
         shared = len(self.ids) > 1 or self.holes
-        # a cache without attention cannot tell its number of columns: `extend` fills it after the run
+        # new: a caller's empty cache is filled by `extend` at the end, if several rows or no attention layers need this
         if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
             return full_cache(config)
         layers = [widened(layer) for layer in cache.layers]
         if not shared:
             cache.layers[:] = layers
             return cache
-        copied = empty_cache()  # it shares the tensors: the next pass extends only the copy
+        copied = empty_cache()  # shares the tensors of the caller's cache, which the next pass does not write to
         copied.layers += [
             stock_layer(layer.keys, layer.values)
             if type(layer) in (DynamicLayer, GrowingLayer)
@@ -156,7 +156,7 @@ class TextPrompt:
         return copied
 
     def rows(self) -> RowLayout:
-        """Compute the layout of the rows once padding inside them is removed."""
+        """Return which part of the cache holds which row's tokens, once padding between tokens is removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
 
 
@@ -169,48 +169,48 @@ def _check_given(cache: Any) -> None:
 
 @dataclass(frozen=True)
 class RopeOffsets:
-    """What a chat's next turn adds to a token's place in the text to get its position on each axis (M-RoPE)."""
+    """What a chat's next turn adds to a token's index in the text to get its position on each M-RoPE axis."""
 
     offsets: Tensor  # (3 axes, B)
-    columns: int  # number of cache columns after which the offsets apply
+    columns: int  # number of cached tokens, padding included, after which the offsets hold
 
 
 def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
-    """Store the offsets (3, B) on a cache for the chat's next turn. columns: the cache's width after this prompt."""
+    """Store M-RoPE offsets (3, B) on a chat's cache for its next turn. columns: number of cached tokens a row."""
     setattr(cache, ATTRIBUTE, RopeOffsets(offsets, columns))
 
 
 @dataclass
 class DecoderSession:
-    """The state of one run: its cache and its rows."""
+    """The state of one `generate` call: its key-value cache, and where each row's tokens are in it."""
 
     cache: Cache
     store: KVPool | StateStore
     rows: RowLayout
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
-    offsets: Tensor | None = None  # (3, B): position on each axis minus the place in the text; None: one axis
-    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: it is not used
-    gaps: Gaps | None = None  # padding between a row's tokens, which a layer's window counts; None: there is none
-    reader: DraftReader | None = None  # the copy that reads drafts for a model with states; None: it has no states
+    offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
+    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: not used
+    gaps: Gaps | None = None  # padding between a row's tokens, which sliding windows count; None: there is none
+    reader: DraftReader | None = None  # the model copy that reads drafts if layers are recurrent; None: none are
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, prepared for the pass over its F new columns."""
+    """A prompt, prepared for the pass over its F new tokens."""
 
     text: TextPrompt
-    positions: Tensor  # (1 or 3 axes, B, F)
-    offsets: Tensor | None = None  # (3 axes, B): position minus place in the text, after the prompt; None: one axis
+    positions: Tensor  # (1 or 3 axes, B, F) position ids
+    offsets: Tensor | None = None  # (3 axes, B): position minus index in the text, after the prompt; None: one axis
     visual: Tensor | None = None  # (B, F) bool, True at placeholders of images, video or sound
-    pictures: Tensor | None = None  # (B, P) bool, the same for the whole prompt, cached columns included
+    pictures: Tensor | None = None  # (B, P) bool, the same for the whole prompt, cached tokens included
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     vision_seconds: float = 0.0  # seconds in the vision tower
     summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of each image's states (vision tower)
-    images: Mapping[str, Any] | None = None  # the caller's inputs with pixels, for a small model that drafts
+    images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, which a drafting model may read
 
 
 class DecoderTarget(HfTarget, ABC):
-    """Scores token trees with a decoder-only model, which is not changed; several runs may share it.
+    """Scores token trees with a decoder-only model, which is not changed; several `generate` calls may share it.
 
     Layers are counted from 0. Layer -1 stands for the last hidden states, after the final norm.
     """
@@ -223,7 +223,7 @@ class DecoderTarget(HfTarget, ABC):
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.layers: int = config.num_hidden_layers
-        # rotary positions have no maximum, a table has; unknown kinds count as a table
+        # maximum number of positions: rotary ones have none; learned ones do, and any other kind is treated alike
         turned = getattr(config, "rope_parameters", None) is not None
         self.positions = None if turned else getattr(config, "max_position_embeddings", None)
         self.columns = config.model_type == "gpt_neo"
@@ -233,11 +233,11 @@ class DecoderTarget(HfTarget, ABC):
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        """Check the inputs and prepare them. Raises InputError if one is malformed."""
+        """Check the inputs of `prefill` and prepare them. Raises InputError if one is malformed."""
 
     @abstractmethod
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
-        """Run the model over ids (B, N) at positions (1 or 3, B, N). cache: None: the pass keeps nothing. more: further
+        """Run the model over ids (B, N) at position ids (1 or 3, B, N). cache: None: nothing is cached. more: further
         inputs of the model."""
 
     def _run(
@@ -250,8 +250,8 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model as `_call` does, and return logits and features. layers: layers whose features are returned;
-        `INPUTS`: the first layer's inputs. last: whether to compute the logits of the last column only."""
+        """Run the model over ids (B, N); return logits and features. layers: whose hidden states to return; `INPUTS`:
+        the first layer's inputs. extra: further inputs. last: whether to compute only the last token's logits."""
         more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
         if last and self._keeps:
             more["logits_to_keep"] = 1
@@ -267,20 +267,20 @@ class DecoderTarget(HfTarget, ABC):
         return Scores(out.logits[:, -1:] if last else out.logits, states)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Count the positions that each row's prompt takes, without running the model. inputs: `prefill`'s."""
+        """Return each row's number of prompt positions, without running the model. inputs: those of `prefill`."""
         return inputs["attention_mask"].sum(1).tolist()
 
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[DecoderSession, Context, Draft, Scores]:
-        """Run the prompt, exactly as `generate` begins.
+        """Run the model over the prompt, exactly as `generate` begins.
 
-        inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P);
-            the cache, a DynamicCache, empty or with the first columns (then the mask's length must show whether
-            the ids are the whole text or only its new part).
+        inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P); the cache, a
+            DynamicCache, empty or with the first tokens (then the mask's length must show whether the ids are the
+            whole text or only its new tokens). The cache is filled while decoding if there is one row without padding
+            between its tokens, else by `extend` at the end.
         needs: what the drafter reads.
-        Returns: session, context, draft and scores, as for `mmdec.types.Target`. Raises: InputError for wrong inputs.
-        A given cache is filled during the run if the batch has one row without padding between its tokens; otherwise it
-        is only read: see `extend`.
+        Returns: session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
+            (logits after it). Raises: InputError for wrong inputs.
         """
         check_layers(needs, self.layers)
         if needs.memory:
@@ -311,9 +311,9 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def read(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
-        """Run whole texts once, without a cache, as training of drafters does. inputs, needs: as for `prefill`.
+        """Run the model over whole texts, without a cache, to train drafters. inputs, needs: as for `prefill`.
 
-        Returns: the context that `prefill` would give a drafter: a network is trained on the inputs that it gets later.
+        Returns: what `prefill` would give a drafter, so that networks are trained on the inputs that they get later.
         """
         check_layers(needs, self.layers)
         prompt = self._read(inputs)
@@ -345,7 +345,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
-        """Run the model over the draft's tree. Its columns stay in the cache until `commit`."""
+        """Return the logits and features after each node of the draft. Its nodes stay in the cache until `commit`."""
         if isinstance(session.store, StateStore):
             return session.store.score(draft, session.rows, partial(self._chain, session))
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
@@ -359,7 +359,7 @@ class DecoderTarget(HfTarget, ABC):
         return self._with(reader.model)._tree(session, draft)
 
     def _with(self, model: PreTrainedModel) -> Self:
-        """Copy this target for another model that shares its weights, see `DraftReader`."""
+        """Return this target with another model object, a copy that shares the weights."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -370,7 +370,7 @@ class DecoderTarget(HfTarget, ABC):
         plain = session.gaps is None and not any(firsts.values())
         tree, positions_in_text = rows.see(draft.parents.tolist(), device, self.model.dtype, plain)
         if isinstance(session.store, StateStore) and session.store.pool is None:
-            tree = None  # no layer attends, so none needs a mask
+            tree = None  # a model without attention layers needs no mask
         positions = torch.tensor(positions_in_text, device=device)[None]
         if session.offsets is not None:
             positions = positions + session.offsets[:, :, None]
@@ -399,8 +399,8 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
-        """Keep in the cache the columns of the verdict's accepted path, and drop the draft's others. After the prompt's
-        pass nothing changes."""
+        """Keep the accepted nodes of the draft in the cache, and drop its others. After the pass over the prompt,
+        nothing changes."""
         if isinstance(session.store, StateStore):
             session.store.accept(session.rows, verdict.path)
         else:
@@ -408,7 +408,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
-        """Keep only the rows with indices `live` (K,) int64, those whose text has not ended, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         if session.offsets is not None:
@@ -418,9 +418,9 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
-        """Fill the caller's cache as `generate` does, with all columns of the finished sequences (B, L) but the last.
+        """Fill the caller's cache as `generate` does, with all tokens of the finished sequences (B, L) but the last.
 
-        Needs one pass over the missing columns, or none if the run itself filled the cache.
+        This takes one pass over the missing tokens, or none if decoding has filled the cache.
         """
         cache: DynamicCache = inputs[CACHE]
         release(cache)
@@ -444,8 +444,8 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
-        """Run the model over the last `lacking` tokens of the only row, so that the caller's cache holds their columns.
-        columns: number of columns of the prompt."""
+        """Run the model over the last `lacking` tokens of the only row, so that the caller's cache holds them.
+        columns: number of tokens of the prompt, cached ones and padding included."""
         cache, mask, given = inputs[CACHE], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
@@ -459,9 +459,9 @@ class DecoderTarget(HfTarget, ABC):
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the inputs of `prefill`. If `generate` dropped the attention mask because it is all ones, restore it.
 
-        With a cache, the mask's length shows whether ids (B, P) are the whole text or its new part.
+        With a cache, the mask's length shows whether ids (B, P) are the whole text or only its new tokens.
         """
-        if STATE_CACHE in inputs:  # the cache's name for models without attention
+        if STATE_CACHE in inputs:  # models without attention have another name for the cache
             inputs = {**inputs, CACHE: inputs[STATE_CACHE]}
             del inputs[STATE_CACHE]
         cache = inputs.get(CACHE)
@@ -470,12 +470,12 @@ class DecoderTarget(HfTarget, ABC):
         _check_given(cache)
         if not cached_columns(cache):
             return inputs
-        # `generate` records the length; older releases compute positions from the mask instead
+        # the text's length: `generate` records it; in older releases it is that of the position ids
         length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Return whether the caller reads the cache after the run: it passed one, or the output must contain one."""
+        """Return whether the caller may read the cache afterwards: it passed one, or the output contains one."""
         cache = inputs.get(CACHE)
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 
@@ -488,7 +488,7 @@ class DecoderTarget(HfTarget, ABC):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
+        """Make transformers' output object. sequences: (B, L). lengths: each row's number of new tokens."""
         return GenerateDecoderOnlyOutput(
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),

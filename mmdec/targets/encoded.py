@@ -1,4 +1,5 @@
-"""The base of targets whose decoder reads an encoder's states: runs over a growing cache, outputs for `generate`."""
+"""The base class of encoder-decoder targets: they read a prompt and an encoder's states, score drafts with a growing
+cache, and make `generate`'s output objects."""
 
 from __future__ import annotations
 
@@ -21,27 +22,30 @@ from mmdec.targets.fast_pass import FastRun
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
-SOURCE = "source_ids"  # the key under which `hold_back` passes the encoder's token ids to `prefill`
+SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`
 READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE, SOURCE}
-LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # ignored: they change no pass
+LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # `prefill` ignores these inputs
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """The inputs of a prompt's pass, checked and normalised."""
+    """A decoder's prompt and the encoder's output, checked and normalised."""
 
     ids: Tensor  # (B, P) the decoder's token ids
-    encoded: Any  # the encoder's output, whose first part holds its states (B, S, H)
+    encoded: Any  # the encoder's output; its first element is the hidden states (B, S, H)
     encoder_mask: Tensor | None  # (B, T) mask of the encoder's inputs
     mask: Tensor  # (B, P) bool, False at padding of `ids`
     mask_given: Tensor | None  # (B, P) the caller's mask of `ids`; None: there was none
-    positions: Tensor  # (B, P) of `ids`
+    positions: Tensor  # (B, P) position ids of `ids`
     holes: bool  # whether a row has padding after its first token
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
-        """Check a prompt's inputs. most: maximum columns of `input_ids`; None: unlimited. columns: whether positions
-        count padding, too. Raises InputError."""
+        """Check and normalise a prompt's inputs.
+
+        most: maximum length P of `input_ids`; None: unlimited. columns: whether position ids count padding, too.
+        Raises: InputError for wrong inputs.
+        """
         unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
         ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
         if unknown or not isinstance(ids, Tensor) or encoded is None:
@@ -74,30 +78,30 @@ class EncodedPrompt:
 
 @dataclass
 class EncodedSession:
-    """The state of one run: its cache (with keys and values of the encoder's states), its rows, the encoder's output,
-    and the object that runs the decoder over drafts."""
+    """The state of one `generate` call: the cache with the keys and values of text and encoder states, the encoder's
+    output, and the object that runs the decoder over drafts."""
 
     cache: EncoderDecoderCache
-    encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some its mask
+    encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some models its mask
     encoder_mask: Tensor | None  # (B, T) of the encoder's inputs
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
-    prompt: Tensor  # (B, P) positions of the first columns, once padding inside the prompt is removed
+    prompt: Tensor  # (B, P) position ids of the prompt in the cache, once padding between tokens is removed
     rows: RowLayout
-    reader: Any  # runs the decoder over drafts; made by the target's `_reader`
-    store: KVPool = field(init=False)  # made when the cache holds the prompt
+    reader: Any  # runs the decoder over drafts; `EncodedTarget._reader` makes it
+    store: KVPool = field(init=False)  # the cache's keys and values; made when the cache holds the prompt
     fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
 
 
 class EncodedTarget(HfTarget, ABC):
-    """Scores token trees with a decoder that reads an encoder's states; several runs may share it.
+    """Scores token trees with the decoder of an encoder-decoder model; several `generate` calls may share it.
 
     Layers are counted from 0. Layer -1 stands for the last hidden states, after the final norm. The attention
     implementation may be "sdpa" or "eager".
     """
 
     reads_encoder: ClassVar[bool] = True
-    counts_columns: ClassVar[bool] = True  # whether a token's position is its column's number, padding counted
-    tells_last: ClassVar[bool] = True  # whether the last layer's states can be read before the final norm
+    counts_columns: ClassVar[bool] = True  # whether a token's position id is its index in the row, padding counted
+    tells_last: ClassVar[bool] = True  # whether a drafter may read the last layer's output before the final norm
 
     def __init__(self, model: Any, layers: int, positions: int | None) -> None:
         """layers: number of decoder layers. positions: maximum length of its text; None: unlimited.
@@ -107,46 +111,49 @@ class EncodedTarget(HfTarget, ABC):
         config: Any = model.config.get_text_config(decoder=True)
         check_attention(config)
         self.model, self.layers, self.positions = model, layers, positions
-        output = model.get_output_embeddings()  # quantised ones have no tensor of weights
+        output = model.get_output_embeddings()  # if quantised, its weight may not be a tensor
         self.vocab_size: int = getattr(output, "out_features", None) or output.weight.shape[0]
         self.hidden_size: int = config.hidden_size
 
     @abstractmethod
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Any:
-        """Make the object that runs the decoder over a run's drafts. cache: the run's, still empty. layers: those whose
-        hidden states the drafter reads."""
+        """Make the object that runs the decoder over the drafts of one `generate` call. cache: still empty. layers:
+        those whose hidden states the drafter reads."""
 
     @abstractmethod
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
-        """Run the decoder over the prompt; logits of its last column are enough."""
+        """Run the decoder over the prompt. Returns scores, of which only the last token's logits are needed."""
 
     @abstractmethod
     def _draft(
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
-        """Run the decoder over tokens (B, N) at positions (1, B, N)."""
+        """Run the decoder over the tokens (B, N) of a draft. tree: its mask; None: nothing is hidden. positions: (1, B,
+        N) position ids."""
 
     @abstractmethod
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """Run the decoder over a finished text and fill an empty cache. Returns: attentions and hidden states."""
+        """Run the decoder over a finished text and fill an empty cache. Returns the decoder's output, with attentions
+        and hidden states if `flags` ask for them."""
 
     def _fast(self, session: EncodedSession) -> FastRun | None:
         return None
 
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        """Run the decoder's prompt.
+        """Run the decoder over its prompt.
 
-        inputs: input_ids (B, P); encoder_outputs, whose first part is (B, S, H); optional attention_mask (B, T) of the
-            encoder; optional decoder_attention_mask (B, P), padded on the left; optional cache, which must be
-            empty. At batch 1 this cache is filled as `generate` would fill it; for larger batches see `output`.
+        inputs: input_ids (B, P); encoder_outputs, whose first element is (B, S, H); optional attention_mask (B, T) of
+            the encoder; optional decoder_attention_mask (B, P), padded on the left; optional cache, which must be
+            empty. At batch 1 it is filled while decoding, at larger batches by `output`.
         needs: what the drafter reads.
-        Returns: session, context, draft and scores, as for `mmdec.types.Target`. Raises: InputError for wrong inputs.
+        Returns: session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
+            (logits after it). Raises: InputError for wrong inputs.
         """
         check_layers(needs, self.layers - (not self.tells_last))
         prompt = EncodedPrompt.of(inputs, self.positions, self.counts_columns)
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
-        # the run can fill the caller's cache only if there is one row, without padding between its tokens
+        # the caller's cache can be filled while decoding only if there is one row, without padding between its tokens
         own = len(ids) == 1 and not prompt.holes
         cache = (inputs.get(CACHE) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
@@ -178,7 +185,7 @@ class EncodedTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """Run the decoder over the draft's tree. Its columns stay in the cache until `commit`."""
+        """Return the logits and features after each node of the draft. Its nodes stay in the cache until `commit`."""
         rows, device = session.rows, draft.tokens.device
         run = partial(self._draft, session)
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
@@ -190,13 +197,13 @@ class EncodedTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def commit(self, session: EncodedSession, verdict: Verdict) -> None:
-        """Keep in the cache the columns of the verdict's accepted path, and drop the draft's others. After the prompt's
-        pass nothing changes."""
+        """Keep the accepted nodes of the draft in the cache, and drop its others. After the pass over the prompt,
+        nothing changes."""
         keep_path(session.rows, session.store, verdict.path)
 
     @torch.no_grad()
     def select(self, session: EncodedSession, live: Tensor) -> None:
-        """Keep only the rows with indices `live` (K,) int64, in that order, also of the encoder's output."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order, also of the encoder's output."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         live = live.to(session.prompt.device)
@@ -205,7 +212,7 @@ class EncodedTarget(HfTarget, ABC):
         session.encoder_mask = None if mask is None else mask[live]
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inputs unchanged: ids (B, P) are always the whole text."""
+        """Return the inputs unchanged, because `ids` (B, P) are always the whole text."""
         return inputs
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
@@ -225,14 +232,16 @@ class EncodedTarget(HfTarget, ABC):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateEncoderDecoderOutput:
-        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row.
+        """Make transformers' output object.
 
         Attentions, hidden states and a batch's cache come from one more pass over the whole text. Padding after a row's
-        end is attended to, as in transformers' loop.
+        end is attended to, as in transformers' own loop.
+
+        sequences: (B, L). lengths: each row's number of new tokens. scores, logits: recorded (B, V) of each new token.
         """
         cache = inputs.get(CACHE)
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
-        # with several rows the run used a cache of its own, and the caller's is still empty
+        # with several rows, decoding has used another cache, and the caller's is still empty
         empty = cache if cache is not None and not cache.get_seq_length() else None
         states: dict[str, Any] = {}
         if flags or empty is not None:
@@ -254,14 +263,17 @@ class EncodedTarget(HfTarget, ABC):
 
 
 def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
-    """Pick an encoder's output for some rows (K,) int64, or all: its states, and for some models its own mask."""
+    """Return an encoder's output (states, and for some models a mask) for the rows with indices `rows` (K,) int64;
+    None: for all rows."""
     kind = type(given) if isinstance(given, BaseModelOutput) else BaseModelOutput
     parts = {"last_hidden_state": given[0], "attention_mask": getattr(given, "attention_mask", None)}
     return kind(**{name: part if rows is None else part[rows] for name, part in parts.items() if part is not None})
 
 
 def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
-    """Return the encoder's tokens for each of the batch's `rows` rows, without padding; None: they are not known."""
+    """Return each row's encoder input ids without padding; None if they are not known. held: ids and mask of the
+    encoder's inputs. rows: number of rows of the batch, which has several for each input if the caller asks for several
+    sequences."""
     if held is None:
         return None
     ids, mask = held

@@ -1,9 +1,9 @@
 """Encoder-decoders of transformers as targets: T5, BART, Marian, NLLB, Moonshine, Speech2Text, SeamlessM4T and kin.
 
-Their decoders count positions by columns of the cache, so that the rows of a batch could not grow by different numbers
-of tokens, and sibling nodes of a tree could not share a position. A run therefore calls the model through a copy that
-shares all weights (`Twin`). Parts of the copy take positions from the run: the table of position embeddings (BART,
-Marian, NLLB, Speech2Text, SeamlessM4T), or the bias by distance (T5). Moonshine's decoder takes positions as inputs.
+Their decoders take a token's index in the cache as its position. With drafts this is wrong: rows of a batch grow by
+different numbers of tokens, and sibling nodes share a position. So mmdec calls the model through a copy that shares all
+weights (`Twin`). In the copy, one module gets the true positions: the position embeddings (BART, Marian, NLLB,
+Speech2Text, SeamlessM4T) or the bias by distance (T5). Moonshine's decoder takes positions as inputs.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from mmdec.targets.encoded import SOURCE, EncodedPrompt, EncodedSession, Encoded
 from mmdec.targets.hf_target import recording, shallow
 from mmdec.types import CACHE, InputError, Scores
 
-# tests/exactness/test_encoder_decoders.py tries each with a small random model
+# supported models, as beginnings of class names; tests/exactness/test_encoder_decoders.py tests each
 FAMILIES = """
     Bart BigBirdPegasus Blenderbot BlenderbotSmall M2M100 MBart MT5 Marian Moonshine Mvp PLBart Pegasus SeamlessM4T
     SeamlessM4Tv2 Speech2Text T5 UMT5
 """
 ENDS = ("ForConditionalGeneration", "MTModel", "ForTextToText", "ForSpeechToText")
 CLASSES = frozenset(name + end for name in FAMILIES.split() for end in ENDS)
-TABLE = 64  # position embeddings are looked up in multiples of this number, so that few calls suffice
+TABLE = 64  # position embeddings are computed and stored for multiples of this number of positions, to save calls
 
 
 @final
 class _Placed(nn.Module):
-    """Replaces a decoder's position embeddings: it looks up `positions`, not the positions that the decoder counts."""
+    """Replaces a decoder's module of position embeddings. It embeds `positions`, which `Twin` sets before each pass,
+    and ignores the positions that the decoder counts. It stores the embeddings of the first positions."""
 
     def __init__(self, stock: nn.Module, pad: int | None) -> None:
         super().__init__()
-        self.stock: tuple[Any, ...] = (stock,)  # a tuple, so that it is not registered as a submodule
+        self.stock: tuple[Any, ...] = (stock,)  # the replaced module; in a tuple, so that torch does not register it
         self.pad = pad
-        self.positions = self.tokens = torch.empty(0, dtype=torch.long)  # (B, N)
+        self.positions = self.tokens = torch.empty(0, dtype=torch.long)  # (B, N), of the tokens in the next pass
         self.table: Tensor = torch.empty(0)
-        self.padding: Tensor | None = None  # the padding token's embedding, if it is the same at all positions
+        self.padding: Tensor | None = None  # (H,) the padding token's embedding, if it has a special one
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the position embeddings (B, N, H) of the run's nodes. args, kwargs: what the decoder passes."""
+        """Return the position embeddings (B, N, H) of `positions`. args, kwargs: what the decoder passes."""
         needed = int(self.positions.max()) + 1
         if len(self.table) < needed:
             most = getattr(self.stock[0], "num_embeddings", None)
@@ -64,7 +65,8 @@ class _Placed(nn.Module):
         return found
 
     def _look_up(self, count: int, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Call the replaced module for the embeddings (count, H) of the first positions. token: the id at each."""
+        """Return the replaced module's embeddings (count, H) of the first `count` positions. token: the token id at all
+        of them. args, kwargs: what the decoder passes; they show which arguments the module takes."""
 
         def first(value: Any) -> Any:
             if isinstance(value, (tuple, list)):
@@ -83,16 +85,17 @@ class _Placed(nn.Module):
 
 @final
 class Twin:
-    """A copy of a model, for one run, that shares its weights and takes positions from the run."""
+    """A copy of a model for one `generate` call. It shares the model's weights, and uses the positions that `place`
+    sets."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Copy the modules that contain the position embeddings, and share all others."""
+        """Copy the modules on the path to the position embeddings, and share all others."""
         decoder = cast(nn.Module, cast(Any, model).get_decoder())
         self.by_inputs = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._placed: _Placed | None = None
-        self._distances = dict[Any, Tensor]()  # attention module -> its bias (distances, heads)
-        self._positions: Tensor = torch.empty(0)  # (B, N) of the pass's nodes
-        self._columns: Tensor = torch.empty(0)  # (B, S + N) of all columns
+        self._distances = dict[Any, Tensor]()  # T5's attention module -> its bias (distances, heads)
+        self._positions: Tensor = torch.empty(0)  # (B, N) positions of the draft's nodes
+        self._columns: Tensor = torch.empty(0)  # (B, S + N) positions of the cached tokens and the nodes
         root = next(name for name, part in model.named_modules() if part is decoder)
         self.model = cast(PreTrainedModel, shallow(model))
         stock = getattr(decoder, "embed_positions", None)
@@ -105,7 +108,7 @@ class Twin:
                 same.__dict__["compute_bias"] = partial(self._bias, part)
 
     def _copy(self, path: str) -> nn.Module:
-        """Copy the modules along this dotted path, from the model on. Returns the copy of the last one."""
+        """Copy the modules along a dotted path such as "model.decoder". Returns the copy of the last one."""
         part = cast(nn.Module, self.model)
         for name in path.split("."):
             child = cast(nn.Module, part._modules[name])
@@ -113,9 +116,9 @@ class Twin:
         return part
 
     def place(self, tokens: Tensor, positions: Tensor, rows: RowLayout, prompt: Tensor) -> None:
-        """Set the positions (B, N) of a pass over tokens (B, N), which follow the columns of `rows`.
+        """Set the positions (B, N) of the tokens (B, N) in the next pass.
 
-        prompt: positions (B, P) of the rows' first columns.
+        rows: which cache columns hold which row's tokens. prompt: (B, P), positions of the prompt's tokens.
         """
         if self._placed is not None:
             self._placed.tokens, self._placed.positions = tokens, positions
@@ -126,14 +129,14 @@ class Twin:
         self._positions, self._columns = positions, torch.cat([before, positions], 1)
 
     def _bias(self, stock: Any, *lengths: Any, **options: Any) -> Tensor:
-        """Compute T5's bias (B, heads, N, S + N) from each node's distance to each column. stock: the model's attention
-        module."""
+        """Compute T5's bias (B, heads, N, S + N) from each node's distance to each cached token and node. stock: the
+        attention module of the model."""
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
             farthest = -(-needed // TABLE) * TABLE - 1
             row = stock.compute_bias(1, farthest + 1, past_seen_tokens=farthest)  # (1, heads, 1, distances + 1)
             table = self._distances[stock] = row[0, :, 0].flip(1).t().contiguous()
-        behind = (self._positions[:, :, None] - self._columns[:, None]).clamp(min=0)  # columns ahead are masked
+        behind = (self._positions[:, :, None] - self._columns[:, None]).clamp(min=0)  # later ones are masked
         return table[behind].permute(0, 3, 1, 2)
 
 
@@ -147,7 +150,7 @@ class EncoderDecoderTarget(EncodedTarget):
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises InputError if the model's attention implementation cannot take tree masks."""
+        """Raise InputError if the model's attention implementation cannot take tree masks."""
         config: Any = model.config.get_text_config(decoder=True)
         self.decoder: Any = cast(Any, model).get_decoder()
         table = getattr(self.decoder, "embed_positions", None)
@@ -157,8 +160,12 @@ class EncoderDecoderTarget(EncodedTarget):
         super().__init__(model, named or getattr(config, "num_decoder_layers", config.num_hidden_layers), positions)
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a call's inputs. Returns: all of them, for `generate`; and for `prefill` the encoder's token ids and
-        mask, if the decoder has the same vocabulary: some drafters copy them. Raises InputError for a wrong mask."""
+        """Choose which inputs go to `generate`, and which directly to `prefill`.
+
+        Returns: all inputs, for `generate`; and for `prefill` the encoder's token ids and mask, which some drafters
+            copy, if encoder and decoder have the same vocabulary.
+        Raises: InputError for a wrong mask.
+        """
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         main = str(self.model.main_input_name)
         source = inputs[main]
@@ -231,5 +238,5 @@ class EncoderDecoderTarget(EncodedTarget):
 
 
 def encoder_decoders() -> str:
-    """List the supported families, for errors."""
+    """Return the names of the supported families, for error messages."""
     return ", ".join(FAMILIES.split())

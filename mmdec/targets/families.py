@@ -1,8 +1,9 @@
-"""Decides which models a text target accepts: families covered by tests, and others that pass a probe.
+"""Decides which language models are accepted: families covered by tests, and others that pass a test at run time.
 
-A family is a class of transformers. `tests/exactness/test_families.py` tests each: greedy texts with and without drafts
-are equal, and trees are scored like their paths. Any other class is probed once per configuration; so is a tested
-family whose configuration has a window or is not a decoder's (`probe.py`).
+A family is a model class of transformers. `tests/exactness/test_families.py` tests each: greedy texts with and without
+drafts are equal, and a tree's nodes get the same logits as in their paths alone. Any other class is tested with a small
+random model (`probe.py`) once per configuration. So is a family whose configuration has an attention window or is not
+that of a decoder.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from mmdec.targets.states import STATE_CACHE, has_states, has_states_alone
 from mmdec.types import CACHE, InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
-KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # kinds of layers that keep every column
-STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # kinds of layers with states
+KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # cache layers from which tokens can be removed
+STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # cache layers with recurrent states
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", CACHE, "logits_to_keep")
 CAUSAL = """
     AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Bloom Camembert CodeGen Cohere Data2VecText DeepseekV2
@@ -45,24 +46,24 @@ CAUSAL = """
     Mistral Mixtral Mpt NanoChat Nemotron OPT Olmo Olmo2 Olmoe Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe
     RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
 """
-# with recurrent or convolutional states: tests/exactness/test_recurrent.py
+# models with recurrent or convolutional layers; tests/exactness/test_recurrent.py tests each
 RECURRENT = """
     BailingHybrid Bamba FalconH1 FalconMamba GraniteMoeHybrid Jamba KimiLinear Lfm2 Lfm2Moe Lfm3 Mamba Mamba2 NemotronH
     OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Zamba2 Zaya
 """
 OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
-SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # examples of models whose images are supported
+SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # supported vision-language models, for error messages
 FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in (CAUSAL + RECURRENT).split()), *OTHERS])
 _probing = Lock()
 
 
 def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
-    """Raise InputError unless the model is a causal language model that can score and roll back trees.
+    """Raise InputError unless the model is a causal language model that can score trees and roll them back.
 
-    scorer: makes a target for the small model with which the probe tests unknown classes.
+    scorer: makes a target, without checks, for the small random model with which an unknown class is tested.
     """
     kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel):  # for callers without a type checker
+    if not isinstance(model, PreTrainedModel):  # callers may ignore the types
         raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
     if not is_decoder_only(model):
         raise InputError(
@@ -75,8 +76,8 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
 def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> None:
     """Raise InputError if drafts cannot be scored or rolled back under this configuration.
 
-    kind: the model's class. text: whether it is a language model alone, whose layers may have recurrent or
-        convolutional states, and whose rope may change with the text's length.
+    kind: name of the model's class. text: whether it is a text-only model. Only these may have recurrent or
+        convolutional layers, and rotary positions that change with the text's length.
     """
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     foreign = sorted(layer.__name__ for layer in kinds - KEPT - (STATES if text else frozenset()))
@@ -85,7 +86,7 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
             f"`model` must have layers whose drafts can be taken back, but {kind} keeps {', '.join(foreign)}. Choose "
             "another model."
         )
-    # GPT-Neo's local attention counts columns and keeps no window in its cache
+    # GPT-Neo's local attention has a window over cache indices, which is no `sliding_window` of the cache
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise InputError(
             f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
@@ -105,13 +106,15 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
 
 
 def check_proof(kind: type[PreTrainedModel], config: PreTrainedConfig, scorer: Scorer) -> None:
-    """Raise InputError unless tests cover the class or the probe passes."""
+    """Raise InputError unless tests cover the class, or a small random model of it passes the test at run time. scorer:
+    makes a target for that model."""
     if not _is_proven(kind, config):
         _check_probe(kind, config, str(config._attn_implementation), scorer)
 
 
 def is_decoder_only(model: PreTrainedModel) -> bool:
-    """Return whether `forward` has a draft pass's arguments, and the configuration is a pure language model's."""
+    """Return whether this is a text-only decoder: `forward` has the arguments that a draft's pass needs, and the
+    configuration is that of a language model."""
     config = model.config
     if config.is_encoder_decoder or config.get_text_config(decoder=True) is not config:
         return False
@@ -119,9 +122,9 @@ def is_decoder_only(model: PreTrainedModel) -> bool:
 
 
 def lacking_arguments(model: PreTrainedModel) -> list[str]:
-    """List the arguments of a draft's pass that the model's `forward` does not name."""
+    """Return the arguments that a draft's pass needs but the model's `forward` does not have."""
     arguments = inspect.signature(model.forward).parameters
-    # a model of recurrent layers alone has no positions, and may use another name for its cache
+    # a purely recurrent model needs no positions, and may have another name for its cache
     needed = [STATE_CACHE if name == CACHE and STATE_CACHE in arguments else name for name in ARGUMENTS]
     lacking = [name for name in needed if name not in arguments]
     placeless = lacking == ["position_ids"] and (has_alibi(model) or has_states_alone(model.config))
@@ -129,7 +132,7 @@ def lacking_arguments(model: PreTrainedModel) -> list[str]:
 
 
 def check_forward(model: PreTrainedModel) -> None:
-    """Raise InputError if a model of a tested family has another `forward`, which does not name a draft's arguments."""
+    """Raise InputError if the model's `forward` was replaced by one without the arguments that a draft's pass needs."""
     lacking = lacking_arguments(model)
     if lacking and any(_is_family(kind) for kind in type(model).__mro__):
         raise InputError(
@@ -139,7 +142,7 @@ def check_forward(model: PreTrainedModel) -> None:
 
 
 def reads_pictures(kind: type[PreTrainedModel]) -> bool:
-    """Return whether the `forward` of this class of models has an argument for pixels."""
+    """Return whether models of this class read images: whether `forward` has an argument for pixels."""
     return "pixel_values" in inspect.signature(kind.forward).parameters
 
 
@@ -148,7 +151,7 @@ def _is_family(kind: type) -> bool:
 
 
 def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
-    """Return whether tests cover the class with the features that its configuration enables."""
+    """Return whether tests cover the class together with the features that its configuration enables."""
     if not _is_family(kind):
         return False
     given = vars(config)
@@ -160,7 +163,7 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
     with _probing:
         try:
             fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
-        except InputError as error:  # the small model breaks a rule, so the real model does, too
+        except InputError as error:  # a small model like it is not supported, so this one is not, either
             raise InputError(str(error).replace(", but ", f", but {kind.__name__} ", 1)) from error
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
@@ -181,7 +184,12 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
 def _probe(
     kind: type[PreTrainedModel], config: type[PreTrainedConfig], fields: str, attention: str, scorer: Scorer
 ) -> str:
-    """Probe a class and a configuration. Returns what is wrong, or "" if nothing is."""
+    """Test a small random model of this class and configuration.
+
+    config: the configuration's class. fields: its values, as JSON. attention: the attention implementation. scorer:
+        makes a target for the small model.
+    Returns: what is wrong, or "" if nothing is.
+    """
     given: dict[str, Any] = json.loads(fields)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # hide warnings about the small random model
@@ -190,7 +198,7 @@ def _probe(
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
             for name in numbers(kind, config, given):
-                with suppress(Exception):  # the number may not be a window, and the class may reject a smaller one
+                with suppress(Exception):  # the class may reject a smaller number, if it is no window
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
     except InputError:
         raise
@@ -206,6 +214,6 @@ def _probe(
 
 
 def known_families() -> str:
-    """List the supported families, as a sentence for errors."""
+    """Return a sentence that lists the supported families, for error messages."""
     names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
     return f"These families work: {', '.join(names)}."

@@ -1,17 +1,17 @@
 """The fast pass: scores drafts in a few fixed shapes, so that a GPU can replay a pass as one CUDA graph.
 
-The time of a small model's pass is dominated by kernel launches; `Replay` replaces them by one graph launch, for which
-shapes must be fixed. Therefore nodes and rows are padded to a power of two, and a run's key-value columns lie in
-a slot of fixed width. The last columns of the slot are the draft's:
+In a small model's pass, most time goes to kernel launches. `Replay` replaces them by one graph launch, which needs
+fixed shapes. So the numbers of nodes and rows are padded to powers of two, and the key-value cache is a buffer of fixed
+length, a "slot". Each row of a slot has C columns, one for each token; the last N belong to the draft:
 
     columns   0 .. start   start .. end   end .. C - N   C - N .. C
     hold      padding      a row's text   unused         the draft's N nodes
 
-Padding and unused columns are masked. Accepted nodes then move to the end of the row's text; a rejected draft is rolled
-back by overwriting it. The mask is computed within the pass, from a few integers.
+Padding and unused columns are masked. Accepted nodes move to the end of the row's text. The next draft overwrites the
+others. The mask is computed within the pass, from a few integers.
 
-Slots and their graphs belong to a model and remain after a run: `fast_pass(model)` says whether they are used, why not,
-and how many bytes they hold. Two runs never use a slot at the same time.
+Slots and their graphs belong to a model and are reused by later `generate` calls; two calls never use one slot at the
+same time. `fast_pass(model)` tells whether they are used, why not, and how many bytes they take.
 """
 
 from __future__ import annotations
@@ -34,37 +34,39 @@ from mmdec.targets.cache import Kind, KVPool, RowLayout, ancestors_of, empty_cac
 from mmdec.targets.hf_target import hooked
 from mmdec.types import Draft, Scores
 
-STEP = 256  # columns of the smallest slot, the fixed key-value memory of a run
-KEPT = 4  # maximum slots per model that are kept for later runs
-ROOM = 64  # minimum free columns of a new slot, so that the next drafts fit
+STEP = 256  # tokens a row in the smallest slot; larger slots have multiples of it, so that few shapes occur
+KEPT = 4  # maximum unused slots per model that are stored for later calls, to limit memory
+ROOM = 64  # minimum free tokens a row in a new slot, so that the next drafts fit
 
 Pass = Callable[[Tensor, TreeMask, Tensor, Cache], Scores]  # tokens (B, N), tree, positions (axes, B, N), cache
 _making = threading.Lock()
-WARM_UPS = 2  # calls before a graph is captured: by then kernels are compiled, and further calls are likely
+WARM_UPS = 2  # normal calls before a graph is captured, in which kernels are compiled; rare shapes get no graph
 Run = Callable[..., tuple[Tensor, ...]]
 
 
 def bucket(count: int) -> int:
-    """Find the smallest power of two that is at least `count`."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def columns_for(count: int) -> int:
-    """Choose a slot's width for `count` columns: few widths occur; a large one is at most a quarter too wide."""
+    """Return the tokens a row of a slot for at least `count` tokens. Few sizes occur, and a large one is at most a
+    quarter too large."""
     step = max(STEP, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step
 
 
 @final
 class SlotLayer(DynamicLayer):
-    """The keys and values of one layer in a `Slot`. A pass writes its new keys and values into the last columns."""
+    """The keys and values of one layer in a slot, a buffer of fixed length. A pass writes its new keys and values at
+    the end of the buffer."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.dtype, self.device, self.is_initialized = dtype, device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the pass's keys and values to the last columns. Returns all columns."""
+        """Write new keys and values (B, H, N, D) at the end of the buffer. Returns all keys and values (B, H, C, D)."""
         keys, values, nodes = cast(Tensor, self.keys), cast(Tensor, self.values), key_states.shape[2]
         keys[:, :, -nodes:] = key_states
         values[:, :, -nodes:] = value_states
@@ -73,16 +75,16 @@ class SlotLayer(DynamicLayer):
 
 @final
 class Slot:
-    """Key-value memory of fixed size for one run at a time, and the graphs captured over it."""
+    """A key-value buffer of fixed size, which one `generate` call uses at a time, and the CUDA graphs that read it."""
 
     def __init__(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> None:
-        """Allocate the memory.
+        """Allocate the buffer.
 
-        kinds: the layers' shapes and dtypes. rows, columns: the fixed size.
-        encoder: a cache of cross-attention keys and values whose shapes are copied; None for decoder-only models.
+        kinds: the layers' shapes and dtypes. rows, columns: number of batch rows, and of tokens a row.
+        encoder: a cache of cross-attention keys and values, whose shapes are copied; None for decoder-only models.
         """
         self.kinds, self.rows, self.columns = tuple(kinds), rows, columns
-        self.state: object = None  # the model's `_state` when this slot was made
+        self.state: object = None  # addresses and dtypes of the model's weights when this slot was made
         self.pools = [kind.pool(rows, columns) for kind in kinds]
         own, count = empty_cache(), 1 + max(index for kind in kinds for index, _ in kind.members)
         own.layers += [SlotLayer(kinds[0].dtype, kinds[0].device) for _ in range(count)]
@@ -98,12 +100,12 @@ class Slot:
         self.replays: dict[tuple[int, tuple[int, ...]], Replay] = {}  # (nodes, layers whose features are read) -> graph
 
     def clear(self) -> None:
-        """Set the memory to 0. A mask hides columns that are not written yet, but it does not hide NaN."""
+        """Set the buffer to 0, because the mask of unused columns does not hide NaN."""
         for pool in self.pools:
             pool.zero_()
 
     def load(self, encoder: Cache | None) -> None:
-        """Copy the cross-attention keys and values of the run's rows into the slot."""
+        """Copy cross-attention keys and values into the slot."""
         for held, given in zip(self.memories, _memories(encoder), strict=True):
             held[: len(given)] = given
 
@@ -114,7 +116,7 @@ class Slot:
 
     @property
     def bytes(self) -> int:
-        """Count the bytes of the memory and of the captured graphs."""
+        """Return the bytes of the buffer and of the captured graphs."""
         tensors = [*self.pools, *self.memories]
         captured = sum(replay.graph.bytes for replay in self.replays.values() if replay.graph)
         return captured + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -126,16 +128,16 @@ class Slot:
 
 @final
 class FastPass:
-    """The slots of one model (fixed memory and the CUDA graphs captured over it), and the switch for their use.
+    """Scores drafts of one model with CUDA graphs. It holds fixed key-value buffers (slots) with their graphs, and the
+    switch `enabled`.
 
-    `enabled`: None (default) uses them on a GPU only, False never, True also on a CPU. A CPU captures no graphs: True
-        is for tests, which compare the tokens.
+    `enabled`: None (default): on a GPU only. False: never. True: also on a CPU, but without graphs, for tests.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.enabled: bool | None = None
         self._model = weakref.ref(model)
-        # reentrant: garbage collection of a run may call `give_back` while this thread holds the lock
+        # reentrant: garbage collection of a `FastRun` may call `give_back` while this thread holds the lock
         self._lock = threading.RLock()
         self._idle: list[Slot] = []
         self._known: weakref.WeakSet[Slot] = weakref.WeakSet()
@@ -144,12 +146,12 @@ class FastPass:
 
     @property
     def bytes(self) -> int:
-        """Count the bytes of memory of all slots and graphs, also of those in use."""
+        """Return the bytes of all slots and graphs, also of those in use."""
         return sum(slot.bytes for slot in list(self._known))
 
     @property
     def captured(self) -> int:
-        """Count the captured graphs."""
+        """Return the number of captured graphs."""
         return sum(replay.graph is not None for slot in list(self._known) for replay in slot.replays.values())
 
     def why_not(self) -> str | None:
@@ -175,18 +177,23 @@ class FastPass:
             self._idle = []
 
     def begin(self, cache: Cache) -> FastRun | None:
-        """Start a run whose prompt is in this cache. Returns None if the fast pass cannot be used."""
+        """Return an object that scores the drafts of one `generate` call, whose prompt is in this cache; None if the
+        fast pass cannot be used."""
         model = self._model()
         if model is None or self.why_not() is not None:
             return None
         state = _state(model)
         with self._lock:
-            if state != self._state:  # captured graphs read weights at fixed addresses
+            if state != self._state:  # old graphs would read weights at old addresses
                 self._state, self._idle = state, []
         return FastRun(self, cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None)
 
     def take(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> Slot:
-        """Reserve an idle slot of this size, or make a new one; arguments as for `Slot`."""
+        """Reserve an idle slot of this size, or make a new one.
+
+        kinds: the layers' shapes and dtypes. rows, columns: number of batch rows, and of tokens a row. encoder:
+            cross-attention keys and values; None for decoder-only models.
+        """
         with self._lock:
             for index, slot in enumerate(self._idle):
                 if slot.holds(kinds, rows, columns, encoder):
@@ -197,7 +204,7 @@ class FastPass:
             return slot
 
     def give_back(self, slots: list[Slot]) -> None:
-        """Return the slots of a run that has ended."""
+        """Take back the slots of a `generate` call that has ended. The list is emptied."""
         with self._lock:
             while slots:
                 slot = slots.pop()
@@ -209,16 +216,18 @@ class FastPass:
 
 @final
 class FastRun:
-    """Scores one run's drafts in slots. The run's key-value pools lie in the slot that it took last."""
+    """Scores the drafts of one `generate` call. It holds the slots that the call has taken; the newest one holds the
+    key-value cache."""
 
     def __init__(self, passes: FastPass, encoder: Cache | None) -> None:
-        """passes: the model's slots. encoder: cross-attention keys and values; None if decoder-only."""
+        """passes: the model's slots. encoder: cross-attention keys and values; None for a decoder-only model."""
         self._passes, self._encoder = passes, encoder
-        self._slots: list[Slot] = []  # the last one is in use; columns are copied from the earlier, smaller ones
+        self._slots: list[Slot] = []  # the last one is in use; the earlier ones were too small
         weakref.finalize(self, passes.give_back, self._slots)
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """Return key-value pools for `rows` rows and at least `length` columns, from a slot; see `Memory.pools`."""
+        """Return key-value tensors (layers, rows, heads, C, head size) for at least `length` tokens a row, one for each
+        kind of layer: views of a slot. A larger slot is taken if the current one is too small."""
         slot = self._slots[-1] if self._slots else None
         if slot is None or slot.rows != bucket(rows) or slot.columns < length:
             slot = self._passes.take(kinds, bucket(rows), columns_for(length + ROOM), self._encoder)
@@ -232,12 +241,12 @@ class FastRun:
     ) -> Scores:
         """Run the model over a draft, padded to a fixed shape.
 
-        draft: tokens (B, N). store: the run's pools, which lie in the current slot. rows: the layout of the rows; the
-            draft's first column is recorded in it.
-        layers: indices of the layers whose features are returned. offsets: (axes, B) int64 added to positions, or None.
-        run: the model's own pass. A graph replays it, so all tensors that it reads besides its arguments must keep
-            their memory addresses.
-        Returns: logits (B, N, V), and features (B, N, H) by layer.
+        draft: B trees of N nodes. store: the key-value cache, which lies in the current slot. rows: which cache columns
+            hold which row's tokens; the draft's first column is recorded there.
+        layers: indices of the layers whose hidden states are returned. offsets: (axes, B) int64, added to position ids.
+        run: the model's pass. A graph replays it: all tensors that it reads besides its arguments must keep their
+            memory addresses.
+        Returns: logits (B, N, V), and hidden states (B, N, H) by layer.
         """
         (batch, size), device = draft.tokens.shape, draft.tokens.device
         nodes = bucket(size)
@@ -252,7 +261,7 @@ class FastRun:
         tokens[:batch, :size] = draft.tokens
         positions = torch.zeros(1, slot.rows, nodes, dtype=torch.long)
         positions[0, :batch, :size] = torch.tensor(rows.positions(parents))
-        # padding gets the root's position: the model may have no more positions
+        # padding nodes get the root's position id, because higher ones may exceed the model's maximum
         positions[0, :batch, size:] = positions[0, :batch, :1]
         positions = positions.to(device)
         if offsets is not None:
@@ -260,7 +269,7 @@ class FastRun:
             positions[:, :batch] += offsets[:, :, None]
         bounds = torch.zeros(2, slot.rows, dtype=torch.long)
         bounds[:, :batch] = torch.tensor([rows.starts, rows.ends])
-        # padding attends to itself: a softmax needs one visible column
+        # padding nodes attend to themselves, because a softmax over nothing is NaN
         seen = torch.eye(nodes, dtype=torch.bool).repeat(slot.rows, 1, 1)
         seen[:batch, :size, :size] = ancestors_of(parents)
 
@@ -273,7 +282,7 @@ class FastRun:
             slot.replays[nodes, layers] = Replay()
         inputs = tokens, positions, bounds.to(device), seen.to(device)
         outputs = slot.replays[nodes, layers](pass_, inputs)
-        # copies: the next replay overwrites the graph's own outputs
+        # copies, because the next replay overwrites the graph's output tensors
         logits, *features = (part[:batch, :size].clone() for part in outputs)
         rows.wait(size, slot.columns - nodes)
         return Scores(logits, dict(zip(layers, features, strict=True)))
@@ -295,21 +304,22 @@ _passes: weakref.WeakKeyDictionary[PreTrainedModel, FastPass] = weakref.WeakKeyD
 
 
 def _state(model: PreTrainedModel) -> tuple[object, ...]:
-    """Return what a captured graph depends on: the attention implementation, and each weight's address and dtype."""
+    """Return what a captured graph depends on: the attention implementation, and address and dtype of each weight."""
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     tensors = (*model.parameters(), *model.buffers())
     return attention, *((tensor.data_ptr(), tensor.dtype) for tensor in tensors)
 
 
 def _memories(encoder: Cache | None) -> list[Tensor]:
-    """List the cross-attention keys and values, layer by layer: k0, v0, k1, v1, ..."""
+    """Return the cross-attention keys and values, layer by layer: k0, v0, k1, v1, ...; [] if `encoder` is None."""
     layers = () if encoder is None else cast(list[DynamicLayer], encoder.layers)
     return [cast(Tensor, states) for layer in layers for states in (layer.keys, layer.values)]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured call. Write new values into `inputs`, call `replay`, then read `outputs`, which it overwrites."""
+    """A call captured as a CUDA graph. Write new values into `inputs`, call `replay`, then read `outputs`; the next
+    replay overwrites them."""
 
     replay: Callable[[], None]
     inputs: tuple[Tensor, ...]
@@ -319,10 +329,10 @@ class Graph:
 
 @final
 class Replay:
-    """Calls `run(*inputs)`; on a GPU, after a few calls, by replaying one CUDA graph.
+    """Calls `run(*inputs)`. On a GPU it captures a CUDA graph after a few calls, and then replays it.
 
-    Inputs must have the same shapes each time; other tensors that `run` reads must keep their address. Outputs are
-    valid until the next call, since a graph writes to its own memory.
+    Inputs must have the same shapes each time. Other tensors that `run` reads must keep their address. Outputs are
+    valid until the next call, because a graph always writes to the same memory.
     """
 
     def __init__(self) -> None:
@@ -335,7 +345,7 @@ class Replay:
         if self.graph is None and self.why_not is None and self._calls > WARM_UPS and captures(inputs[0].device):
             try:
                 self.graph = capture(run, inputs)
-            except RuntimeError as error:  # `run` does something that a graph cannot record, such as synchronising
+            except RuntimeError as error:  # a graph cannot record some operations, such as synchronising
                 self.why_not = f"its pass cannot be captured: {str(error).partition(chr(10))[0]}"
         if self.graph is None:
             return run(*inputs)
@@ -354,7 +364,7 @@ def capture(run: Run, inputs: Sequence[Tensor]) -> Graph:
     """Capture one call as a CUDA graph, without running it. Raises RuntimeError if the call cannot be captured."""
     device = inputs[0].device
     before, graph = torch.cuda.memory_reserved(device), torch.cuda.CUDAGraph()
-    # replays may happen outside of inference mode; other threads may allocate meanwhile
+    # no inference tensors, because a replay may happen outside of inference mode
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
         held = tuple(given.clone() for given in inputs)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):

@@ -1,4 +1,5 @@
-"""What targets for transformers share: the calls that `generate` needs, a model's name and folder, hooks."""
+"""What targets for transformers' models share: the methods that `generate` needs, the model's name and folder, hooks
+that record hidden states."""
 
 from __future__ import annotations
 
@@ -22,34 +23,35 @@ from mmdec.types import InputError, Needs, Target
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 N = TypeVar("N", bound=nn.Module)
-ATTENTION = ("sdpa", "eager")  # implementations with which an encoder-decoder can take tree masks
-# transformers leaves hooks from this module on a model once hidden states were requested; they do nothing
+ATTENTION = ("sdpa", "eager")  # attention implementations of encoder-decoders that accept tree masks
+# module of transformers whose hooks stay on a model once hidden states were requested; they have no effect later
 RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
 _recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
 _installing = threading.Lock()
-INPUTS = -2  # stands for the first layer's inputs in a list of layers to record
+INPUTS = -2  # in a list of layers to record: stands for the first layer's inputs
 
 
 class HfTarget(Target, Protocol):
-    """A target for a model of transformers. The defaults fit a language model; other targets override them."""
+    """A target for a model of transformers. Attributes and methods have defaults for a language model, which other
+    targets override."""
 
-    # whether one call of `generate` runs the loop exactly once; required by `mmdec.generate` and `stream`
+    # whether `model.generate` runs the decoding loop exactly once; `mmdec.generate` and `stream` require this
     one_run: ClassVar[bool] = True
     reads_encoder: ClassVar[bool] = False  # whether the decoder reads an encoder's states
-    encodes: ClassVar[bool] = False  # whether `encode` computes an encoder's states of sound
+    encodes: ClassVar[bool] = False  # whether `encode` computes encoder states from sound
     reads_images: ClassVar[bool] = False  # whether it reads images among its token ids
     refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that are not supported
-    # logits processors that read the whole batch without changing scores
+    # classes of logits processors that read the whole batch and do not change the logits
     batch_processors: ClassVar[tuple[type, ...]] = ()
-    columns: bool = False  # whether attention depends on column numbers: each node of a draft then takes up a position
+    columns: bool = False  # whether attention uses indices in the cache as positions: then each node takes up one
     chains: bool = False  # whether drafts must be chains: for recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
     model: Any
 
     @property
     def name(self) -> str:
-        """Return a name made of the model's source and a digest of its weights."""
+        """Return a name made of the model's folder or hub id, and a hash of its weights."""
         return model_name(self.model)
 
     @property
@@ -58,29 +60,29 @@ class HfTarget(Target, Protocol):
         return self.model.device
 
     def encode(self, sound: Tensor) -> Tensor | None:
-        """Encode features (B, mels, T) of sound as states (B, S, H); None if the model reads no such features."""
+        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if the model cannot read them."""
         return None
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a call's inputs. Returns: those that `generate` gets and prepares, and those that go to `prefill`
-        directly (by default none)."""
+        """Split the caller's inputs. Returns: those for `model.generate`, which prepares them, and those that go to
+        `prefill` directly (by default none)."""
         return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the inputs of `prefill` from ids (B, P) and the other inputs that `generate` prepared."""
+        """Return the inputs of `prefill`. ids: (B, P). inputs: the other inputs, prepared by `model.generate`."""
         ...
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """List the reasons why only transformers' own loop can do this call, as sentences without a full stop; empty if
-        mmdec's can. inputs: those that `generate` prepared."""
+        """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
+        empty if mmdec's loop can. inputs: prepared by `model.generate`."""
         return []
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Return whether `extend` must run at the end, because the caller reads the cache."""
+        """Return whether `extend` must be called at the end, because the caller may read the cache."""
         ...
 
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
-        """Fill the caller's cache with what `generate` leaves there, for finished sequences (B, L)."""
+        """Fill the caller's cache as `model.generate` would have filled it. sequences: (B, L), finished."""
         ...
 
     def output(
@@ -92,29 +94,32 @@ class HfTarget(Target, Protocol):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> Output:
-        """Make transformers' output object for sequences (B, L) with `lengths` new tokens in each row."""
+        """Make transformers' output object. sequences: (B, L). lengths: each row's number of new tokens.
+
+        scores, logits: (B, V) for each new token of the longest row; None: not recorded.
+        """
         ...
 
 
 def hooked(module: nn.Module) -> bool:
-    """Return whether the module has hooks or a replaced `forward`. Hooks of mmdec and of transformers' recorders do not
-    count."""
+    """Return whether the module has hooks or a replaced `forward`. Hooks by which mmdec and transformers record hidden
+    states do not count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     inert = (RECORDERS, __name__, TreeBias.__module__)
     return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
 
 
 def plain_linear(module: nn.Module) -> bool:
-    """Return whether the module is torch's linear layer without hooks, so that another kernel may do its product."""
+    """Return whether the module is torch's own linear layer without hooks, so that another kernel may replace it."""
     return type(module) is nn.Linear and not hooked(module)
 
 
 @final
 class LayerInput:
-    """A hook that records the input of a decoder layer during `recording`; at other times it does nothing."""
+    """A hook that records the input of a decoder layer while `recording` is active; at other times it does nothing."""
 
     def __init__(self, layer: int) -> None:
-        self.layer = layer  # index of the previous layer: its output, plus what DeepStack adds, is this input
+        self.layer = layer  # index under which the input is recorded: the previous layer, whose output it is
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = _recorded.get()
@@ -124,7 +129,7 @@ class LayerInput:
 
 @final
 class LayerOutput:
-    """A hook that records the output of the last decoder layer, before the final norm."""
+    """A hook that records the output of the last decoder layer, before the final norm, while `recording` is active."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
@@ -137,15 +142,15 @@ class LayerOutput:
 
 @contextmanager
 def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generator[Mapping[int, Tensor]]:
-    """Record the residual stream after some layers during a pass: layer -> (B, N, H).
+    """In this context, record the hidden states (residual stream) after some layers of a pass. Yields layer -> (B, N,
+    H).
 
-    transformers' own hidden states differ from it: the last ones have passed the final norm, and those of Qwen3-VL's
-    first layers lack what DeepStack adds. The hooks stay on the model, as transformers' own do, and record only in the
-    thread that called this.
+    transformers' `hidden_states` differ: the last ones have passed the final norm, and those of Qwen3-VL's first layers
+    lack what DeepStack adds. The hooks stay on the model. They record only in the thread that entered the context.
 
     decoder: the module that contains the layers. count: its number of layers. layers: indices to record, from 0, or
-        `INPUTS`.
-    Raises: InputError if the list of its layers cannot be found.
+        `INPUTS` for the first layer's inputs.
+    Raises: InputError if the list of the decoder's layers cannot be found.
     """
     if not layers:
         yield {}
@@ -188,12 +193,13 @@ def source_folder(model: PreTrainedModel) -> Path | None:
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """Return a name: the last part of the model's folder or hub id (or its class), and a digest of its weights."""
+    """Return a name: the last part of the model's folder or hub id, or its class, and a hash of its weights."""
     return f"{Path(source_of(model)).name or type(model).__name__}-{fingerprint(model)}"
 
 
 def check_layers(needs: Needs, layers: int) -> None:
-    """Raise InputError if a drafter reads a layer that the model does not have."""
+    """Raise InputError if a drafter reads a layer that the model does not have. layers: number of the model's
+    layers."""
     wrong = [layer for layer in needs.layers if not -1 <= layer < layers]
     if wrong:
         raise InputError(
@@ -225,10 +231,11 @@ def shallow(module: N) -> N:
 def output_states(
     decoded: Any, encoded: Mapping[str, Any], prompt: int, length: int, config: GenerationConfig
 ) -> dict[str, Any]:
-    """Make the fields of an output object besides tokens, scores and cache, as far as `config` asks for them.
+    """Return the attentions and hidden states of `generate`'s output object, as far as `config` asks for them.
 
-    decoded: the decoder's output for `length` columns, the first `prompt` of which are the prompt's. encoded: the
-        encoder's output.
+    decoded: the decoder's output for `length` tokens; the first `prompt` of them are the prompt. encoded: the encoder's
+        output.
+    Returns: field name -> value.
     """
     states: dict[str, Any] = {}
     if config.output_attentions:
@@ -244,11 +251,11 @@ def output_states(
 def _steps(
     layers: tuple[Tensor, ...], prompt: int, length: int, axis: int, square: bool = False
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """Split each layer's tensor, which has `length` columns along `axis`, by decoding step: first all columns of the
-    prompt, then one column for each step.
-    layers: one tensor for each layer; () gives empty tuples ("sdpa" returns no attentions). square: whether these are
-        attention maps, whose keys are then cut at the step's own column.
-    Returns: one tuple of layers for each step.
+    """Split each layer's tensor by decoding step, as `generate` returns it: the prompt, then one token for each step.
+
+    layers: one tensor for each layer, with `length` tokens along `axis`; may be (), as "sdpa" returns no attentions.
+    square: whether these are attention maps, whose keys are then cut after the step's token.
+    Returns: for each step, a tuple of one tensor for each layer.
     """
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]
     return tuple(

@@ -1,15 +1,15 @@
 """Targets for transformers' models that read images, video or sound: one class, which inspects each model's interface.
 
-The prompt's pass is the model's own, with its images, sound and DeepStack; a draft's pass has tokens alone, and reads
-the cache that the prompt left. A run leaves nothing on the model object.
+The pass over the prompt is the model's own, with images, sound and DeepStack. A draft has only text tokens, so its pass
+needs only the cache. Nothing is stored on the model object.
 
-Images and videos are encoded once for a run and assigned to the placeholders in its token ids. The vision tower runs in
-`generate` before this loop begins, or here if `generate` was given no pixels. The run stores the outputs, so later
-passes do not run the tower again. Sound goes to the model as it is given.
+Images and videos are encoded once in a `generate` call, and assigned to the placeholders among the token ids. The
+vision tower runs in `model.generate` before the decoding loop begins, or here if the pixels were held back from it.
+Sound goes to the model as it is given.
 
-Positions on three axes (M-RoPE) are time, height and width of visual tokens; text has the same on all three.
-transformers' models store the derived `rope_deltas` on themselves, where another run overwrites it. Here positions are
-computed for each run and kept in its session.
+Positions on three axes (M-RoPE) are time, height and width of visual tokens; a text token has the same position on all
+three. transformers' models store the resulting `rope_deltas` on the model object, where another call overwrites them.
+Here positions are computed for each `generate` call and stored in its session.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mmdec.targets.families import check_decoder, check_proof
 from mmdec.targets.text import text_scorer
 from mmdec.types import CACHE, InputError
 
-# tests/exactness/test_vision.py and test_media.py try each with a small random model
+# supported models for images, as beginnings of class names; tests/exactness/test_vision.py and test_media.py test each
 SEEING = """
     AyaVision Cohere2Vision DeepseekVL Gemma3 Gemma4 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus
     Kimi_K25 LightOnOcr Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL
@@ -42,7 +42,7 @@ SEEING = """
 """
 HEARING = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
 FAMILIES = f"{SEEING} {HEARING}"
-REFUSED = {  # class -> why
+REFUSED = {  # class that is not supported -> the reason, for the error message
     "Blip2ForConditionalGeneration": "its `generate` takes the language model's part",
     "MllamaForConditionalGeneration": "it reads pictures by cross attention, whose columns no draft may touch",
     "Phi4MultimodalForCausalLM": "its rope changes with the text's length, and pictures and sound have adapters",
@@ -50,19 +50,19 @@ REFUSED = {  # class -> why
     "Qwen3_5ForConditionalGeneration": "its language model has recurrent states beside positions of three axes",
 }
 CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in FAMILIES.split())
-TYPES = ("token_type_ids", "mm_token_type_ids")  # a number for each token of the prompt
+TYPES = ("token_type_ids", "mm_token_type_ids")  # inputs that hold a type number for each token of the prompt
 TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 PIXELS = {"pixel_values": "image", "pixel_values_images": "image", "pixel_values_videos": "video"}
 KINDS = ("image", "video")
-GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # positions of three axes depend on them
-# the same for Qwen2.5-Omni: argument of its position function -> input of the model
+GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # inputs on which M-RoPE positions depend
+# further such inputs, of Qwen2.5-Omni: argument of its position function -> name of the model's input
 ALSO = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
 SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # inputs that hold the number of frames of each sound
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
-ENCODED = "mm_encoder_outputs"  # the input that holds the vision tower's outputs, by kind
-# what a model raises for inputs that do not fit
+ENCODED = "mm_encoder_outputs"  # name of the input that holds the vision tower's outputs: "image" or "video" -> output
+# exceptions that a model may raise for inputs that do not fit it
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
-HELD = "vision_inputs"  # the key under which `hold_back` passes a run's VisionInputs to `prefill`
+HELD = "vision_inputs"  # key of the `VisionInputs` among the inputs of `prefill`
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,22 @@ class Encoded:
 
     features: Tensor  # (T, H), projected to the language model's width
     lengths: list[int]  # number of visual tokens of each image or video
-    output: Any  # the same in the form in which the language model reads it
-    deep: list[Tensor] = field(default_factory=list)  # (T, H) that DeepStack adds to each of the first layers
+    output: Any  # the same features, as the output object that the language model reads
+    deep: list[Tensor] = field(default_factory=list)  # [i]: (T, H), what DeepStack adds after layer i
     summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of the tower's last states over patches
 
     @classmethod
     def of(cls, output: Any) -> Encoded:
         given = (
             output.last_hidden_state if output.pooler_output is None else output.pooler_output
-        )  # Llama 4 projects later
+        )  # Llama 4 has no `pooler_output`
         parts = [part.reshape(-1, part.shape[-1]) for part in given]
         deep = [torch.cat(list(layer)) for layer in output.get("deepstack_features") or ()]
         return cls(torch.cat(parts), [len(part) for part in parts], output, deep, _summaries(output, len(parts)))
 
     def pick(self, tokens: Tensor) -> Any:
-        """Return the output for the visual tokens with these indices (T',) int64, as the language model reads it."""
-        features = self.features[tokens][None]  # as one image, since models only concatenate the images' features
+        """Return the tower's output object, reduced to the visual tokens with the indices `tokens` (T',) int64."""
+        features = self.features[tokens][None]  # as one image: models only concatenate the features of all images
         listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
         deep = [[layer[tokens]] for layer in self.deep]
         picked: Any = BaseModelOutputWithPooling(last_hidden_state=cast(Any, features), pooler_output=cast(Any, listed))
@@ -96,18 +96,19 @@ class Encoded:
 
 @dataclass
 class VisionInputs:
-    """The images and videos of a run. `encoded` is filled by the first pass that needs it."""
+    """The images and videos of one `generate` call: the caller's inputs and, once computed, the vision tower's
+    outputs."""
 
-    inputs: Mapping[str, Any]  # the pixels, grids and the like that the caller gave
-    rows: int  # number of prompts; the batch has more rows if each has several sequences
+    inputs: Mapping[str, Any]  # the caller's pixels, grids and the like, by name
+    rows: int  # number of prompts; the batch has more rows if each prompt gets several sequences
     encoded: dict[str, Encoded] | None = None
-    # positions (3, B, F) of the prompt and offsets (3, B), once computed
+    # M-RoPE position ids (3, B, F) of the prompt's F new tokens, and offsets (3, B) of later tokens; None: not computed
     positions: tuple[Tensor, Tensor] | None = None
     seconds: float = 0.0  # seconds spent in the vision tower; 0 if `generate` ran it
 
     @classmethod
     def of(cls, given: Mapping[str, Any], rows: int) -> VisionInputs:
-        """Check inputs of images and videos, a processor's or `generate`'s. rows: number of rows of token ids.
+        """Check the inputs for images and videos. given: the processor's outputs. rows: number of prompts.
 
         Raises: InputError if the pixels are malformed.
         """
@@ -129,8 +130,8 @@ class VisionInputs:
         return cls(given, rows)
 
     def encode(self, model: Any) -> dict[str, Encoded]:
-        """Return the features of all images and videos, by kind. The vision tower runs only at the first call. model:
-        the part without the LM head."""
+        """Return the features of all images and videos: "image" or "video" -> features. The vision tower runs only at
+        the first call. model: the model without its LM head."""
         if self.encoded is None:
             watch = Watch(model.device)
             outputs = self.inputs.get(ENCODED) or {}
@@ -161,10 +162,13 @@ class VisionInputs:
             ) from error
 
     def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Any, Tensor | None]:
-        """Assign features to the placeholders in the last `fresh` columns of ids (B, P).
+        """Assign visual features to the placeholders among the last `fresh` tokens of each row.
 
-        The run's features may cover all placeholders of ids, or only those in these columns.
-        Returns: the tower's output for these placeholders, and the images' summaries; both may be None.
+        The features may cover all placeholders of `ids`, or only those among these tokens.
+
+        model: the model without its LM head. kind: "image" or "video". ids: (B, P).
+        Returns: the tower's output for these placeholders, None if there are none; and mean and deviation of each
+            image's states (images, 2 * width), None if not known.
         Raises: InputError if the number of features fits neither.
         """
         token = int(getattr(model.config, f"{kind}_token_id", None) or -1)
@@ -193,14 +197,14 @@ class VisionInputs:
 
 
 def _uncut(holders: Tensor, lengths: list[int]) -> bool:
-    """Return whether no image is divided between rows. holders: (B, P) bool, True at placeholders. lengths: number of
-    visual tokens of each image."""
+    """Return whether each image's visual tokens fit into one row. holders: (B, P) bool, True at placeholders. lengths:
+    each image's number of visual tokens."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
 
 
 def _summaries(output: Any, images: int) -> Tensor | None:
-    """Compute mean and deviation, (images, 2 * width), of states (images, patches, width) of LLaVA 1.5's vision tower;
-    None for other towers."""
+    """Return mean and standard deviation over patches, (images, 2 * width), of the vision tower's last states; None if
+    the states are not (images, patches, width), as LLaVA 1.5's are. images: number of images."""
     states = output.get("last_hidden_state")
     if states is None or states.dim() != 3 or len(states) != images:
         return None
@@ -208,11 +212,13 @@ def _summaries(output: Any, images: int) -> Tensor | None:
 
 
 def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Compute positions (3, B, F) of the new columns, and what later columns add to their place in the text, (3, B).
+    """Compute the M-RoPE position ids of a prompt.
 
-    model: the part without the LM head. given: positions from the caller or `generate`, (B, C) or (3 or 4, B, C). Those
-        with one axis are ignored, since `generate` derives them from state that another run may have left on the model.
-    Raises: InputError if the positions of a given cache's images are unknown.
+    model: the model without its LM head. given: position ids from the caller or `generate`, (B, C) or (3 or 4, B, C);
+        others are ignored, because `generate` may have computed them from state that another call left on the model.
+    Returns: position ids (3, B, F) of the F new tokens; and offsets (3, B): what later tokens add to their index in the
+        text.
+    Raises: InputError if the positions of the images in a given cache are unknown.
     """
     text_positions, width = text.positions, text.fresh.shape[1]
     usable = given is not None and (given.ndim == 2 or given.shape[0] in (3, 4))
@@ -231,7 +237,7 @@ def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Te
 
 
 def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | None:
-    """Compute positions (3, B, C) from the whole text; None if only a part of it or of its images is given."""
+    """Compute position ids (3, B, C) of the whole text; None if only a part of the text or of its images is given."""
     if text.ids.shape[1] != text.mask.shape[1]:
         return None
     tokens = [getattr(model.config, f"{kind}_token_id") for kind in KINDS]
@@ -243,7 +249,7 @@ def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | No
 
 
 def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
-    """Return whether the images' grids belong to all placeholders in ids (B, P), not only to the new ones."""
+    """Return whether the given images belong to all placeholders in ids (B, P), not only to the new ones."""
     merged = model.config.vision_config.spatial_merge_size**2
     copies = len(ids) // vision.rows
     for kind in KINDS:
@@ -255,7 +261,7 @@ def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
 
 
 def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
-    """Compute positions (3, B, F) of the new columns as if the text began with them."""
+    """Compute position ids (3, B, F) of the F new tokens as if the text began with them."""
     width = text.fresh.shape[1]
     mask = text.mask[:, -width:]
     if any(f"{kind}_grid_thw" in vision.inputs for kind in KINDS):
@@ -264,8 +270,8 @@ def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
 
 
 def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
-    """Compute the positions (3, B, P) of ids (B, P) by the model's `get_rope_index`. Raises InputError if the images'
-    inputs do not fit the ids."""
+    """Compute position ids (3, B, P) of ids (B, P) by the model's `get_rope_index`. Raises InputError if the images do
+    not fit the ids."""
     types, known = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
     copies = len(ids) // vision.rows
     options = {name: vision.inputs[name] for name in GRIDS if name in vision.inputs}
@@ -295,7 +301,8 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
 
 
 def _remembered(text: TextPrompt) -> Tensor:
-    """Read the offsets (3, B) that the previous run stored on the cache as `RopeOffsets`."""
+    """Return the offsets (3, B) that the chat's previous turn stored on the cache: what to add to a token's index in
+    the text."""
     stored: RopeOffsets | None = getattr(text.cache, ATTRIBUTE, None)
     if stored is None or stored.columns > text.past or stored.offsets.shape[1] != len(text.ids):
         raise InputError(
@@ -308,8 +315,8 @@ def _remembered(text: TextPrompt) -> Tensor:
 
 @final
 class MediaTarget(DecoderTarget):
-    """A model that reads images, video or sound among its tokens. The language model's attention may be "sdpa", "eager"
-    or "mmdec_tree"."""
+    """Scores token trees with a model that reads images, video or sound among its tokens. The attention implementation
+    of its language model may be "sdpa", "eager" or "mmdec_tree"."""
 
     reads_images: ClassVar[bool] = True
 
@@ -319,7 +326,7 @@ class MediaTarget(DecoderTarget):
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raises InputError if drafts of its language model could not be scored or rolled back."""
+        """Raise InputError if its language model cannot score drafts or roll them back."""
         text = model.config.get_text_config(decoder=True)
         check_decoder(type(model).__name__, text)
         if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:  # the configuration may name any language model
@@ -330,16 +337,16 @@ class MediaTarget(DecoderTarget):
         towers = (getattr(self._base, f"get_{kind}_features", None) for kind in KINDS)
         seen = {name for tower in towers if tower is not None for name in inspect.signature(tower).parameters}
         self._vision = {*seen, *PIXELS, *GRIDS, ENCODED, *["mm_token_type_ids"] * self._axes}
-        self._told = {*self._vision, *ALSO.values(), *SOUNDS}  # what positions depend on
+        self._told = {*self._vision, *ALSO.values(), *SOUNDS}  # names of the inputs on which positions may depend
         self._arguments = {*inspect.signature(model.forward).parameters} - {"inputs_embeds", "labels"}
         own, stock = (cast(Any, kind).prepare_inputs_for_generation for kind in (type(model), GenerationMixin))
-        self._prepares = own is not stock  # the model has a `prepare_inputs_for_generation` of its own
+        self._prepares = own is not stock  # whether the class overrides `prepare_inputs_for_generation`
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split a call's inputs. Returns: the inputs for `generate`, and those that are kept back for `prefill`.
+        """Split the caller's inputs. Returns: those for `model.generate`, and those that go to `prefill` directly.
 
-        Kept back are the pixels, so that the vision tower's time is measured with the run, and positions of three axes,
-        because `generate` would store them in the model.
+        Pixels go to `prefill`, so that the vision tower's time is measured with decoding. So do position ids on three
+        axes, because `model.generate` would store them on the model.
         """
         ids: Tensor = inputs["input_ids"]
         named = {name: value for name, value in inputs.items() if name not in self._vision}
@@ -356,13 +363,13 @@ class MediaTarget(DecoderTarget):
         return inputs.get(HELD) or VisionInputs.of(given, len(ids) if isinstance(ids, Tensor) else 1)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Prepare inputs as for a language model, and one more: the run's `VisionInputs`."""
+        """Return the inputs of `prefill`: those of a language model, and the images and videos as `VisionInputs`."""
         prepared = dict(super().prepare_inputs(ids, config, inputs))
         seen = self._seen({**prepared, "input_ids": ids})
         return {name: value for name, value in prepared.items() if name not in self._vision} | {HELD: seen}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Count the positions of each row's prompt. With three axes, an image takes as many as its longer side has
+        """Return each row's number of prompt positions. With M-RoPE, an image takes only as many as its longer side has
         tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
@@ -406,7 +413,7 @@ class MediaTarget(DecoderTarget):
             **more,
         }
         try:
-            for name in TYPES:  # the caller gave them for the prompt, but a finished text is longer
+            for name in TYPES:  # they cover only the prompt, but the finished text is longer
                 if isinstance(given.get(name), Tensor):
                     given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
             if self._prepares:
@@ -425,5 +432,5 @@ class MediaTarget(DecoderTarget):
 
 
 def media_families() -> str:
-    """List the supported families, for errors."""
+    """Return the names of the supported families, for error messages."""
     return ", ".join(FAMILIES.split())

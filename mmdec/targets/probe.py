@@ -1,9 +1,9 @@
-"""The probe: tests with a small model whether a class of models scores a tree of tokens as it scores each path.
+"""Tests with a small random model whether a class of models gives a tree's nodes the same logits as each path alone.
 
-The model has two small random layers, in float64 (or float32). It reads padded prompts of several lengths, longer than
-any window; then trees of several shapes are scored and committed, one after another. Each node's logits are compared
-with those of a plain loop over its path. The difference is large for a model that counts columns instead of positions,
-attends to fewer columns than its cache holds, or mixes rows.
+The small model has two layers, in float64 (or float32). It reads padded prompts of several lengths, longer than its
+attention window. Then several trees are scored and partly accepted, one after another. Each node's logits are compared
+with those of token-by-token decoding along its path. They differ much if the model uses cache indices as positions,
+attends to fewer tokens than its cache holds, or mixes rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from mmdec.targets.states import cache_arguments, has_states, has_states_alone
 from mmdec.types import Draft, Needs, Target, Verdict
 
-Scorer = Callable[[Any], Target]  # makes a target of a small model, without checks: these would probe again
+Scorer = Callable[[Any], Target]  # makes a target for a small model, without the checks that would call this test again
 LAYERS = 2
 WINDOW = 8
 VOCABULARY = 48
@@ -32,7 +32,7 @@ NO_WINDOWS = re.compile(
     r"^chunk_size$|chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta|mem_blocks"
 )
 HEADS = 4
-SIZES: dict[str, int] = {  # maximum of each size in a probe's configuration; 0 and None are not changed
+SIZES: dict[str, int] = {  # field of a configuration -> its maximum in the small model; smaller values and 0 stay
     "hidden_size": 32,
     "intermediate_size": 48,
     "vocab_size": VOCABULARY,
@@ -95,24 +95,24 @@ SIZES: dict[str, int] = {  # maximum of each size in a probe's configuration; 0 
     "index_head_dim": 16,
 }
 OWN = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
-# maximum error, relative to the largest logit: 190 classes were tried; correct ones are below 1e-6, wrong ones above
-# 0.2
+# maximum difference of logits, relative to the largest logit. Of 190 model classes, correct ones are below 1e-6 and
+# wrong ones above 0.2.
 BOUND = 1e-3
-MOST = 3_000_000  # maximum parameters of two small layers
-SPREAD = 0.3  # standard deviation of random weights, large enough for non-uniform attention
-PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # parents of each round's tree, the same in all rows
-LEAVES = ((3, 4, 5), (2, 4))  # leaves of each tree; the path to the last one is accepted
-# parents and leaves for models whose drafts must be chains
+MOST = 3_000_000  # maximum parameters of the small model; if it has more, the class is refused, to save time and memory
+SPREAD = 0.3  # standard deviation of the random weights, large enough that attention is not uniform
+PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # [round][node]: the node's parent, -1 at the root
+LEAVES = ((3, 4, 5), (2, 4))  # [round]: nodes whose paths are compared; the path to the last one is accepted
+# the same for models whose drafts must be chains
 CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
 CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
-LENGTHS = ((13,), (12, 5, 9))  # lengths of the prompts in each batch, in tokens
+LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in tokens
 
 
 def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     """Make a configuration of the same class with two small layers. changes: fields to override.
 
-    Every known size becomes small, up to two kinds of layers remain, and every window becomes `WINDOW` columns, so that
-    a short text exceeds it. Switches do not change.
+    All known sizes become small. Of several kinds of layers, two remain. Attention windows become `WINDOW` tokens, so
+    that a short text exceeds them. Boolean settings do not change.
     """
     given = {name: value for name, value in config.to_dict().items() if name not in OWN}
     names = dict(config.attribute_map)
@@ -124,7 +124,7 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
         if isinstance(given.get(own), int):
             small[own] = min(given[own], most)
         elif own == "head_dim" and own in given:
-            small[own] = most  # None stands for hidden_size / heads
+            small[own] = most  # in case it is None, which means hidden_size / heads
     small[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
     if isinstance(heads, int):
         small[names.get("num_attention_heads", "num_attention_heads")] = HEADS
@@ -147,21 +147,24 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
 
 
 def is_window(name: str, value: Any) -> bool:
-    """Return whether a field of a configuration may bound how far a token sees."""
+    """Return whether a field of a configuration may limit how many tokens back a token attends."""
     number = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return number and bool(WINDOWS.search(name)) and not NO_WINDOWS.search(name)
 
 
 def _cut_factors(rope: dict[str, Any]) -> dict[str, Any]:
-    """Shorten a rope's lists of factors, which have one for each frequency, to the small model's head size."""
+    """Shorten the lists of factors of rotary positions, one factor for each frequency, to the small head size."""
     turned = int(SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
     kept = {name: value[:turned] if isinstance(value, list) else value for name, value in rope.items()}
     return {name: _cut_factors(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Choose the sizes that only the small model's second layer has, from the settings of all layers. Their ratios to
-    the other layers' sizes stay the same."""
+    """Choose sizes of the small model's second layer, for models whose layers have different sizes.
+
+    settings: layer index -> the fields in which this layer differs. given: fields of the whole model.
+    Returns: the small model's layer index -> fields. Their ratios to the other layers' sizes stay the same.
+    """
     kinds: list[Any] = given.get("layer_types") or []
     other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
     own = next((fields for index, fields in settings.items() if int(index) == other), {})
@@ -170,24 +173,26 @@ def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> di
 
 
 def _both(kinds: list[Any]) -> list[Any]:
-    """Choose the kinds of the two layers from those of all layers: two different kinds if there are several."""
+    """Choose the kinds of the small model's two layers: two different ones if `kinds`, those of all layers, differ."""
     other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
     return [kinds[0], other]
 
 
 class TooLarge(Exception):
-    """Raised if a small model of the class cannot be made."""
+    """Raised if even a small model of the class has too many parameters."""
 
 
 def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, target_of: Scorer) -> float:
-    """Measure the largest difference of a node's logits from those of its path alone, relative to the largest logit.
+    """Return the largest difference between a node's logits in a tree and in its path alone, relative to the largest
+    logit.
 
-    An error that the class raises is passed on. torch's random state is restored.
+    kind: the model class. attention: name of the attention implementation. target_of: makes a target for the small
+        model. Errors of the model class are passed on. torch's random state is restored.
     """
     model = small_model(kind, config, attention)
     with torch.no_grad():
         with suppress(RuntimeError, ValueError):
-            # "eager" attention's softmax is float32, in which a masked row of padding overflows: NaN
+            # float64 may give NaN: "eager" attention's softmax is in float32, where the mask of a padding row overflows
             if isfinite(worst := _worst(model.double(), target_of)):
                 return worst
         return _worst(model.float(), target_of)
@@ -218,7 +223,7 @@ def _worst(model: Any, target_of: Scorer) -> float:
 
 
 def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
-    """Measure the largest difference over the rounds of one batch. lengths: of its prompts, in tokens."""
+    """Return the largest relative difference over the rounds of one batch. lengths: of its prompts, in tokens."""
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
 
     def draw(width: int) -> Tensor:
@@ -245,15 +250,16 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
         plain, text = branch, torch.cat([text, tokens[:, path]], 1)
         ones = torch.ones(len(lengths), dtype=torch.long)
         target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
-    if has_states(model.config):  # such a model reads a whole text by a scan, which may differ from single steps
+    if has_states(model.config):  # recurrent layers read a whole text by a scan, which may differ
         return worst
-    # a model that sees later tokens scores its own text differently when it reads the whole text
+    # a model without a causal mask gives other logits if it reads the whole text at once
     full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
     return max(worst, _apart(full.logits, plain.logits))
 
 
 class _Plain:
-    """Decodes without drafts: it reads the prompt, then one token at a time."""
+    """Decodes without drafts, as a reference: it reads the prompt, then one token at a time. It holds the cache and the
+    last logits (B, V)."""
 
     def __init__(self, model: Any, ids: Tensor, mask: Tensor) -> None:
         self.model, self.mask = model, mask
@@ -268,14 +274,14 @@ class _Plain:
         self.logits = self._pass(tokens[:, None], self.position)
 
     def branch(self) -> _Plain:
-        """Copy the loop's state, so that the copy goes on independently."""
+        """Return a copy that continues independently, with a copy of the cache."""
         other = copy.copy(self)
         other.cache = copy.deepcopy(self.cache)
         return other
 
     def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
         arguments = cache_arguments(self.model, self.cache, positions)
-        # `generate` drops a mask of ones; for a model without attention it drops any mask after the prompt
+        # no mask if it is all ones, or after the prompt of a model without attention: as `generate` does
         unmasked = bool(self.mask.all()) or (has_states_alone(self.model.config) and ids.shape[1] < self.mask.shape[1])
         return self.model(
             input_ids=ids,
@@ -287,7 +293,7 @@ class _Plain:
 
 
 def _path(parents: tuple[int, ...], node: int) -> list[int]:
-    """List the nodes from the root to `node`. parents: of each node, -1 for the root."""
+    """Return the nodes on the path from the root to `node`. parents: [n]: parent of node n, -1 at the root."""
     path = [node]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -295,14 +301,14 @@ def _path(parents: tuple[int, ...], node: int) -> list[int]:
 
 
 def _apart(scores: Tensor, expected: Tensor) -> float:
-    """Compute the largest difference of scores from those expected, relative to the largest; infinite for any NaN."""
+    """Return the largest absolute difference, divided by the largest expected value; infinity if there is a NaN."""
     apart = float((scores - expected).abs().max() / expected.abs().max())
     return apart if apart == apart else float("inf")
 
 
 def numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
-    """List the numbers in a configuration, by name, that may limit how far tokens attend. In a class from outside
-    transformers, such a number may have any name."""
+    """Return the names of integer fields that may be attention windows. For a class from outside transformers these are
+    fields of any name. given: the configuration's fields."""
     if kind.__module__.startswith("transformers.models."):
         return []
     sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}

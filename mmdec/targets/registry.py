@@ -1,4 +1,4 @@
-"""Chooses the target for a model of transformers: the first one in a list that accepts the model."""
+"""Chooses the `Target` class for a model of transformers: the first class in a list that accepts the model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Rotary positions that change with the text's length. Beyond a certain length, "longrope" has other frequencies, and
-"dynamic" has new frequencies at each further token. Cached keys keep the frequencies of their own pass.
+"dynamic" has new frequencies at each further token. Keys in the cache keep the frequencies with which they were made.
 
-A pass over a draft rotates as single steps do if the text stays below that length, or, with "longrope", if the prompt
-is longer already. A text that crosses the length is decoded by transformers' own loop, which at each step chooses the
+With drafts, frequencies are right if the text stays below that length, or, with "longrope", if already the prompt is
+longer. A text that crosses the length is decoded without drafts by transformers' own loop, which chooses the
 frequencies of all rows by the longest one.
 """
 
@@ -18,21 +18,25 @@ from transformers import PreTrainedConfig
 @final
 @dataclass(frozen=True)
 class GrowingRope:
-    """A rope whose frequencies depend on the length of the text."""
+    """Rotary positions (RoPE) whose frequencies depend on the length of the text: their kind, and at which length the
+    frequencies change."""
 
     kind: str
     length: int  # longest text, in positions, for which the frequencies are those of short texts
     each: bool  # whether the frequencies change again at each token beyond that length
 
     def crossed(self, prompt: int, cached: int, end: int) -> bool:
-        """Return whether the frequencies change during a run. prompt: number of columns before the first new token, of
-        which `cached` are in the cache. end: number of columns of the finished text."""
+        """Return whether the frequencies change between the tokens of a text.
+
+        prompt: number of prompt tokens, padding included, of which `cached` are in the cache. end: number of tokens of
+            the finished text.
+        """
         beyond = not self.each and prompt > self.length and not 0 < cached <= self.length
         return end > self.length and not beyond
 
 
 def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
-    """Find the ropes of a model's layers that change with the text's length."""
+    """Return those rotary positions of a model's layers that change with the text's length."""
     rope = cast(Mapping[str, Any], getattr(config, "rope_parameters", None) or {})
     found = set[GrowingRope]()
     for settings in (rope, *rope.values()):

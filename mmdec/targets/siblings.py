@@ -1,8 +1,8 @@
-"""Checks whether a tree's nodes influence each other's scores, as dynamically quantised activations do.
+"""Checks whether the logits of a tree's nodes depend on the other nodes, as happens with quantised activations.
 
-A scale computed over a whole pass (dynamic quantisation) changes with the other nodes and rows. Even a scale per token
-amplifies the rounding noise of another kernel to a whole quantisation step. Quantised weights alone do neither. The
-check runs once for each model with layers or weights of kinds that may quantise activations.
+If activations are quantised with one scale for a whole pass, the scale changes with the other nodes and rows. Even with
+one scale per token, small rounding differences become whole quantisation steps. Quantised weights alone do no harm. The
+check is made once for each model whose layers or weights may quantise activations.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from transformers import PreTrainedModel
 from mmdec.targets.hf_target import HfTarget
 from mmdec.types import Draft, Needs, Verdict
 
-# maximum error, relative to the largest logit: float32 noise is below 4e-5, quantised activations exceed 2e-2
+# maximum difference of logits, relative to the largest logit: float32 noise is below 4e-5, quantised activations give
+# more than 2e-2
 BOUND = 1e-3
-NOISE = 32  # maximum error in rounding steps of the model's precision, where this is more than BOUND (half precision)
-# torch's setting for float32 products -> rounding step, if a caller lowered the precision
+NOISE = 32  # in half precision: the same maximum, in rounding steps of the dtype
+# `torch.get_float32_matmul_precision()`, if lowered -> relative rounding step
 PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
-PATH = (0, 1, 3, 6)  # the nodes whose scores are compared: a path from the root down
-CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes for a target whose drafts must be chains
+PATH = (0, 1, 3, 6)  # nodes of the tree whose logits are compared: a path from the root down
+CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes, for models whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
-ROWS = 8  # with one row, a tiny quantised model may show no difference; with 8 rows, at least 5 of 32 scores differed
+ROWS = 8  # batch rows: with one, a tiny quantised model may show no difference; with 8, at least 5 of 32 nodes differed
 PROMPT = 4  # tokens of each row's prompt
-FRAMES = 5  # number of states that an encoder-decoder's encoder gives
+FRAMES = 5  # encoder states a row, for encoder-decoder models
 
 OWN = ("torch.nn.modules.", "transformers.")
 QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
-# model -> results, by the model's state when measured
+# model -> {(classes of its parts, dtype, device) when measured -> result}
 _known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()
 _lock = Lock()
 
 
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
-    """Measure whether other nodes in a pass change a node's scores by more than the noise of the model's precision.
+    """Return whether other nodes in a pass change a node's logits by more than rounding noise.
 
-    If so, the first call for a model warns. Models that have only plain layers and weights of torch and transformers
-    are not measured.
+    If so, the first call for a model warns. If all layers and weights are plain ones of torch and transformers, it
+    returns False without measuring.
     """
     kinds = _kinds(model)
     if all(map(_is_plain, kinds)):
@@ -68,7 +69,8 @@ def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
 
 
 def _kinds(model: nn.Module) -> frozenset[type]:
-    """List the classes of parts, weights and replaced `forward`s: quantising in place changes them."""
+    """Return the classes of the model's modules, of their weights and of replaced `forward`s. Quantising a model in
+    place changes at least one of them."""
     kinds = set[type]()
     for part in model.modules():
         kinds.add(type(part))
@@ -80,7 +82,7 @@ def _kinds(model: nn.Module) -> frozenset[type]:
 
 @cache
 def _is_plain(kind: type) -> bool:
-    """Return whether this is a plain class of torch or transformers, which does not quantise activations."""
+    """Return whether this is a class of torch or transformers that does not quantise activations."""
     if kind in (Tensor, nn.Parameter, type(None)):
         return True
     return kind.__module__.startswith(OWN) and not kind.__module__.startswith(QUANTISED)
@@ -88,9 +90,10 @@ def _is_plain(kind: type) -> bool:
 
 @torch.inference_mode()
 def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
-    """Measure how much a node's logits change if only its path is scored instead of the tree, over several rows.
+    """Measure how much a node's logits change if only its path is scored instead of the whole tree.
 
-    Returns: the largest difference, relative to the largest logit, and the largest difference that noise may cause.
+    Returns: the largest difference over several rows, and the largest that rounding noise may cause; both relative to
+        the largest logit.
     """
     device, order = target.device, torch.Generator().manual_seed(0)
     plain = _plain_tokens(model, target)
@@ -116,13 +119,13 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
 
 
 def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:
-    """Make a draft with the same tree below every row's root."""
+    """Make a draft with the same tree shape in every row. tokens: (B, N). parents: [n]: parent of node n, -1: root."""
     sizes = tokens.new_full((len(tokens),), len(parents))
     return Draft(tokens, tokens.new_tensor(parents).repeat(len(tokens), 1), sizes)
 
 
 def _plain_tokens(model: PreTrainedModel, target: HfTarget) -> Tensor:
-    """List the tokens that the configuration does not name as special (placeholders, end-of-text and others)."""
+    """Return the ids of all tokens but the special ones that the configuration names (placeholders, EOS and others)."""
     special: set[int] = set()
     for config in (model.config, model.config.get_text_config(decoder=True)):
         for name, value in vars(config).items():

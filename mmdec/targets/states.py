@@ -1,19 +1,19 @@
-"""Recurrent and convolutional states: undo what a rejected draft did to them.
+"""Models with recurrent or convolutional layers (Mamba and others): removes rejected drafts from the layers' states.
 
-A pass returns the recurrent states after its last token only. So a row takes new states only if all columns of a pass
-are accepted. Otherwise it keeps the old states, and its accepted tokens become the row's backlog: the next pass reads
-them again before its draft. A long backlog is read in a pass without a draft. Convolutional states are the last inputs
-of a layer: a model that has no others keeps any number of columns and reads nothing twice.
+A pass returns the recurrent states only after its last token. If all tokens of a pass are accepted, a row takes the new
+states. Else it keeps the old ones, and its accepted tokens become its "backlog": the next pass reads them again before
+its draft. A long backlog is read in an extra pass. A convolutional state is just the last inputs of the layer: a model
+without recurrent states can keep any number of tokens and reads nothing twice.
 
-A pass reads its columns in order: a draft must be a chain. In a batch the rows have backlogs of different lengths;
-columns after a row's own are padding, which no earlier column sees.
+A pass reads its tokens in order, so a draft must be a chain. In a batch, shorter rows are padded on the right.
 
-transformers reads one token with a recurrence, and several with a scan. `DraftReader` is a copy of a model, with its
-weights, that reads drafts as the model reads single tokens. The scan may differ in three ways, which the copy avoids.
-The scan pads tokens to whole chunks, of 256 say: the copy's chunks are as long as the draft. The scan may limit time
-steps where the recurrence does not: the copy has no limit. The scan of Mamba 1, which has no chunks, begins with an
-empty state: the copy reads token by token; only the projections, which hold most weights, read all at once. Layers are
-recognised by their attributes. The model itself is not changed, so that others may use it meanwhile.
+transformers reads one token with a recurrence, but several with a scan. `DraftReader` is a copy of a model that shares
+its weights and reads a draft exactly as the model reads single tokens. It avoids three differences of the scan:
+- The scan pads tokens to chunks of, say, 256. The copy's chunks are as long as the draft.
+- The scan may limit time steps; the recurrence does not. The copy has no limit.
+- The scan of Mamba 1 begins with an empty state. The copy reads token by token; only the projections, which hold most
+  weights, read all tokens at once.
+Layers are recognised by their attributes. The model itself is not changed.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from mmdec.decode.tree import chains, int_list, int_rows
 from mmdec.targets.cache import KVPool, RowLayout, empty_cache, stock_layer
 from mmdec.types import CACHE, Draft, InputError, Scores
 
-BACKLOG = 8  # maximum accepted tokens that a row reads again with each draft; more are read in an extra pass
+BACKLOG = 8  # if a row must read more accepted tokens again than this, they are read in an extra pass, not with drafts
 Pass = Callable[[Draft], Scores]
-LEAST = 16  # minimum tokens of a scan's chunk on a GPU: the kernels there multiply blocks of at least 16
+LEAST = 16  # least tokens of a scan's chunk on a GPU, whose kernels multiply blocks of at least 16
 STATE_CACHE = "cache_params"  # name of the cache argument of a model without attention before transformers 5.24
 
 
 class States(LinearAttentionLayer):
-    """One layer's states. A pass makes new states, and the old ones remain until `keep` chooses between them."""
+    """A cache layer with recurrent and convolutional states. A pass makes new states. The old ones are stored until
+    `keep` chooses between them for each row."""
 
     def _take(self, given: LinearAttentionLayer) -> None:
         """Take over the states and settings of a cache layer of transformers."""
@@ -54,11 +55,11 @@ class States(LinearAttentionLayer):
         for name in vars(self).keys() & vars(given).keys():
             if name not in ("keys", "values"):
                 setattr(self, name, vars(given)[name])
-        # the convolutional and recurrent states before the current pass, to which `keep` may return
+        # (convolutional, recurrent) states before the current pass: {index -> tensor} each
         self.before: tuple[dict[int, Any], dict[int, Any]] = {}, {}
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Set new states. The old ones are not overwritten, as transformers' own layer would do."""
+        """Set new recurrent states. The old tensor is not overwritten, unlike in transformers' own layer."""
         old = self.recurrent_states[state_idx]
         if old is None:
             return super().update_recurrent_state(recurrent_states, state_idx, **kwargs)
@@ -66,16 +67,17 @@ class States(LinearAttentionLayer):
         return recurrent_states
 
     def begin(self, steps: bool) -> None:
-        """Prepare for a pass; `keep` must be called after it. steps: whether the pass reads token by token. Some models
-        then write into the old states, so these are copied."""
+        """Store the states before a pass. `keep` must be called after the pass. steps: whether the pass reads token by
+        token. Some models then write into the state tensors, so these are copied."""
         self.before = dict(self.conv_states), self.recurrent_states
-        self.record_past = True  # transformers' own switch: inputs of convolutions are appended, not rolled over
+        self.record_past = True  # transformers' switch: the convolution's state grows by all inputs of the pass
         self.recurrent_states = {
             index: held.clone() if steps and held is not None else held for index, held in self.recurrent_states.items()
         }
 
     def keep(self, kept: Sequence[int], columns: int) -> None:
-        """End a pass of `columns` columns. kept: how many of them each row keeps; with recurrent states all or none."""
+        """End a pass over `columns` tokens. kept: how many of them each row accepts; with recurrent states all or
+        none."""
         convolved, recurrent = self.before
         self.before, self.record_past = ({}, {}), False
         for index, full in self.conv_states.items():
@@ -97,14 +99,14 @@ class States(LinearAttentionLayer):
                 self.recurrent_states[index] = new if any(kept) else recurrent[index]
 
     def select(self, rows: Tensor) -> None:
-        """Keep only the states of the rows with indices `rows` (K,) int64, in that order."""
+        """Keep only the states of the batch rows with the indices `rows` (K,) int64, in that order."""
         for held in (self.conv_states, self.recurrent_states):
             held.update({i: one.index_select(0, rows.to(one.device)) for i, one in held.items() if one is not None})
 
 
 @final
 class StateLayer(States):
-    """A layer that has states alone."""
+    """A cache layer with recurrent or convolutional states, and without keys and values."""
 
     def __init__(self, given: LinearAttentionLayer) -> None:
         self._take(given)
@@ -112,7 +114,7 @@ class StateLayer(States):
 
 @final
 class HybridLayer(States, LinearAttentionAndFullAttentionLayer):
-    """A layer that has states, and also keys and values, which `attention` holds."""
+    """A cache layer with recurrent or convolutional states, and also keys and values, which `attention` holds."""
 
     def __init__(self, given: LinearAttentionLayer, attention: Any) -> None:
         self._take(given)
@@ -139,13 +141,13 @@ class HybridLayer(States, LinearAttentionAndFullAttentionLayer):
 
 
 def attention_layers(cache: DynamicCache) -> list[Any]:
-    """List the layers of a cache that keep keys and values."""
+    """Return the layers of a cache that hold keys and values."""
     return [layer for layer in cast(list[Any], cache.layers) if isinstance(layer, DynamicLayer)]
 
 
 def release(cache: DynamicCache) -> None:
-    """Make the states that a run left in a cache writable. The run made them in inference mode: other code could not
-    change them in place, as the layers of some models do."""
+    """Replace the states in a cache by writable copies. Decoding has made them in inference mode, so other code could
+    not change them in place, as some models do."""
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
             for held in (layer.conv_states, layer.recurrent_states):
@@ -155,13 +157,14 @@ def release(cache: DynamicCache) -> None:
 
 @final
 class StateStore:
-    """Holds the cache of a run with a model that has states: the states, keys and values, and each row's backlog, the
-    accepted tokens that its states do not include yet."""
+    """Holds the cache of one `generate` call for a model with recurrent or convolutional layers: states, keys, values,
+    and each row's backlog, the accepted tokens that its states do not include yet."""
 
     def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
-        """steps: whether passes read token by token and so write into the states.
+        """cache: filled by the pass over the prompt; its layers are replaced. rows: number of batch rows.
+        steps: whether passes read token by token, and may so write into the state tensors.
 
-        Raises: InputError if the prompt's pass left no states in the cache.
+        Raises: InputError if the pass over the prompt left no states in the cache.
         """
         layers = cast(list[Any], cache.layers)
         states = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
@@ -188,7 +191,8 @@ class StateStore:
         self.passes = 0  # number of passes that read backlogs without a draft
 
     def score(self, draft: Draft, rows: RowLayout, run: Pass) -> Scores:
-        """Score a draft (B, N), whose trees must be chains. run: a pass over chains (B, W)."""
+        """Return the logits and features after each node of a draft, whose trees must be chains. rows: which cache
+        columns hold which row's tokens. run: runs the model over chains of W tokens."""
         sizes, parents = int_list(draft.size), int_rows(draft.parents)
         if any(links[1:size] != list(range(size - 1)) for links, size in zip(parents, sizes, strict=True)):
             raise InputError("`draft` must be a chain for a model with recurrent layers, but is a tree. Draft chains.")
@@ -208,7 +212,8 @@ class StateStore:
         )
 
     def accept(self, rows: RowLayout, path: Tensor) -> None:
-        """Accept each row's path (B, A), node indices padded with -1. Changes nothing after the prompt's pass."""
+        """Accept nodes of the draft. After the pass over the prompt, nothing changes. path: (B, A), accepted nodes,
+        padded with -1."""
         if not rows.tree:
             return
         accepted = [sum(node >= 0 for node in nodes) for nodes in int_rows(path)]
@@ -216,19 +221,24 @@ class StateStore:
         self._keep(rows, read)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values, if any, of row r's columns `columns[r]` to the columns from `begins[r]` on. Then
-        drop all columns from `length` on."""
+        """Move the keys and values, if any, of each row's accepted tokens behind its text. Then keep only the first
+        `length` cached tokens.
+
+        columns: [r]: indices of row r's accepted tokens along the cache's sequence axis. begins: [r]: index to which
+            the first of them moves; the others follow.
+        """
         if self.pool is not None:
             self.pool.commit(columns, begins, length)
 
     def show(self, firsts: Sequence[int]) -> None:
-        """In the next pass, hide layer i's keys and values before column `firsts[i]`, which lie outside its window."""
+        """In the next pass, hide cached tokens from layers with an attention window. firsts: [i]: index along the
+        sequence axis of the first token that layer i sees."""
         if self.pool is not None:
             self.pool.show(firsts)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only the rows with indices `rows` (K,) int64, in that order: their states, their backlogs, and the keys
-        and values of the first `length` columns."""
+        """Keep only the batch rows with the indices `rows` (K,) int64, in that order: their states, their backlogs, and
+        the keys and values of the first `length` columns."""
         self.backlogs = [self.backlogs[row] for row in int_list(rows)]
         for layer in self.states:
             layer.select(rows)
@@ -236,8 +246,11 @@ class StateStore:
             self.pool.select(rows, length)
 
     def _catch_up(self, rows: RowLayout, run: Pass) -> None:
-        """Read the first `width` tokens of backlogs in a pass without a draft. Shorter backlogs remain. The width is
-        chosen so that the pass reads the most tokens."""
+        """Read the beginning of backlogs in a pass without a draft.
+
+        All rows read the same number of tokens; rows with shorter backlogs keep them. The number is chosen so that the
+        pass reads the most tokens in all.
+        """
         lengths = [len(backlog) for backlog in self.backlogs]
         width = max(lengths, key=lambda length: length * sum(other >= length for other in lengths))
         tokens, rest = [backlog[:width] for backlog in self.backlogs], [backlog[width:] for backlog in self.backlogs]
@@ -252,7 +265,8 @@ class StateStore:
         return cast(torch.device, self.states[0].device)
 
     def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
-        """Run the model over each row's tokens, padded on the right. like: a tensor that gives dtype and device."""
+        """Run the model over each row's tokens, padded on the right. like: a tensor with the dtype and device of
+        ids."""
         width = max(map(len, tokens))
         self._read = tokens
         for layer in self.states:
@@ -261,8 +275,8 @@ class StateStore:
         return run(chains(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
 
     def _keep(self, rows: RowLayout, accepted: list[list[int]]) -> None:
-        """End a pass: keep the states of rows whose columns were all accepted. Other rows read their accepted tokens
-        again with the next pass, as their backlog."""
+        """End a pass. Rows whose tokens were all accepted take the new states. For other rows, the accepted tokens
+        become the backlog. accepted: each row's accepted tokens, the old backlog included."""
         width = rows.tree
         kept = [len(tokens) if self.cut or len(tokens) == width else 0 for tokens in accepted]
         self.backlogs = [[] if count else tokens for count, tokens in zip(kept, accepted, strict=True)]
@@ -273,7 +287,7 @@ class StateStore:
 
 
 def _attention(layer: Any) -> Any:
-    """Return the part of a cache's layer that keeps keys and values; a `DummyLayer` for one that has states alone."""
+    """Return a cache layer for the keys and values of `layer`; a `DummyLayer` if it has none."""
     if isinstance(layer, HybridLayer):
         return layer.attention
     if isinstance(layer, LinearAttentionAndFullAttentionLayer):
@@ -282,28 +296,28 @@ def _attention(layer: Any) -> Any:
 
 
 def has_states(config: PreTrainedConfig) -> bool:
-    """Return whether the cache has recurrent or convolutional states: drafts must then be chains."""
+    """Return whether the model has layers with recurrent or convolutional states. If so, drafts must be chains."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
 def has_states_alone(config: PreTrainedConfig) -> bool:
-    """Return whether no layer has attention: `generate` then drops the mask after the prompt, and perhaps positions."""
+    """Return whether all layers are recurrent or convolutional, without attention."""
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     return kinds == {LinearAttentionLayer}
 
 
 def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
-    """Return a pass's arguments for a cache and positions (B, N), by their names in the model's `forward`. If it has no
-    argument for positions, they are left out."""
+    """Return the cache and the position ids (B, N) under the names that the model's `forward` gives them. Position ids
+    are left out if it has no such argument."""
     names = inspect.signature(model.forward).parameters
     named = {STATE_CACHE if STATE_CACHE in names else CACHE: cache}
     return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
 
 
 def cached_columns(cache: DynamicCache) -> int:
-    """Count the columns in a cache.
+    """Return the number of tokens a row in a cache, padding included.
 
-    Raises: InputError if it has states without keys, which do not tell how many columns they come from.
+    Raises: InputError if it holds only recurrent states, from which the number cannot be known.
     """
     if attention_layers(cache) or not cache.layers:
         return cache.get_seq_length()
@@ -319,8 +333,8 @@ def cached_columns(cache: DynamicCache) -> int:
 
 @final
 class Projected(nn.Module):
-    """Replaces a projection that has run already: each call returns the next column of its output, `states` (B, N,
-    D)."""
+    """Replaces a linear projection whose output for all tokens, `states` (B, N, D), is already computed. Each call
+    returns the output for the next token, (B, 1, D)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,10 +348,11 @@ class Projected(nn.Module):
 
 @final
 class Stepwise(nn.Module):
-    """Reads tokens one by one with a layer whose scan cannot continue from a state."""
+    """Replaces a recurrent layer whose scan cannot continue from a state: reads tokens one by one. The layer's input
+    and output projections are applied to all tokens at once."""
 
     def __init__(self, mixer: Any) -> None:
-        """mixer: a copy of the layer; its two projections are taken out."""
+        """mixer: a copy of the layer. Its two projections are replaced, so it must not be used otherwise."""
         super().__init__()
         self.first, self.last, self.projected = mixer.in_proj, mixer.out_proj, Projected()
         mixer.in_proj, mixer.out_proj = self.projected, nn.Identity()
@@ -355,7 +370,7 @@ class Stepwise(nn.Module):
 
 @final
 class DraftReader:
-    """A copy of a model that reads a run's drafts."""
+    """A copy of a model, which shares its weights and reads drafts as the model reads single tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._own = model
@@ -364,20 +379,20 @@ class DraftReader:
         self.model = cast(PreTrainedModel, self._copied(model, {}) or model)
 
     def continued(self, cache: DynamicCache) -> PreTrainedModel:
-        """Choose the model that reads the tokens after a cache: the copy, if the model's own scans cannot continue from
-        the cache's states."""
+        """Return the model that can read several tokens after a cache: the copy if the model's scans cannot continue
+        from the cache's states, else the model."""
         states = any(isinstance(layer, LinearAttentionLayer) and layer.has_previous_state[0] for layer in cache.layers)
         return self.model if self.steps and states else self._own
 
     def fit(self, columns: int) -> None:
-        """Set the length of the scans' chunks for a pass over this number of columns."""
+        """Set the chunk length of the scans for a pass over `columns` tokens."""
         size = columns if self.model.device.type == "cpu" else max(LEAST, 1 << (columns - 1).bit_length())
         for scan, most in self._chunked:
             scan.chunk_size = min(size, most)
 
     def _copied(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
-        """Copy a module that contains a scan; None if it contains none. done: copies made so far, by the id of the
-        original module."""
+        """Return a copy of a module that contains a scan; None if it contains none. done: id of an original module ->
+        its copy, for the modules seen so far."""
         if id(part) in done:
             return done[id(part)]
         below = {name: self._copied(child, done) for name, child in part._modules.items() if child is not None}

@@ -1,8 +1,7 @@
 """Decoder-only language models of transformers as targets: Llama, Qwen2, and similar ones.
 
-A drafted run computes hidden states and attentions in passes over trees, and does not keep them. If a call asks for
-them, the model reads the finished text again: the prompt in one pass, as in transformers' loop, and the new tokens in a
-second one, which has a column for each decoding step.
+Passes over trees do not return hidden states and attentions. If a call asks for them, the model reads the finished text
+again in two passes: first the prompt, as in transformers' loop, then all new tokens, one for each decoding step.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mmdec.targets.states import cache_arguments, cached_columns
 from mmdec.targets.windows import Window, Windows
 from mmdec.types import CACHE, InputError, Scores
 
-# prefixes of arguments that only models of images, video or sound have
+# parts of argument names that only models of images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
 KINDS = ("hidden_states", "attentions")
 FLAGS = tuple(f"output_{kind}" for kind in KINDS)
@@ -34,7 +33,8 @@ Steps = tuple[tuple[Tensor, ...], ...]  # for each decoding step, one tensor for
 
 @final
 class TextTarget(DecoderTarget):
-    """A causal language model. The attention implementation may be "sdpa", "eager" or "mmdec_tree"."""
+    """Scores token trees with a causal language model, whose attention implementation may be "sdpa", "eager" or
+    "mmdec_tree"."""
 
     refused_outputs: ClassVar[tuple[str, ...]] = ()
 
@@ -44,16 +44,16 @@ class TextTarget(DecoderTarget):
         return is_decoder_only(model)
 
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
-        """model: a loaded language model. checked: whether the caller has already checked it.
+        """model: a loaded language model. checked: True skips the check that it can score drafts and roll them back.
 
-        Raises: InputError if drafts could not be scored or rolled back.
+        Raises: InputError if it cannot.
         """
         if not checked:
             check_model(model, text_scorer)
         super().__init__(model)
         self.alibi = has_alibi(model)
         if self.alibi:
-            self.positions = getattr(model.config, "max_seq_len", None)  # only MPT's bias has a maximum length
+            self.positions = getattr(model.config, "max_seq_len", None)  # of ALiBi models, only MPT has a maximum
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
         seen = [name for name, value in inputs.items() if value is not None and MEDIA.match(name)]
@@ -67,14 +67,15 @@ class TextTarget(DecoderTarget):
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make the inputs of `prefill` as `DecoderTarget` does, without `FLAGS`: `output` adds what they ask for."""
+        """Return the inputs of `prefill`, without the flags for hidden states and attentions, which `output` adds."""
         given = {name: value for name, value in inputs.items() if name not in FLAGS}
         return super().prepare_inputs(ids, config, given)
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
-        """List the reasons why only transformers' own loop can do this call; empty if mmdec's can."""
+        """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
+        empty if mmdec's loop can. inputs: prepared by `model.generate`."""
         kinds, cache, reasons = wanted(config), inputs.get(CACHE), list[str]()
-        cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # others are refused later
+        cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # other caches raise an error later
         if kinds and (self.chains or cached):
             what = "a model with recurrent layers" if self.chains else "a chat that goes on from its cache"
             reasons.append(f"`output_{kinds[0]}` of {what} is not given with drafts")
@@ -98,7 +99,11 @@ class TextTarget(DecoderTarget):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """Do what `HfTarget.output` does; add hidden states and attentions if `config` asks for them."""
+        """Make transformers' output object, with hidden states and attentions if `config` asks for them.
+
+        sequences: (B, L). lengths: each row's number of new tokens. scores, logits: for each new token (B, V), if
+            recorded.
+        """
         found = super().output(inputs, sequences, lengths, config, scores, logits)
         if kinds := wanted(config):
             text = TextPrompt.of({**inputs, CACHE: None})
@@ -128,12 +133,12 @@ class TextTarget(DecoderTarget):
 
 
 def text_scorer(model: PreTrainedModel) -> TextTarget:
-    """Make a target without checks: the probe needs it, because a normal target's checks would run the probe again."""
+    """Make a target without checks, for a small model in the test of unknown classes: checks would call that test."""
     return TextTarget(model, checked=True)
 
 
 def wanted(config: GenerationConfig) -> list[str]:
-    """List which of `KINDS` a call asks for."""
+    """Return which of "hidden_states" and "attentions" the output of `generate` must contain."""
     return [kind for kind in KINDS if config.return_dict_in_generate and getattr(config, f"output_{kind}")]
 
 
@@ -143,9 +148,10 @@ def step_outputs(
 ) -> dict[str, Steps]:
     """Run the model over a finished text again, to compute hidden states and attentions.
 
-    sequences: (B, L) prompts and new tokens. mask, positions: (B, P), the prompts'; mask None: nothing is masked.
-    kinds: which of `KINDS` to return.
-    Returns: by kind, what transformers' `generate` returns under that name: the first step is the prompt's.
+    sequences: (B, L), prompts and new tokens. mask, positions: (B, P), of the prompts; mask None: nothing is masked.
+    kinds: "hidden_states", "attentions" or both.
+    Returns: for each kind, a tuple of steps, of which the first is the prompt; a step is a tuple of one tensor for each
+        layer, as `model.generate` returns it.
     """
     columns, windows = positions.shape[1], Windows.of(model.config)
     flags, cache = {f"output_{kind}": True for kind in kinds}, DynamicCache(config=model.config)
@@ -182,7 +188,7 @@ def _pass(
 
 
 def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int | None:
-    """Return the number of columns that a step sees in a layer's cache, its own included; None: all."""
+    """Return how many tokens a step attends to in a layer, its own token included; None: all."""
     if windows is None:
         return None
     window = windows.layers[layer] if windows.kinds is None else windows.kinds[model.config.layer_types[layer]]
@@ -190,9 +196,9 @@ def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int 
 
 
 def _row(attention: Tensor | None, step: int, columns: int, window: int | None) -> Any:
-    """Cut one step's map (B, H, 1, S) out of attention (B, H, N, S) of all steps. columns: number of columns of the
-    prompt. window: number of columns that a step sees; None: all."""
-    if attention is None:  # only "eager" attention gives maps
+    """Return the attention map (B, H, 1, S') of one step. attention: (B, H, N, S), maps of all N steps. columns: number
+    of prompt tokens. window: number of tokens that a step attends to; None: all."""
+    if attention is None:  # attention implementations other than "eager" return no maps
         return None
     past = columns + step if window is None else min(columns + step, window - 1)
     end = attention.shape[3] - attention.shape[2] + step + 1

@@ -1,4 +1,4 @@
-"""The unit decoder of a speech translator as a target: it verifies drafts, given the encoder's states."""
+"""The autoregressive decoder of a speech translator as a target: it scores drafts of units, its output tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdec.decode.tree import single
 from mmdec.nn.ar_decoder import ArCache, ArDecoder
-from mmdec.nn.dag_decoder import BOS as BOS  # the special units, exported from here
+from mmdec.nn.dag_decoder import BOS as BOS  # special tokens, re-exported for other modules
 from mmdec.nn.dag_decoder import EOS as EOS
 from mmdec.nn.dag_decoder import PAD as PAD
 from mmdec.nn.daspeech import Source as Source
@@ -22,7 +22,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 @dataclass
 class UnitSession:
-    """The state of one run: its cache and its rows."""
+    """The state of one decoding: the key-value cache, and where each row's tokens are in it."""
 
     cache: ArCache
     rows: RowLayout
@@ -30,7 +30,10 @@ class UnitSession:
 
 @final
 class UnitTarget:
-    """Scores drafts of units. prefill takes `states` (B, S, d_memory) and `state_lengths` (B,); the prompt is <s>."""
+    """Scores drafts of units (output tokens) with the translator's autoregressive decoder. Its prompt is <s>.
+
+    The inputs of `prefill` are the encoder's `states` (B, S, d_memory) and their `state_lengths` (B,).
+    """
 
     def __init__(self, decoder: ArDecoder) -> None:
         self.decoder, self.name = decoder, "units"
@@ -42,7 +45,8 @@ class UnitTarget:
         return self.decoder.embed_tokens.weight.device
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
-        """Run the prompt <s>; see `mmdec.types.Target`."""
+        """Run the decoder over the prompt <s>. Returns session (decoding state), context (what drafters read), draft
+        (only <s>) and scores (logits after it)."""
         if needs.layers or needs.embeds:
             raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")
         states, sizes = inputs["states"], inputs["state_lengths"]
@@ -56,7 +60,7 @@ class UnitTarget:
         return session, context, draft, scores
 
     def score(self, session: UnitSession, draft: Draft) -> Scores:
-        """Run the decoder over the tree: logits (B, N, V)."""
+        """Run the decoder over the draft's trees. Returns logits (B, N, V) after each node."""
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.see(draft.parents.tolist(), device, session.cache.table.dtype)
         mask = None if tree is None else tree.additive
@@ -64,14 +68,14 @@ class UnitTarget:
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
 
     def commit(self, session: UnitSession, verdict: Verdict) -> None:
-        """Move each row's accepted columns to the end of its text, and drop the others."""
+        """Move the accepted nodes to the end of their row in the cache, and drop the draft's others."""
         columns, begins = session.rows.commit(verdict.path.tolist())
         for part in (part for pair in session.cache.own for part in pair):  # (B, H, size, D)
             kv_gather(part, columns, begins)
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
-        """Keep only the rows with indices `live` (K,) int64, those whose text has not ended, in that order."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         cache = session.cache
         cache.own = [(keys[live], values[live]) for keys, values in cache.own]
         cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]

@@ -1,8 +1,8 @@
-"""Whisper's decoder as a target: it scores token trees, given one window's encoder states.
+"""Whisper's decoder as a target: it scores token trees, given the encoder's states of audio windows.
 
-transformers' own long-form code (windows, fallback, timestamps, prompts) calls the loop through `custom_generate`, once
-for each window and temperature. The input here is one batch of encoded windows and the decoder's prompts. The last part
-of the file handles what `generate` does besides the loop: logits processors, attention, warnings.
+transformers' long-form code (windows, temperature fallback, timestamps, prompts) calls mmdec's decoding loop through
+`custom_generate`, once for each window and temperature. The input here is one batch of encoded windows, with prompts.
+The last part of the file handles what `generate` does besides the loop: logits processors, attention, warnings.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case 
 class WhisperTarget(EncodedTarget):
     """Scores token trees with a Whisper model, which is not changed."""
 
-    one_run: ClassVar[bool] = False  # `generate` runs the loop for each window and temperature
+    one_run: ClassVar[bool] = False  # `generate` calls the decoding loop once for each window and temperature
     counts_columns: ClassVar[bool] = False
-    tells_last: ClassVar[bool] = False  # transformers gives the last layer's output only after the final norm
+    tells_last: ClassVar[bool] = False  # transformers returns the last layer's output only after the final norm
     encodes: ClassVar[bool] = True
-    batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # it encodes the batch's audio again
+    batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # it encodes all audio again
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
@@ -60,24 +60,27 @@ class WhisperTarget(EncodedTarget):
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
-        """together: shares passes with other runs. Raises InputError if the model's attention implementation cannot
-        take tree masks."""
+        """together: computes passes for several recordings at once; None: it is not used. Raises InputError if the
+        model's attention implementation cannot take tree masks."""
         super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
         self._together = together
 
     @property
     def name(self) -> str:
-        """Return the name of the model and its weights, with the modes that change a pass's time (int8, together)."""
+        """Return a name made of the model and a hash of its weights, and of what changes a pass's time: int8 weights,
+        passes shared by several recordings."""
         return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        """Run the prompt, see `mmdec.types.Target`. If runs share passes, it runs in the thread that started them."""
+        """Run the decoder over the prompt, as `EncodedTarget.prefill` does. If recordings share passes, the thread that
+        started them computes it."""
         if self._together is not None:
             return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         return super().prefill(inputs, needs)
 
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """Score a draft. Drafts of runs that share passes (`Together`) are scored in one pass."""
+        """Return the logits after each node of a draft. If recordings share passes (`Together`), this draft is scored
+        in one pass with those of others."""
         if self._together is None:
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
@@ -87,7 +90,8 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
-        """Score the drafts of several runs (B = 1) in one pass. Each session's reader must be a `FastDecoder`."""
+        """Score drafts of several recordings in one pass. drafts: (session, draft) of each, with one row; the session's
+        reader must be a `FastDecoder`. Returns: the scores of each."""
         pieces = list[Piece]()
         for session, draft in drafts:
             tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
@@ -106,7 +110,7 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor | None:
-        """Encode features (B, mels, T) as states (B, S, H); None if the model reads features of other shapes."""
+        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if their shape does not fit."""
         config = self.model.config
         if sound.shape[1:] != (config.num_mel_bins, 2 * config.max_source_positions):
             return None
@@ -114,8 +118,8 @@ class WhisperTarget(EncodedTarget):
         return states
 
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
-        """Make a decoder that scores drafts with less Python overhead. Returns None if it cannot replace the model's
-        decoder, or if the drafter reads other layers than -1."""
+        """Make a decoder that scores drafts with less Python overhead. Returns None if the model's decoder is not
+        transformers' own, or if the drafter reads other layers than -1."""
         decoder, states = self.model.model.decoder, prompt.encoded[0]
         if set(layers) - {-1} or not FastDecoder.fits(decoder):
             return None
@@ -141,7 +145,8 @@ class WhisperTarget(EncodedTarget):
         return Scores(logits, self._features(out, layers))
 
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """Run the decoder over a finished text. For word timestamps, "eager" replaces "sdpa": it returns attentions."""
+        """Run the decoder over a finished text. For word timestamps, "eager" attention replaces "sdpa", because it
+        returns attention maps."""
         maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
         decoder = eager_twin(self.model.model.decoder) if maps else None
         return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
@@ -154,7 +159,7 @@ class WhisperTarget(EncodedTarget):
         states: Tensor,
         cache: Any,
         layers: tuple[int, ...],
-        quick: nn.Module | None = None,  # in place of the model's decoder
+        quick: nn.Module | None = None,  # runs instead of the model's decoder
         **outputs: bool,
     ) -> Any:
         if any(layer != -1 for layer in layers):
@@ -176,12 +181,12 @@ class WhisperTarget(EncodedTarget):
 def generate_processors(
     model: WhisperForConditionalGeneration, prompt_length: int, timestamps: bool
 ) -> list[Callable[[Tensor, Tensor], Tensor]]:
-    """Make the logits processors of `generate`, in its order, for prompts of `prompt_length` columns.
+    """Make the logits processors that `model.generate` would use, in its order, for prompts of `prompt_length` tokens.
 
     timestamps: whether the rules for timestamp tokens apply.
     """
     config: Any = model.generation_config
-    device: Any = model.device  # transformers declares a str
+    device: Any = model.device  # `Any`, because transformers' type is str
     processors: list[Any] = []
     if config.begin_suppress_tokens is not None:
         begin = SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length, device=device)
@@ -195,8 +200,8 @@ def generate_processors(
 
 @contextmanager
 def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]:
-    """Restore the model's attention implementation at the end of the block: `generate` with word timestamps sets it to
-    "eager"."""
+    """Restore the model's attention implementation at the end of the `with` block, because `generate` with word
+    timestamps sets it to "eager"."""
     before = model.config._attn_implementation or "sdpa"
     try:
         yield
@@ -206,10 +211,10 @@ def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]
 
 @contextmanager
 def without_own_warnings() -> Iterator[None]:
-    """Suppress the warnings of transformers (5.23) about arguments that its own `generate` passes for each window."""
+    """In this context, hide warnings of transformers (5.23) about arguments that its own `generate` passes."""
     log = logging.getLogger("transformers.generation.utils")
 
-    def drop(record: logging.LogRecord) -> bool:  # one for each call, so that a thread removes only its own filter
+    def drop(record: logging.LogRecord) -> bool:  # a new function, so that each thread removes its own
         return not record.getMessage().startswith(OWN_WARNINGS)
 
     log.addFilter(drop)

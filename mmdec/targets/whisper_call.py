@@ -1,10 +1,11 @@
-"""Copies of a Whisper for one call of `generate`: an encoder that encodes each window once, a decoder for word times.
+"""Copies of a Whisper model for one `generate` call: the encoder encodes each window once, and the decoder can return
+attention maps for word timestamps.
 
 The copies share the model's weights. A call changes nothing that other threads see.
 
-The encoder may run over the sound and a margin, instead of always 30 s. This changes results: the model was trained on
-windows of 30 s, and a shorter one gives other states. Silence after the sound shows the decoder where to end; without
-it, the decoder repeats itself. `runs_away` recognises that.
+The encoder may read only the sound and a margin of silence, instead of always 30 s. This changes results, because the
+model was trained on windows of 30 s. The decoder needs some silence to end its text; without it, it repeats itself.
+`runs_away` recognises such texts.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from mmdec.ops.onednn import attention, linear, takes
 from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear, shallow
 from mmdec.targets.whisper_together import Together
 
-FRAMES = 100  # frames of features in a second
-STEP = FRAMES  # lengths are whole seconds, so that few shapes occur
-TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # more than 12 tokens a second, plus 24, cannot be speech
-COMPRESSIBLE = 1.35  # maximum compression ratio of the token ids' bytes: Whisper's own threshold
-SOUND = "sound"  # attribute of an encoder's output that holds the features which the encoder read
+FRAMES = 100  # mel frames per second of audio
+STEP = FRAMES  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
+TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
+COMPRESSIBLE = 1.35  # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
+SOUND = "sound"  # attribute of the encoder's output under which the features that it has read are stored
 
 
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
-    """Return whether a copy of the decoder may use another attention implementation than the model.
+    """Return whether a copy of the decoder can use another attention implementation than the model.
 
-    It may not if a module's `forward` was replaced: that function reads the settings of the original module.
+    It cannot if a module's `forward` was replaced, because that function reads the settings of the original module.
     """
     return not any("forward" in vars(module) for module in model.model.decoder.modules())
 
 
 def eager_twin(decoder: nn.Module) -> nn.Module:
-    """Copy a decoder, with the same weights and hooks, but "eager" attention, which returns attention maps."""
+    """Return a copy of a decoder that shares weights and hooks, but uses "eager" attention, which returns its maps."""
     config: Any = copy.copy(decoder.config)
     config._attn_implementation = "eager"
 
@@ -67,22 +68,23 @@ def encoding_once(
     margin: float | None = None,
     together: Together | None = None,
 ) -> tuple[WhisperForConditionalGeneration, RememberingEncoder]:
-    """Make a copy of the model for one call of `generate`, whose encoder remembers the states of the last windows.
+    """Make a copy of the model for one `generate` call, whose encoder stores the states of the last windows.
 
-    `generate` encodes a window for its text, and again to detect the language, to recognise silence, and at each
-    temperature of a fallback. The model itself is not changed, so that other threads may use it meanwhile. Attentions
-    of the encoder are not returned.
+    `generate` encodes each window several times: for its text, to detect the language, to recognise silence, and at
+    each fallback temperature. With the copy, the encoder runs once. The model itself is not changed, so other threads
+    may use it meanwhile. Attentions of the encoder are not returned.
 
-    on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if remembered.
-    own_config: whether the copy has its own configuration, so that `generate` may set its attention (to "eager", for
-        word timestamps) without changing the model.
-    margin: of a single window the encoder reads the sound and this many seconds after it; None: all of the window.
-    together: runs the encoder's passes; None: they run in this thread.
+    on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if stored states
+        were returned.
+    own_config: whether the copy gets a copy of the configuration, so that `generate` may set it to "eager" attention
+        for word timestamps.
+    margin: a single window is encoded only up to this many seconds after its sound; None: to its end.
+    together: computes the encoder's passes in another thread; None: they are computed in this one.
     Returns: the copy, and the object that replaces its encoder's `forward`.
     """
     outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
     for name in HOOK_TABLES:
-        vars(encoder)[name] = OrderedDict()  # the encoder itself is called, with its hooks
+        vars(encoder)[name] = OrderedDict()  # no hooks here, because the original encoder is called with its hooks
     remembering = RememberingEncoder(model.model.encoder, on_pass, margin, together)
     vars(encoder)["forward"] = remembering
     inner._modules["encoder"] = encoder
@@ -94,7 +96,8 @@ def encoding_once(
 
 @final
 class RememberingEncoder:
-    """Runs an encoder. If all rows equal rows of the last windows, it returns their stored states instead."""
+    """Replaces the `forward` of an encoder, and stores the features and states of the last windows. If all rows equal
+    stored windows, it returns their states without running the encoder."""
 
     def __init__(
         self,
@@ -103,16 +106,17 @@ class RememberingEncoder:
         margin: float | None,
         together: Together | None = None,
     ) -> None:
-        """on_pass: called with each call's features and seconds. margin, together: as for `encoding_once`."""
+        """on_pass: called with features (B, mels, T) and seconds of each call. margin: a single window is encoded up to
+        this many seconds after its sound; None: to its end. together: computes passes in another thread, or None."""
         self._on_pass, self._together = on_pass, together
         own = not can_shorten(encoder)
         self._margin = None if own else margin
-        self._encoder, self._quick = encoder, None if own else shallow(encoder)  # with the encoder's hooks
+        self._encoder, self._quick = encoder, None if own else shallow(encoder)  # the copy has its hooks
         if self._quick is not None:
             vars(self._quick)["forward"] = self._read
         self._last: Tensor | None = None  # features (B, mels, T) of the last windows
         self._states = torch.empty(0)  # (B, S, H), the encoder's states for `_last`
-        self.sound = torch.empty(0)  # (b, mels, T) the rows of the last call
+        self.sound = torch.empty(0)  # (b, mels, T), features of the last call
 
     def __call__(self, input_features: Tensor, attention_mask: Any = None, **options: Any) -> BaseModelOutput:
         rows, self.sound = self._rows(input_features), input_features
@@ -133,13 +137,13 @@ class RememberingEncoder:
 
     @property
     def seconds(self) -> float | None:
-        """Return how many seconds of the last window the encoder has read; None if it has read all of it."""
+        """Return how many seconds of the last window were encoded; None if all of it was."""
         if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
             return None
         return 2 * self._states.shape[1] / FRAMES
 
     def whole(self) -> BaseModelOutput:
-        """Encode all of the last window. These states replace the stored ones."""
+        """Encode the last window to its end. Returns its states, which replace the stored ones."""
         features, margin = self._last, self._margin
         assert features is not None
         self._last = self._margin = None
@@ -164,12 +168,12 @@ class RememberingEncoder:
         return BaseModelOutput(last_hidden_state=states)
 
     def _rows(self, features: Tensor) -> list[int] | None:
-        """Find for each row of features (B, mels, T) the equal row of the last features; None if a row is new."""
+        """Return for each row of features (B, mels, T) the index of the equal stored row; None if any row is new."""
         if self._last is None or self._last.shape[1:] != features.shape[1:]:
             return None
         rows = list[int]()
         for index, row in enumerate(features):
-            order = sorted(range(len(self._last)), key=lambda other: other != index)  # try the same index first
+            order = sorted(range(len(self._last)), key=lambda other: other != index)  # most likely the same index
             same = next((other for other in order if torch.equal(self._last[other], row)), None)
             if same is None:
                 return None
@@ -178,10 +182,11 @@ class RememberingEncoder:
 
 
 def context_frames(features: Tensor, margin: float) -> int:
-    """Return how many frames of a window (1, mels, T) to encode: those up to the last sound, and `margin` seconds more,
-    rounded up to whole seconds.
+    """Return how many frames of a window to encode: up to `margin` seconds after its last sound, in whole seconds.
 
-    Frames equal to the window's last one are padding, so that the digital silence that ends a recording counts as such.
+    Frames at the end that equal the last one are padding or digital silence.
+
+    features: (1, mels, T).
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
     heard = int(sounds[-1]) + 1 if len(sounds) else 0
@@ -189,9 +194,9 @@ def context_frames(features: Tensor, margin: float) -> int:
 
 
 def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
-    """Encode the first `frames` frames of features (B, mels, T) as states (B, S, H), S = frames / 2.
+    """Return the encoder's states (B, frames / 2, H) of the first `frames` frames of features (B, mels, T).
 
-    transformers' own layers run without the overhead of their `forward`, and in float32 on a CPU by oneDNN.
+    transformers' layers are computed without the overhead of their `forward`; in float32 on a CPU, by oneDNN.
     """
     x = gelu(encoder.conv1(features[..., :frames]))
     x = gelu(encoder.conv2(x)).transpose(1, 2)
@@ -206,7 +211,7 @@ def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
 
 
 def _stock(layer: nn.Module) -> bool:
-    """Return whether a layer is transformers' own, without hooks, and attends by "sdpa"."""
+    """Return whether a layer is transformers' own, without hooks, and uses "sdpa" attention."""
     if type(layer) is not WhisperEncoderLayer or layer.training or hooked(layer):
         return False
     own: Any = layer.self_attn
@@ -235,12 +240,13 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 
 def can_shorten(encoder: nn.Module) -> bool:
-    """Return whether the encoder has transformers' own `forward`: a replaced one may do more than `encode` does."""
+    """Return whether `encode` may replace the encoder's `forward`: only if it is transformers' own."""
     return not any("forward" in vars(module) for module in encoder.modules())
 
 
 def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
-    """Return whether text tokens are too many for `seconds` of sound, or repeat themselves: they compress too well."""
+    """Return whether a text has too many tokens for `seconds` of sound, or repeats itself, which shows in its
+    compression ratio."""
     if len(tokens) > TOKENS_A_SECOND * seconds + TOKENS_MORE:
         return True
     size = int(math.log2(vocab_size) / 8) + 1
@@ -249,6 +255,6 @@ def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
 
 
 def ends(tokens: Sequence[int], config: Any) -> bool:
-    """Return whether a text ends with an end-of-text token. If not, `generate` has cut the text off."""
+    """Return whether a text ends with an end-of-text token. If not, it was cut off at the maximum length."""
     end = config.eos_token_id
     return bool(tokens) and tokens[-1] in (end if isinstance(end, (list, tuple)) else [end])

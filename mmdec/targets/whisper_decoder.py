@@ -1,9 +1,9 @@
-"""A fast path for drafts through Whisper's decoder: its own layers, without the overhead of transformers' `forward`.
+"""Scores drafts with Whisper's decoder layers, without the Python overhead of transformers' `forward`.
 
-Most of a small decoder's pass is Python overhead: it builds masks that exist already, looks up attention
-implementations, calls dropout that has no effect, and collects outputs that are not needed. Without this overhead a
-draft costs about as much as a single token in transformers' loop. The arithmetic is transformers' own, operation by
-operation; sums of a product may have another order.
+In a small decoder's pass most time is overhead: `forward` builds masks that exist already, looks up attention
+implementations, calls dropout that has no effect, and collects outputs that are not needed. Without it, a draft takes
+about as long as a single token in transformers' loop. The operations are those of transformers; the sums in a matrix
+product may have another order.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear
 from mmdec.targets.whisper_vocabulary import copies_of
 from mmdec.types import CACHE
 
-LARGE = 2**17  # oneDNN multiplies by weights of at least this many numbers; it sums in another order
-FEW = 6  # maximum queries for which cross-attention multiplies keys by queries, which is faster on a CPU
+LARGE = 2**17  # minimum numbers of weights that oneDNN multiplies on a CPU, and of keys for which `FEW` holds
+FEW = 6  # for up to this many queries on a CPU, cross-attention computes the product keys x queries: it is faster
 Map = Callable[[Tensor], Tensor]
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, columns, head size)
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head size)
 
 
 @final
 class FastDecoder(nn.Module):
-    """Replaces the decoder's forward once its cache holds the prompt and the encoder's keys and values. Make one for
-    each run.
+    """Replaces the decoder's `forward` once the cache holds the prompt and the encoder's keys and values. It holds the
+    decoder's layers with their projections. Make one for each `generate` call: hooks that are added later are ignored.
 
-    Modules with hooks or adapters, and those of unknown classes, are called normally; hooks on the decoder itself are
-    called, too. Hooks added during the run are ignored.
+    Modules with hooks or adapters, and those of unknown classes, are called normally. Hooks on the decoder itself are
+    called, too.
     """
 
     def __init__(self, decoder: WhisperDecoder) -> None:
         super().__init__()
-        # a tuple, so that they are not registered as submodules
+        # in a tuple, so that torch does not register them as submodules of this module
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
         self.copies = copies_of(decoder)
         halves = self.copies.made(partial(_halves, decoder)) or [{}] * len(decoder.layers)
@@ -57,7 +57,8 @@ class FastDecoder(nn.Module):
 
     @staticmethod
     def fits(decoder: nn.Module) -> bool:
-        """Return whether the decoder has only transformers' own layers without hooks, and attends by "sdpa"."""
+        """Return whether the decoder can be replaced: its layers are transformers' own, without hooks, and use
+        "sdpa"."""
         if type(decoder) is not WhisperDecoder or decoder.training:
             return False
         if decoder.config._attn_implementation != "sdpa":
@@ -70,15 +71,15 @@ class FastDecoder(nn.Module):
         return stock and all(map(_bare, (decoder, *layers, *attentions)))
 
     def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
-        """Compute keys and values of the encoder's states (B, S, H) and store them in an empty cache.
+        """Compute keys and values of the encoder's states (B, S, H), and store them in an empty cache.
 
-        transformers' pass copies them once more, and allocation is slow (30 MB for the shipped Whisper).
+        This saves time, because transformers' pass would copy them once more (30 MB for the shipped Whisper).
         """
         memory = cache.cross_attention_cache
         for index, layer in enumerate(self.layers_of):
             if index == len(memory.layers):
                 memory.layers.append(DynamicLayer())
-            # contiguous for each head: later passes read them faster, and save more time than this copy takes
+            # contiguous in memory for each head: later passes read them faster, which saves more than this copy costs
             keys, values = (part.contiguous() for part in layer.memory.pair(states))
             kept = cast(DynamicLayer, memory.layers[index])
             kept.lazy_initialization(keys, values)
@@ -92,9 +93,10 @@ class FastDecoder(nn.Module):
         position_ids: Tensor,
         **given: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Run the decoder. Returns: last_hidden_state (B, N, H).
+        """Run the decoder over N tokens a row. Returns an output object with last_hidden_state (B, N, H).
 
-        input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N) additive; None: all columns are visible.
+        input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden. given:
+            transformers' other arguments.
         """
         cache: EncoderDecoderCache = given[CACHE]
         states = self.together([Piece(input_ids, position_ids, attention_mask, cache)])
@@ -102,9 +104,10 @@ class FastDecoder(nn.Module):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **named)
 
     def together(self, pieces: Sequence[Piece]) -> Tensor:
-        """Run the decoder over the drafts of several runs. Returns: their states, concatenated (B, sum of all N, H).
+        """Run the decoder over drafts of several recordings. Returns their joined hidden states (B, sum of all N, H).
 
-        Each run attends to its own cache. All else is computed for all columns at once, so weights are read once.
+        Each draft attends to the cache of its recording. All else is computed for all tokens at once, so that weights
+        are read only once.
         """
         self.copies.passes += 1
         tokens, positions = self.embeddings
@@ -117,15 +120,16 @@ class FastDecoder(nn.Module):
 @final
 @dataclass(frozen=True)
 class Piece:
-    """One run's part of a pass: a draft for each of its rows, and the cache that it attends to."""
+    """One recording's share of a common pass: its draft, and the cache that the draft attends to."""
 
-    ids: Tensor  # (B, N) the draft's tokens
-    positions: Tensor  # (B, N) of these tokens
-    mask: Tensor | None  # (B, 1, N, S + N) additive; None: all columns are visible
+    ids: Tensor  # (B, N), the draft's tokens
+    positions: Tensor  # (B, N), position ids of these tokens
+    mask: Tensor | None  # (B, 1, N, S + N), additive; None: nothing is hidden
     cache: EncoderDecoderCache
 
     def own(self, index: int, keys: Tensor, values: Tensor) -> Pair:
-        """Append the draft's keys and values to those that layer `index` has in the cache. Returns: all of them."""
+        """Append the draft's keys and values (B, heads, N, D) to the cache of layer `index`. Returns the keys and
+        values of all tokens."""
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)
 
@@ -136,10 +140,10 @@ class Piece:
 
 
 class _Layer:
-    """One decoder layer. Its projections are looked up once, when it is made."""
+    """One decoder layer, with its projections as plain functions, which are looked up once, when it is made."""
 
     def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
-        """half: half-precision copies of this layer's weights, by name; may be empty."""
+        """layer: transformers' decoder layer. half: name -> half-precision copy of a weight; may be empty."""
         self.own = _Attention(layer.self_attn, _stock)
         self.memory = _Attention(layer.encoder_attn, _across, many=True)
         self.own.mixed, self.own.out = half.get("own"), half.get("own out", self.own.out)
@@ -149,7 +153,7 @@ class _Layer:
         self.norm, self.activation = _direct(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
     def __call__(self, x: Tensor, index: int, pieces: Sequence[Piece]) -> Tensor:
-        """Run the layer over x (B, N, H), the concatenated columns of all pieces. index: the layer's number."""
+        """Run the layer over x (B, N, H), the concatenated tokens of all pieces. index: the layer's index."""
         sizes = [piece.ids.shape[1] for piece in pieces]
         queries, *news = self.own.trio(self.own_norm(x))
         parts = zip(pieces, *(part.split(sizes, 2) for part in news), strict=True)
@@ -161,15 +165,16 @@ class _Layer:
 
 
 class _Attention:
-    """One attention of a decoder layer. Queries are scaled first, as in transformers' layer."""
+    """The self-attention or the cross-attention of a decoder layer, with its projections as plain functions. Queries
+    are scaled before the product with keys, as in transformers' layer."""
 
     def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
-        """attend: computes attention of (queries, keys, values, mask). many: whether keys and values are made of many
-        states at once, those of a whole window."""
+        """attention: transformers' module. attend: called with (queries, keys, values, mask). many: True for
+        cross-attention, whose keys and values are computed from all states of a window at once."""
         self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
         self.query, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
         self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
-        self.mixed: Map | None = None  # queries, keys and values in one product
+        self.mixed: Map | None = None  # computes queries, keys and values in one matrix product; None: not possible
 
     def __call__(
         self, queries: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
@@ -180,7 +185,7 @@ class _Attention:
         return self.out(out.transpose(1, 2).flatten(2))
 
     def trio(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Compute queries, keys and values of x (B, N, H), each (B, heads, N, D)."""
+        """Return queries, keys and values, each (B, heads, N, D), of hidden states x (B, N, H)."""
         if self.mixed is None:
             return self.heads(self.query(x)), *self.pair(x)
         return self.mixed(x).unflatten(2, (3, -1, self.size)).permute(2, 0, 3, 1, 4).unbind()
@@ -194,8 +199,8 @@ class _Attention:
 
 
 def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
-    """Copy each layer's weights to half precision. Returns None if that would change a weight, or if a projection is no
-    plain linear layer, or has hooks."""
+    """Copy the weights to half precision. Returns for each layer: name -> copy. Returns None if half precision would
+    change a weight, or if a projection is not torch's own linear layer without hooks."""
     found = list[dict[str, HalfWeights]]()
     for layer in decoder.layers:
         own, memory = layer.self_attn, layer.encoder_attn
@@ -214,7 +219,10 @@ def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
 
 
 def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend to the encoder's states. For few queries on a CPU, multiply keys by queries instead: it is faster."""
+    """Attend to the encoder's states. For few queries on a CPU it computes keys x queries, because that is faster.
+
+    queries: (B, heads, N, D). keys, values: (B, heads, S, D).
+    """
     if queries.shape[2] > FEW or keys.numel() < LARGE or queries.device.type != "cpu":
         return _stock(queries, keys, values, mask)
     scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
@@ -226,8 +234,8 @@ def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 
 def _direct(module: Any, many: bool = False) -> Map:
-    """Return the plain function of a torch module without hooks: it saves the overhead of `__call__`. Other modules are
-    returned unchanged. many: whether the module reads many rows at once."""
+    """Return a function that computes what a torch module without hooks does, without the overhead of its `__call__`.
+    Other modules are returned unchanged. many: whether it is called with many positions at once."""
     if plain_linear(module):
         large = (many or module.weight.numel() >= LARGE) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
@@ -240,21 +248,21 @@ def _direct(module: Any, many: bool = False) -> Map:
 
 
 def _bare(module: nn.Module) -> bool:
-    """Return whether a module has no hooks and no replaced `forward`. The decoder itself may have hooks, because
-    `FastDecoder` calls them."""
+    """Return whether a module has no hooks and no replaced `forward`."""
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)
 
 
 def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:
-    """Make a smaller decoder of the model's `layers`, for transformers' assisted generation.
+    """Make a smaller decoder from the layers of the model with the indices `layers`, for transformers' assisted
+    generation.
 
-    It shares the model's embeddings, last norm and output layer, and reads the model's encoder states. Each layer is
-    copied, because its index in the cache is its index in the smaller decoder.
+    It shares the model's embeddings, final norm and output layer, and reads the model's encoder states. Each layer is
+    copied, because its index in the cache changes.
     """
     config = copy.deepcopy(model.config)
     config.decoder_layers = len(layers)
     config._attn_implementation = model.config._attn_implementation
-    with torch.device("meta"):  # every parameter is replaced below
+    with torch.device("meta"):  # without memory, because every parameter is replaced below
         assistant = WhisperForCausalLM(config).eval()
     small: Any = assistant.model.decoder
     large = model.model.decoder

@@ -1,12 +1,12 @@
-"""Several recordings decoded at once, each by a `generate` of its own, with one pass of the decoder for all of them.
+"""Decodes several recordings at once: each has its own `generate` call, and their decoder passes are computed together.
 
-Each job runs in a thread, but only one thread runs at a time: a job runs until it needs a pass of a model, then waits.
-When all jobs wait, the caller's thread computes their passes together and lets each go on. A job that has ended makes
-room for the next at once. So a recording may be in its first window while another is decoded again at a higher
+A job is one recording. It runs in a thread, but only one of these threads runs at a time: until its job needs a pass of
+the model. When all jobs wait, the caller's thread computes their passes together. Then each job goes on. If a job ends,
+the next one begins at once. So one recording may be in its first window while another is decoded again at a higher
 temperature, and nothing has to be padded.
 
-If torch has two threads or more, one of them runs the encoder for new jobs while the others run decoder passes: the
-encoder is limited by arithmetic, and decoder passes are limited by memory.
+If torch has two threads or more, one of them runs the encoder for new jobs, while the others run decoder passes. The
+encoder is limited by arithmetic, and decoder passes are limited by memory bandwidth.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from mmdec.ops.threads import own_threads, set_own_threads
 
 T = TypeVar("T")
 Part = TypeVar("Part")
-Several = Callable[[Sequence[Any]], Sequence[Any]]  # computes several jobs in one pass: parts -> results
+Several = Callable[[Sequence[Any]], Sequence[Any]]  # computes one pass for several jobs: their inputs -> their results
 
 
 class _Dropped(BaseException):
-    """Ends the thread of a job whose result nobody waits for any more."""
+    """Raised in the thread of a job to end it, because its result is not needed any more."""
 
 
 @final
@@ -38,19 +38,22 @@ class _Dropped(BaseException):
 class _Wish:
     """A job's request: a computation whose result the job waits for."""
 
-    several: Several  # computes the results of several jobs' parts at once
-    part: Any  # this job's own input
-    shared: bool  # whether the parts of all jobs are to be computed in one pass
-    apart: bool  # whether it may run in another thread, beside decoder passes
-    inference: bool  # whether the job runs in inference mode
+    several: Several  # the computation: a list of inputs -> a list of results
+    part: Any  # this job's input
+    shared: bool  # whether the inputs of all jobs are computed in one call of `several`
+    apart: bool  # whether it may be computed in another thread, at the same time as decoder passes
+    inference: bool  # whether the job runs in torch's inference mode
 
     def run(self, parts: Sequence[Any]) -> Sequence[Any]:
         with torch.inference_mode(self.inference), torch.no_grad():
             return self.several(parts)
 
     def answer(self) -> tuple[Any, float]:
-        """Compute this job's part alone. Returns: the result, or the exception raised, and the seconds. If another
-        thread may compute it (`apart`), torch always uses one thread, so that all threads give the same bits."""
+        """Compute this job's request alone. Returns: the result, or the exception that was raised; and the seconds.
+
+        If another thread may compute it (`apart`), torch always uses one thread, so that all threads give the same
+        bits.
+        """
         stopwatch = Stopwatch()
         try:
             with own_threads(1) if self.apart else nullcontext():
@@ -61,14 +64,15 @@ class _Wish:
 
 @final
 class _Job(Generic[T]):
-    """One job, in a thread that runs only within `go_on`."""
+    """One job: its thread, its present request (`wish`) and its result. The thread runs only while the caller waits in
+    `go_on`."""
 
     def __init__(self, function: Callable[[], T], current: threading.local) -> None:
-        self.wish: _Wish | None = None  # what the job waits for; None: it has ended
-        self.later: Future[tuple[Any, float]] | None = None  # the answer that another thread computes
+        self.wish: _Wish | None = None  # the request that the job waits for; None: the job has ended
+        self.later: Future[tuple[Any, float]] | None = None  # result of a request that another thread computes
         self.result: T | None = None
         self._error: BaseException | None = None
-        self._answer: tuple[Any, float] = None, 0.0  # result of the last request, or its exception; seconds it took
+        self._answer: tuple[Any, float] = None, 0.0  # last request: result or exception, seconds
         self._dropped = False
         self._mine, self._callers = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
@@ -76,10 +80,10 @@ class _Job(Generic[T]):
         self._thread.start()
 
     def go_on(self, answer: Any = None, seconds: float = 0.0) -> None:
-        """Let the job run until it makes a request or ends. Raises the job's exception.
+        """Let the job run until it makes a request or ends. If the job raised an exception, raise it here.
 
-        answer: the result of its last request, or an exception, which the job then raises. seconds: the job's share of
-            the time that the request took.
+        answer: the result of the job's last request, or an exception, which is then raised in the job. seconds: the
+            job's share of the time that the request took.
         """
         self._answer = answer, seconds
         self._mine.release()
@@ -88,14 +92,13 @@ class _Job(Generic[T]):
             raise self._error
 
     def drop(self) -> None:
-        """End the job's thread."""
+        """End the job's thread, also if the job has not finished."""
         self._dropped = True
         self._mine.release()
         self._thread.join()
 
     def wait(self, wish: _Wish) -> Any:
-        """Wait in the job's thread until its request is computed. Returns the result, or raises the request's
-        exception."""
+        """Called in the job's thread: hand over a request and wait. Returns its result, or raises its exception."""
 
         def wait() -> tuple[Any, float]:
             self.wish = wish
@@ -114,7 +117,7 @@ class _Job(Generic[T]):
         self._mine.acquire()
         current.job = self
         try:
-            set_own_threads(1)  # the caller's thread computes all that is large
+            set_own_threads(1)  # one torch thread is enough, because the caller's thread computes the passes
             self.result = function()
         except BaseException as error:
             self._error = error
@@ -124,30 +127,32 @@ class _Job(Generic[T]):
 
 @final
 class Together:
-    """Runs jobs side by side in threads. Their calls of `alone` and `pass_of` run in the thread that calls `run`."""
+    """Runs jobs, for example one `generate` call for each recording. A job hands its computations over by `alone` and
+    `pass_of`; the thread that called `run` computes them."""
 
     def __init__(self, width: int) -> None:
-        """width: maximum number of jobs that run at a time."""
+        """width: maximum number of jobs at a time."""
         self._width, self._current = width, threading.local()
 
     def alone(self, function: Callable[[], T], apart: bool = False) -> T:
-        """Called by a job: let the thread of `run` call `function`, and return its result. apart: whether a further
-        thread may call it."""
+        """Called by a job: let the thread that called `run` compute `function()`. Returns its result. apart: whether a
+        further thread may compute it, at the same time as passes of other jobs."""
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
             _Wish(lambda parts: [part() for part in parts], function, False, apart, inference)
         )
 
     def pass_of(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
-        """Called by a job: return the result of its `part` of a pass that several jobs share. several: computes the
-        results of all parts."""
+        """Called by a job: take part in a pass that several jobs share. Returns this job's result.
+
+        several: computes the pass: the jobs' inputs -> their results. part: this job's input.
+        """
         return self._current.job.wait(_Wish(several, part, True, False, torch.is_inference_mode_enabled()))
 
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
-        """Run each function as a job. Yields a job's number and result when it ends. The next function is taken when
-        fewer than `width` jobs run.
+        """Run each function as a job, at most `width` at a time. Yields (index of the function, result) as jobs end.
 
-        Raises: the exception of a job, after which the others are dropped.
+        Raises: the exception of a job; the other jobs are then ended.
         """
         threads = torch.get_num_threads()
         if threads == 1:
@@ -172,7 +177,7 @@ class Together:
                 for number in ended:
                     job = jobs.pop(number)
                     job.drop()
-                    yield number, job.result  # type: ignore[misc] # it has ended without an exception
+                    yield number, job.result  # type: ignore[misc] # not None: the job ended without an error
                 if ended:
                     continue
                 if not jobs:
@@ -204,7 +209,7 @@ class Together:
 
 
 def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
-    """Let the jobs go on whose requests the other thread has computed. Returns: whether there was one."""
+    """Let those jobs go on whose requests the other thread has computed. Returns whether there were any."""
     done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
     for job, later in done:
         job.later = None
@@ -214,8 +219,11 @@ def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> b
 
 
 def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
-    """Take a job from the other thread's queue if that thread is busy and has not begun the job's request; else None.
-    Two encoder passes side by side take less time than one after the other with decoder passes beside them."""
+    """If the other thread is busy, take back a job whose request it has not begun; None if there is none.
+
+    The caller then computes this request itself: two encoder passes at the same time take less time than one after the
+    other.
+    """
     given = [job for job in jobs if job.later is not None]
     if not any(job.later.running() for job in given if job.later is not None):
         return None
@@ -223,7 +231,8 @@ def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
 
 
 def _serve(job: _Job[Any], other: ThreadPoolExecutor | None) -> None:
-    """Compute a job's requests until the job waits for a shared pass or for the other thread, or ends."""
+    """Compute a job's requests until it waits for a pass that jobs share, waits for the other thread, or ends. other:
+    computes requests that may run apart; None: there is no other thread."""
     while (wish := job.wish) is not None and not wish.shared:
         if wish.apart and other is not None:
             job.later = other.submit(wish.answer)

@@ -1,6 +1,6 @@
-"""Whisper's output layer on a CPU, and half-precision copies of its weights and the decoder's, which are read faster.
+"""Computes Whisper's output layer on a CPU, with half-precision copies of weights, which are read from memory faster.
 
-The product with the embeddings of 51,865 tokens is the most expensive one in a small decoder's pass.
+In a small decoder's pass, the product with the embeddings of all 51,865 tokens takes the most time.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from mmdec.ops.half import HalfWeights
 from mmdec.ops.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
-LARGE = 2**14  # minimum number of tokens for which a half-precision copy of the output layer pays
-PAYS = 64  # copies are made after this many passes: making them takes the time that 100 passes save
-MOST = 32  # maximum columns of a pass for which the output layer's half-precision copy is used
+LARGE = 2**14  # least vocabulary size for which a half-precision copy of the output layer saves time
+PAYS = 64  # copies are made after this many passes, because making them takes as long as 100 passes save
+MOST = 32  # the output layer's half-precision copy is used for up to this many positions (rows x tokens) in a pass
 
 
 @final
 @dataclass
 class Copies:
-    """The half-precision copies of a module's weights, and the number of the module's passes."""
+    """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
-    usable: bool  # False: changes of the weights could not be noticed, or this CPU has no kernel
-    state: list[tuple[int, int]]  # address and version of each weight
+    usable: bool  # False: no copies, because a change of the weights would not be noticed, or there is no kernel
+    state: list[tuple[int, int]]  # (address, version counter) of each weight, by which changes are noticed
     passes: int = 0
     _made: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def made(self, make: Callable[[], Any]) -> Any:
-        """Return the copies, for which `make` is called once, after `PAYS` passes; None before, or if it fails."""
+        """Return the copies; None before `PAYS` passes, or if they cannot be made. make: makes them, called once."""
         with self._lock:
             if self.usable and self._made is None and self.passes >= PAYS:
                 try:
@@ -53,7 +53,7 @@ _lock = threading.Lock()
 
 
 def copies_of(module: nn.Module) -> Copies:
-    """Return the copies of a module's weights. They are made anew if the weights have changed."""
+    """Return the `Copies` object of a module; a new one, with 0 passes, if the weights have changed."""
     weights = list(module.parameters())
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
     state = [(one.data_ptr(), one._version) for one in weights] if plain else []
@@ -65,10 +65,10 @@ def copies_of(module: nn.Module) -> Copies:
 
 
 def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
-    """Apply the output layer to states (B, N, H). Returns: logits (B, N, V).
+    """Return the logits (B, N, V) of hidden states (B, N, H).
 
-    On a CPU and in float32, a large layer is read from its half-precision copy (`ops/half.py`) after some passes;
-    before, oneDNN multiplies it. The sums have another order, so logits differ by up to 1e-5.
+    On a CPU and in float32, a large output layer is computed from its half-precision copy after some passes, and by
+    oneDNN before. Both sum in another order than torch, so logits differ by up to 1e-5.
     """
     if not (plain_linear(output) and output.bias is None):
         return output(states)

@@ -1,12 +1,12 @@
-"""Finds when each token of a window is spoken: aligns tokens to the sound by cross-attention and loudness.
+"""Computes start and end time of each token in an audio window, from cross-attention and loudness.
 
-transformers' `token_timestamps` give each token one time, the moment at which attention moves on; pauses belong to the
-word before them. Here each token gets a start and an end. One path through the window's frames takes each token in
-order and may rest in a gap before a word. Attention says which token a frame belongs to. Loudness says whether the
-frame belongs to a token at all.
-Attention is read from the step that predicts a token (transformers reads the step after it, which looks at the next
-token and is late by about a token).
-Source: the alignment by dynamic programming is Whisper's (Radford et al. 2022, `word_timestamps`); gaps are ours.
+transformers' `token_timestamps` give each token one time, at which attention moves on; so a pause belongs to the word
+before it. Here each token gets a start and an end. Dynamic programming finds the best path through the window's frames:
+it visits the tokens in order, and may stay in a gap before a word. Attention shows which token a frame belongs to.
+Loudness shows whether the frame is speech at all.
+A token's attention is that of the step which predicts it. (transformers uses the step after it, which attends to the
+next token and is late by about one token.)
+Source: the dynamic programming is Whisper's (Radford et al. 2022, `word_timestamps`); the gaps are an addition.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-FRAME = 0.02  # seconds of sound for each state of the encoder
-MELS_A_STATE = 2  # frames of features for each state of the encoder
-FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's loudness that count as silence and as speech
-HALF = 0.45  # on that scale from silence (0) to speech (1), the loudness at which both are equally likely
-SMOOTH = 5  # frames of the features over which loudness is averaged
-GAP = 4.0  # score of a silent frame for a gap between words, in standard deviations of attention
-WIDTH = 7  # width in frames of the median filter over attention
-LATE = 25  # maximum frames (states) by which speech may go on after the timestamp that ends its text
-LEADS = (-2, 1, 4)  # frames by which attention may come before its sound: models differ
-NEVER = -1e9  # score of an impossible step
+FRAME = 0.02  # seconds of audio for each encoder state, the frame of the alignment
+MELS_A_STATE = 2  # mel frames for each encoder state
+FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's log power that count as silence (0) and as speech (1)
+HALF = 0.45  # on the scale from silence (0) to speech (1): the level at which a frame is as likely speech as silence
+SMOOTH = 5  # mel frames over which loudness is averaged
+GAP = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
+WIDTH = 7  # width of the median filter over attention, in encoder states
+LATE = 25  # encoder states: how long speech may go on after the timestamp that ends its text
+LEADS = (-2, 1, 4)  # encoder states by which attention may come before its sound; the best is chosen for each window
+NEVER = -1e9  # score of a forbidden transition
 
-Begins = Callable[[Sequence[int]], list[bool | None]]  # for each token id, whether it begins a word; None: not spoken
+Begins = Callable[[Sequence[int]], list[bool | None]]  # token ids -> for each, whether it begins a word; None: no sound
 
 
 def loudness(features: np.ndarray) -> np.ndarray:
-    """Return the loudness (S,) at each of the encoder's S states, from -1 (silent) to 1 (as loud as speech).
+    """Return the loudness (S,) at each of the S encoder states, from -1 (silence) to 1 (as loud as speech).
 
-    features: log-mel of the window as Whisper reads it, (mels, 2 S): (log10 of power + 4) / 4.
+    features: (mels, 2 S), the window's log-mel features as Whisper reads them: (log10 of power + 4) / 4.
     """
     decibels = np.log10((10.0 ** (features.astype(np.float64) * 4 - 4)).sum(0) + 1e-12)
     low, high = np.percentile(decibels, (FLOOR, CEILING))
@@ -48,8 +48,11 @@ def loudness(features: np.ndarray) -> np.ndarray:
 
 
 def attended(maps: Tensor) -> np.ndarray:
-    """Merge attention (H, N, S) of H heads into one map (N, S): how many standard deviations more than the other tokens
-    a token attends to each frame. Each head's map is smoothed by a median filter."""
+    """Average attention maps (H, N, S) of H heads, N tokens and S encoder states into one map (N, S).
+
+    Before, each head's map is normalised over the tokens to mean 0 and standard deviation 1, and smoothed over the
+    states by a median filter.
+    """
     maps = maps.float()
     spread = maps.std(-2, keepdim=True, unbiased=False)
     maps = (maps - maps.mean(-2, keepdim=True)) / (spread + 1e-9)
@@ -60,8 +63,10 @@ def attended(maps: Tensor) -> np.ndarray:
 
 
 def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
-    """Shift attention in time by that number of frames in `LEADS` with which its peaks fit the loud frames best. seen:
-    (N, S) from `attended`. loud: (S,) from `loudness`. Returns: (N, S)."""
+    """Shift attention in time so that its peaks fit the loud frames best. Returns: (N, S).
+
+    seen: (N, S), attention of N tokens to S encoder states. loud: (S,), loudness from -1 to 1.
+    """
     frames = np.arange(len(loud))
     moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in LEADS]
     peaks = np.stack([seen.max(0)[move] for move in moves])
@@ -71,21 +76,23 @@ def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
 
 
 def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the first frame of each token, and the frame after its last: two arrays (N,).
+    """Find the frames of each token by dynamic programming. A frame is an encoder state, 20 ms.
 
-    tokens: (N, S) how well each frame fits each token. loud: (S,) from `loudness`. begins: (N,) whether a gap may stand
-    before the token; a gap may always stand before the first token and after the last.
+    tokens: (N, S), how well each frame fits each token, in standard deviations of attention. loud: (S,), loudness from
+        -1 to 1. begins: (N,), whether a gap is allowed before the token; before the first token and after the last one
+        it always is.
+    Returns: two arrays (N,): each token's first frame, and the frame after its last.
     """
     count, frames = tokens.shape
-    if count >= frames:  # more tokens than frames: spread them evenly
+    if count >= frames:  # no path gives each token a frame: spread them evenly
         edges = np.linspace(0, frames, count + 1)
         return edges[:-1], edges[1:]
-    # States: 2 i is the gap before token i, 2 i + 1 the token, 2 N the gap after the last one.
+    # states of the path: 2 i: gap before token i; 2 i + 1: token i; 2 N: gap after the last token
     worth = np.empty((2 * count + 1, frames))
     worth[0::2] = -GAP * loud
     worth[1::2] = tokens + GAP * loud
     worth[[2 * at for at in range(1, count) if not begins[at]]] = NEVER
-    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # score of moving from token to token without a gap
+    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # a gap may be skipped, a token not
     best = np.full(2 * count + 1, NEVER)
     best[:2] = worth[:2, 0]
     back = np.zeros((frames, 2 * count + 1), np.int8)
@@ -106,15 +113,16 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
 
 @final
 class SpokenTokens:
-    """Replaces a model's method `_extract_token_timestamps` in one call of `generate`.
+    """Computes token times in one `generate` call: replaces the model's method `_extract_token_timestamps`.
 
-    It returns each token's start, for `token_timestamps`, and stores its duration as `token_seconds` in the output.
-    Tokens that are not spoken (punctuation, timestamps) begin and end where the token before them ends.
+    It returns each token's start in seconds, and stores its duration as `token_seconds` in the output. Tokens without
+    sound (punctuation, timestamps) begin and end where the token before them ends.
     """
 
     def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor], first_time: int) -> None:
-        """layers: the decoder's layers. begins: for each token id, whether it begins a word; None: not spoken.
-        sound: the features (B, mels, T) of the rows that were decoded last. first_time: the id of the timestamp 0."""
+        """layers: number of the decoder's layers. begins: called with token ids; returns for each whether it begins a
+        word, None for a token without sound. sound: returns the features (B, mels, T) of the rows decoded last.
+        first_time: id of the timestamp token of 0 seconds."""
         self._layers, self._begins, self._sound, self._first_time = layers, begins, sound, first_time
 
     def __call__(
@@ -125,10 +133,11 @@ class SpokenTokens:
         num_frames: Any = None,
         num_input_ids: int = 1,
     ) -> Tensor:
-        """Compute the times of all tokens (B, L) in seconds; those of the prompt are 0.
+        """Return the start times (B, L) of all tokens in seconds; 0 for the prompt.
 
-        output: one window's, with `cross_attentions`. alignment_heads: (layer, head) pairs. num_frames: number of
-        feature frames with sound, for all rows or for each. num_input_ids: number of columns of the prompt.
+        output: `generate`'s output for one window, with `cross_attentions`. alignment_heads: (layer, head) pairs, whose
+            attention is read. time_precision: seconds of an encoder state.
+        num_frames: number of mel frames with sound, for all rows or for each. num_input_ids: number of prompt tokens.
         """
         layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]
         maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # (B, H, L - 1, S)
@@ -159,8 +168,11 @@ class SpokenTokens:
         return starts
 
     def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Return the maximum number of states to align. If the tokens end with a timestamp, speech long after it is not
-        in their text and is left out. If not, there is no limit: `sys.maxsize`."""
+        """Return how many encoder states to align at most. If the text ends with a timestamp, these are the states up
+        to 0.5 s after it, because later speech is not in the text. Else there is no limit: `sys.maxsize`.
+
+        begins: for each token, whether it begins a word; None: without sound.
+        """
         last = len(tokens)
         while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
             last -= 1
@@ -169,8 +181,11 @@ class SpokenTokens:
 
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:
-    """Make this model's `generate` compute token times by `SpokenTokens`. model: a copy for one call. begins, sound: as
-    for `SpokenTokens`."""
+    """Make `model.generate` compute start and duration of each token by `SpokenTokens`. model: a copy for one call.
+
+    begins: called with token ids; returns for each whether it begins a word, None for a token without sound. sound:
+        returns the features (B, mels, T) of the rows decoded last.
+    """
     settings: Any = model.generation_config
     first_time = settings.no_timestamps_token_id + 1
     vars(model)["_extract_token_timestamps"] = SpokenTokens(model.config.decoder_layers, begins, sound, first_time)

@@ -1,8 +1,8 @@
-"""Layers that see only a part of the text: sliding windows and chunks, as a model's configuration names them.
+"""Layers that attend only to the last tokens (sliding windows) or to their own chunk of the text, by the configuration.
 
-A run keeps all columns of these layers, so that a draft can be removed across a window's edge: their memory grows
-with the text, as that of other layers does. A pass shows such a layer only the columns that its draft can see, so that
-the time of a pass does not grow.
+The cache keeps all tokens of these layers, so that rejected drafts can be removed. So its memory grows with the text,
+as that of other layers does. In a pass, such a layer gets only the part of the cache that its draft can see, so that
+the time of a pass does not grow. A "column" is one token's place along the cache's sequence axis.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.cache import RowLayout
 from mmdec.types import InputError
 
-# layer type in a configuration -> whether its window is the token's chunk; else it slides along
+# layer type in a configuration -> False: sliding window of the last tokens; True: chunks of the text
 KINDS = {"sliding_attention": False, "chunked_attention": True}
-STATES = ("linear_attention", "conv")  # layer types that have states and attend to nothing
+STATES = ("linear_attention", "conv")  # layer types with recurrent or convolutional states, without attention
 
 
 @dataclass(frozen=True)
 class Window:
-    """How far a layer's tokens see: the last `size` positions, their own included, or their own chunk of `size`."""
+    """What a token attends to in a layer: the last `size` tokens, itself included, or with `chunks` the earlier tokens
+    of its own chunk of `size` tokens."""
 
     size: int
     chunks: bool = False
 
     def first(self, rows: RowLayout) -> int:
-        """Find the first column that any node of the next draft sees."""
+        """Return the index, along the cache's sequence axis, of the first token to which any node of the next draft
+        attends. rows: which part of the cache holds which row's tokens."""
         if self.chunks:
             size = self.size
             return min(start + (end - start) // size * size for start, end in zip(rows.starts, rows.ends, strict=True))
@@ -43,15 +45,15 @@ class Window:
 @final
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a model's layers."""
+    """The attention windows of a model's layers."""
 
-    layers: tuple[Window | None, ...]  # window of each layer of the cache; None: it sees all columns
-    # layer type -> window, if the model takes one mask for each type; None: it takes one mask, the first layer's
+    layers: tuple[Window | None, ...]  # window of each layer; None: it attends to all tokens
+    # layer type -> window, if the model takes one mask for each type; None: it takes one mask for all layers
     kinds: Mapping[str, Window | None] | None
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Windows | None:
-        """Read the windows that a text model's configuration names; None if it names none.
+        """Read the windows from a language model's configuration; None if there are none.
 
         Raises: InputError if layers of one type have windows of several sizes.
         """
@@ -73,17 +75,19 @@ class Windows:
         return cls(layers, {kind: by_type.get(kind) for kind in named} if named else None)
 
     def firsts(self, rows: RowLayout) -> dict[Window, int]:
-        """Find for each window the first column that the next draft sees in layers with it."""
+        """Return for each window the index, along the cache's sequence axis, of the first token to which the next draft
+        attends in layers with this window."""
         return {window: window.first(rows) for window in set(self.layers) if window}
 
     def masks(
         self, tree: TreeMask, firsts: Mapping[Window, int], counted: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor | dict[str, Tensor | None], tuple[TreeMask, ...]]:
-        """Make the argument `attention_mask` of a draft's pass. Returns: that argument, and the tree masks of all kinds
-        of layers.
+        """Make the masks of a draft's pass.
 
-        tree: the mask of layers without a window. firsts: the first column that layers of each window show.
-        counted: the columns' places and the rows' padding, from `Gaps.places`; None: no padding lies between tokens.
+        tree: the mask of layers without a window. firsts: window -> index of the first cached token in its mask.
+        counted: positions (B, S) of the cached tokens, padding between them counted, and number of padding tokens (B,);
+            None: there is no padding between tokens.
+        Returns: the model's argument `attention_mask`, and the tree masks of all kinds of layers.
         """
         trees = {
             window: tree.within(window.size, chunks=window.chunks, first=firsts.get(window, 0), counted=counted)
@@ -100,14 +104,14 @@ class Windows:
 @final
 @dataclass(frozen=True)
 class Gaps:
-    """Padding between the tokens of a prompt's rows, which windows count although a run's cache drops it."""
+    """Padding between the tokens of prompts. A window counts it, but the cache drops it, so token positions differ."""
 
-    padding: Tensor  # (B,) int64, each row's number of padding columns in the prompt
-    moved: Tensor  # (B, C) int64: place in the prompt, gaps counted, minus column number and padding
+    padding: Tensor  # (B,) int64, each row's number of padding tokens after its first token
+    moved: Tensor  # (B, C) int64: index of a cached token in the padded prompt, minus its cache column and `padding`
 
     @classmethod
     def of(cls, mask: Tensor) -> Gaps:
-        """Find the gaps in a prompt's mask (B, C) bool, False at padding."""
+        """Find the padding in a prompt's mask (B, C) bool, False at padding."""
         moved, padding = torch.zeros_like(mask, dtype=torch.long), list[int]()
         for row, seen in enumerate(mask):
             places = seen.nonzero()[:, 0]
@@ -117,27 +121,28 @@ class Gaps:
         return cls(torch.tensor(padding, device=mask.device), moved)
 
     def places(self, columns: int) -> tuple[Tensor, Tensor]:
-        """Compute the places (B, S) of the first `columns` columns, gaps counted, and each row's padding (B,)."""
+        """Return the positions (B, S) of the first S = `columns` cached tokens, padding between tokens counted; and
+        each row's number of padding tokens (B,)."""
         places = torch.arange(columns, device=self.moved.device) + self.padding[:, None]
         width = min(columns, self.moved.shape[1])
         places[:, :width] += self.moved[:, :width]
         return places, self.padding
 
     def select(self, live: Tensor) -> Gaps:
-        """Return the gaps of the rows with indices `live` (K,) alone."""
+        """Return the same for the batch rows with the indices `live` (K,) alone."""
         return Gaps(self.padding[live], self.moved[live])
 
 
 def full_cache(config: PreTrainedConfig) -> DynamicCache:
-    """Make an empty cache for a model whose layers all keep every column."""
+    """Make an empty cache for a model, in which layers with sliding windows keep all tokens, too."""
     cache = DynamicCache(config=config)
     cache.layers[:] = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
     return cache
 
 
 def widened(layer: Any) -> Any:
-    """Return a caller's cache layer with a column for every token. Columns that a sliding window has dropped become
-    zeros, which no later token sees."""
+    """Return a caller's cache layer as one that holds all tokens. Tokens that a sliding window has dropped become
+    zeros, to which no later token attends."""
     if type(layer) is not DynamicSlidingWindowLayer:
         return layer
     other = DynamicLayer()
@@ -149,6 +154,6 @@ def widened(layer: Any) -> Any:
 
 
 def _front(states: Any, length: int) -> Tensor:
-    """Put columns of zeros before keys or values (B, H, S, D): (B, H, length, D)."""
+    """Pad keys or values (B, H, S, D) with zeros at the beginning. Returns: (B, H, length, D)."""
     zeros = states.new_zeros(*states.shape[:2], length - states.shape[2], states.shape[3])
     return torch.cat([zeros, states], 2)

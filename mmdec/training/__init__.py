@@ -1,1 +1,2 @@
-"""Training: one folder for each system, and code that all systems share. Running a trained model does not import it."""
+"""Training: one folder for each system, and code that all systems share. To use a trained model, none of it is
+imported."""

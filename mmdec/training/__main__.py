@@ -1,4 +1,5 @@
-"""`python -m mmdec.training fit --config recipes/daspeech/phrasebook/units.yaml`: Lightning's own command line."""
+"""The command line of all training: Lightning's CLI. A recipe is the YAML file with its options, for example:
+`python -m mmdec.training fit --config recipes/daspeech/phrasebook/units.yaml`."""
 
 from __future__ import annotations
 
@@ -25,18 +26,19 @@ from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_lo
 from mmdec.training.processes import end_as_told, only_one, started_here
 from mmdec.types import InputError, MmdecError, told
 
-set_parsing_settings(config_read_mode_fsspec_enabled=False)  # recipes choose the code to run: they must be local
+set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names code to run, so it must be local
 
-NAMED = ("best", "last", "hpc")  # words for --ckpt_path that name no file
+NAMED = ("best", "last", "hpc")  # values of --ckpt_path that are keywords and no file names
 
 
 def _units(data: LightningDataModule) -> list[str]:
-    return data.units  # type: ignore[attr-defined] # every data module here has them
+    return data.units  # type: ignore[attr-defined] # every data module here defines `units`
 
 
 @rank_zero_only
 def keep_metrics(folder: Path) -> None:
-    """Rename an earlier run's metrics.csv to metrics-1.csv (or the next number): Lightning (2.6) would delete it."""
+    """Rename metrics.csv of an earlier training run to metrics-1.csv (or the next free number). Otherwise Lightning
+    (2.6) would delete it."""
     log = folder / "metrics.csv"
     if not log.is_file():
         return
@@ -47,12 +49,15 @@ def keep_metrics(folder: Path) -> None:
 
 
 class TrainingCLI(LightningCLI):
-    """LightningCLI for all recipes. It passes the data module's tokens to the model as `units`, and adds resumption,
-    checks for NaN, and locks of the run's folders."""
+    """LightningCLI for all recipes. It passes the data module's vocabulary to the model as its argument `units`.
+
+    It adds exact resumption, an error for NaN losses or weights, an orderly end after SIGTERM, and locks of the output
+    folders. State: `held`, the open locks.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         termination = Termination()
-        # no distributed sampler: the data modules themselves give each process its own rows
+        # no distributed sampler: each data module already divides its batches among the processes
         always = {"callbacks": [Resumption(), FiniteNumbers(), termination], "use_distributed_sampler": False}
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` makes it resumable
@@ -68,12 +73,14 @@ class TrainingCLI(LightningCLI):
                 ) from error
 
     def _restoring(self) -> bool:
-        """Return whether a checkpoint has been read but not yet fully restored: an error then comes from it."""
+        """Return whether Lightning is restoring a checkpoint at the moment. An error raised then comes from the
+        checkpoint."""
         trainer = getattr(self, "trainer", None)
         return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Check --ckpt_path before Lightning reads the file and takes the model's options from it."""
+        """Parse the arguments, and check --ckpt_path before Lightning takes the model's options from that file. Raises
+        InputError if the file is damaged or belongs to another model class."""
         super().parse_arguments(parser, args)
         recipe = self.config.get(str(self.config.get("subcommand"))) or {}
         path = recipe.get("ckpt_path")
@@ -91,7 +98,7 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
-        """On a CPU that is slow in bfloat16, change a recipe's bfloat16 to float32, and log this."""
+        """Train in float32 instead of a recipe's bfloat16 if this CPU is slow in bfloat16. The change is logged."""
         trainer = self.config[self.subcommand].get("trainer", {}) if self.subcommand else self.config.get("trainer", {})
         cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
         if cpu and trainer.get("precision") == "bf16-mixed" and not fast_bfloat16(torch.device("cpu")):
@@ -99,7 +106,7 @@ class TrainingCLI(LightningCLI):
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        # Lightning's messages below a warning are hidden, because they advertise its products.
+        # Lightning's messages below the level of a warning advertise its products, so they are hidden.
         with lightning_says(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
@@ -119,7 +126,8 @@ class TrainingCLI(LightningCLI):
     before_test = before_predict = before_validate
 
     def _find_last(self) -> None:
-        """Replace --ckpt_path=last by the newest good checkpoint in the recipe's folders; by None if there is none."""
+        """Replace --ckpt_path=last by the newest undamaged checkpoint in the recipe's checkpoint folders. If there is
+        no checkpoint, replace it by None."""
         options = self.config_init[str(self.subcommand)]
         if options.get("ckpt_path") == "last":
             folders = self._checkpoint_folders()
@@ -129,7 +137,7 @@ class TrainingCLI(LightningCLI):
             options["ckpt_path"] = None if found is None else str(found)
 
     def _hold_folders(self) -> None:
-        """Lock the folders where this run writes, and delete half-written files of killed runs."""
+        """Lock the folders where this training writes, and delete the half-written files of killed processes."""
         root = self._get(self.config_init, "trainer").get("default_root_dir")
         places = self._checkpoint_folders()
         runs = {check_local(root, "default_root_dir").resolve()} if root else set()
@@ -144,7 +152,7 @@ class TrainingCLI(LightningCLI):
 
 
 def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
-    """Run the command line, or the given arguments instead. Returns the CLI object."""
+    """Run the training command line. arguments: its words; None: those of this process. Returns the CLI object."""
     return TrainingCLI(
         LightningModule,
         LightningDataModule,
@@ -156,12 +164,13 @@ def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> None:
-    """Run `main`; print an mmdec error, such as InputError, without a traceback on stderr, and exit with code 2."""
+    """Run `main`. If it raises an mmdec error, such as InputError, print the error on stderr without a traceback and
+    exit with code 2."""
     with told():
         main(arguments)
 
 
 if __name__ == "__main__":
     end_as_told()
-    os.environ.update(started_here())  # child processes of this run then end with it
+    os.environ.update(started_here())  # child processes then end together with this one
     command_line()

@@ -1,4 +1,4 @@
-"""Callbacks of all systems' runs: progress, time limits, exact resumption, and an orderly end after SIGTERM."""
+"""Lightning callbacks for all training: progress, time limits, exact resumption, and an orderly end after SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from mmdec.training.processes import TERMINATED
 
 
 class PlainProgress(Callback):
-    """Logs a line every `every` steps: step, samples per second, losses. Unlike a progress bar, it suits log files."""
+    """Logs a line every `every` training steps: step, samples per second, losses. It suits log files better than a bar.
+
+    State: the number of samples since the last line, and the time of that line.
+    """
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
@@ -55,19 +58,22 @@ class PlainProgress(Callback):
 
 
 class Deadline(Callback):
-    """Ends a run before a given time, after the last epoch that still fits.
+    """Ends training before a given time, after the last epoch that still fits.
 
-    After each epoch it estimates how many more epochs, with their validations, fit before `at` (seconds since 1970), at
-    most `epochs` in all. It sets the trainer's `max_epochs` and `max_steps` accordingly. With `decay`, the module's
-    trapezoid schedule falls to zero at the run's end. At least one epoch is run. Checkpoints store none of this: a
-    resumed run has a new time limit.
+    After each epoch it estimates how many more epochs fit, with their validations. It sets the trainer's `max_epochs`
+    and `max_steps` accordingly. At least one epoch is trained. Checkpoints store none of this: a resumed run has a new
+    time limit.
+
+    at: the time limit, in seconds since 1970.
+    decay: let the learning rate of the module's trapezoid schedule fall to zero at the end.
+    epochs: the most epochs in all.
     """
 
     def __init__(self, at: float, decay: bool = False, epochs: int | None = None) -> None:
         self.at, self.decay, self.epochs = at, decay, epochs
         self.since = self.looking = time.time()
-        self.looked = 0.0  # seconds of validation in this epoch
-        self.look: float | None = None  # seconds of the longest validation so far
+        self.looked = 0.0  # seconds spent on validation in the current epoch
+        self.look: float | None = None  # seconds of the longest validation so far; None before the first
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.since, self.looked = time.time(), 0.0
@@ -85,7 +91,7 @@ class Deadline(Callback):
         self.since, self.looked = now, 0.0
         current = trainer.fit_loop.epoch_progress.current
         done: int = current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
-        look = took if self.look is None else self.look  # no validation yet: assume it takes as long as an epoch
+        look = took if self.look is None else self.look  # not yet measured: assume as long as an epoch
         total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
@@ -96,39 +102,44 @@ class Deadline(Callback):
             trainer.fit_loop.epoch_loop.max_steps = end
         rate = getattr(pl_module, "rate", None)
         if self.decay and isinstance(rate, Schedule):
-            pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment] # no part of the network
+            pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment] # not a submodule
 
 
 def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, every: int | None) -> int:
-    """Return the number of further epochs that fit in `seconds`. epoch, validation: seconds of one epoch, and of one
-    validation. done: epochs so far. every: a validation follows each `every`-th epoch, counted from the run's start."""
+    """Return how many further epochs fit in `seconds`, with their validations.
+
+    epoch, validation: seconds of one epoch, and of one validation.
+    done: number of epochs already trained.
+    every: a validation follows each `every`-th epoch, counted from the start of training; None: none is counted.
+    """
     more = max(int(seconds / epoch), 0)
     while more and every and more * epoch + ((done + more) // every - done // every) * validation > seconds:
         more -= 1
     return more
 
 
-WIDTH = 24  # characters of the progress bar
-RECENT = 10  # number of last steps whose estimates of tokens per round are averaged
-CHAIN = 4  # length of the drafted chains for which modules estimate tokens per round in training ("train/round")
-EVERY = {True: 0.5, False: 10.0}  # seconds between two updates: True on a terminal, False elsewhere
+WIDTH = 24  # width of the progress bar, in characters
+RECENT = 10  # the shown tokens per round are an average over about this many training steps
+CHAIN = 4  # tokens in a drafted chain, when modules estimate tokens per decoding round in training ("train/round")
+EVERY = {True: 0.5, False: 10.0}  # seconds between two updates of the bar; True: on a terminal, False: elsewhere
 
 
 class StageBar(Callback):
-    """A progress bar for a stage with a time limit: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
+    """A progress bar for training with a time limit: `units [######------]  52 %  step 34  loss 2.310  1:05 left`.
 
-    stage: its name. at: its end, in seconds since 1970. The bar shows time, because the number of steps is unknown. If
-    a module estimates tokens per round in training ("train/round"), the bar shows the estimate until the first
-    validation. Then it shows the tokens per round on held-out answers, because a drafter may overfit the training
-    answers.
+    The bar shows the share of the time that has passed, because the number of steps is unknown. If a module estimates
+    tokens per decoding round in training ("train/round"), the bar shows this estimate. After the first validation, it
+    shows the tokens per round on held-out answers instead, because a drafter may overfit the training answers.
+
+    stage: the name to show. at: the time limit, in seconds since 1970.
     """
 
     def __init__(self, stage: str, at: float) -> None:
         self.stage, self.at = stage, at
         self.begun = self.shown = time.time()
         self.loss: float | None = None
-        self.rounds: float | None = None  # tokens per round in training, the mean of the last steps' estimates
-        self.held_out: float | None = None  # tokens per round at the last validation
+        self.rounds: float | None = None  # moving average of the tokens per round that training steps estimate
+        self.held_out: float | None = None  # tokens per decoding round, measured at the last validation
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -188,23 +199,22 @@ class StageBar(Callback):
 
 
 class Resumption(Callback):
-    """Corrects Lightning's counts when a run resumes: a finished epoch counts as finished, and an unfinished epoch
-    continues after its last trained batch.
+    """Makes a resumed run continue exactly where its checkpoint was saved, by correcting Lightning's counts.
 
-    Without this, Lightning (2.6) makes two errors. If `max_steps` is set, it takes a finished epoch for an unfinished
-    one: the resumed run's first epoch ends after one batch. And a run that was saved within an epoch repeats the first
-    batches of this epoch.
+    Without it, Lightning (2.6) makes two errors. First, if `max_steps` is set, it takes a finished epoch for an
+    unfinished one, so the first epoch after resumption ends after one batch. Second, if the checkpoint was saved in the
+    middle of an epoch, the first batches of this epoch are trained again.
     """
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         loop = checkpoint["loops"]["fit_loop"]
         batches = loop["epoch_loop.batch_progress"]
         current, total, done = batches["current"], batches["total"], batches["current"]["processed"]
-        begun = current["ready"] > done  # the checkpoint was saved within a batch, before its step
+        begun = current["ready"] > done  # the checkpoint was saved while a batch was trained
         over = batches["is_last_batch"] and not begun
         if (
             trainer.accumulate_grad_batches == 1
-        ):  # between a batch's end and a validation, Lightning has not counted the batch yet
+        ):  # in a checkpoint from just before a validation, this count lacks the last batch
             loop["epoch_loop.state_dict"]["_batches_that_stepped"] = total["processed"]
         total.update(dict.fromkeys(total, total["processed"]))
         for part in ("total", "current"):
@@ -226,7 +236,7 @@ class Resumption(Callback):
 
 
 def _start_again(progress: dict[str, Any]) -> None:
-    """Set all counts of the current epoch in Lightning's `progress` to zero, at any depth of nesting."""
+    """Set the current epoch's counts to zero in `progress`, the nested dict in which Lightning saves its counts."""
     for name, value in progress.items():
         if name == "current":
             value.update(dict.fromkeys(value, 0))
@@ -235,7 +245,7 @@ def _start_again(progress: dict[str, Any]) -> None:
 
 
 def _pass_over(data: LightningDataModule, done: int) -> None:
-    """Let the next training data loader skip its first `done` batches; later loaders skip none."""
+    """Let the next training data loader skip its first `done` batches. The loaders after it skip nothing."""
     make = data.train_dataloader
 
     def rest() -> Any:
@@ -256,7 +266,8 @@ def _pass_over(data: LightningDataModule, done: int) -> None:
 
 
 class _Rest:
-    """The list `batches` without its first `done`. Its length still includes them, because Lightning counts them."""
+    """An iterable over `batches` that skips the first `done`. Its length includes the skipped ones, because Lightning
+    counts them as trained."""
 
     def __init__(self, batches: list[Any], done: int) -> None:
         self.batches, self.done = batches, done
@@ -269,11 +280,13 @@ class _Rest:
 
 
 class Termination(Callback):
-    """Ends a run after SIGTERM with exit code 143: in training after the current step, with a `last.ckpt`; outside of
-    training at once.
+    """Ends training after SIGTERM with exit code 143.
 
-    In validation, a single process ends between two batches. Several processes continue to the next training step,
-    because they wait for each other. During the run's last validation, the run just finishes.
+    During training it ends before the next step, after saving `last.ckpt`. Before and after training it ends at once.
+    During a validation, a single process ends between two batches. Several processes wait for each other, so they end
+    at the next training step. If it is the last validation, training just finishes.
+
+    State: `asked`, whether SIGTERM has come; `training`, whether training is in progress.
     """
 
     def __init__(self) -> None:
@@ -281,7 +294,7 @@ class Termination(Callback):
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Open a context in which this object handles SIGTERM. In other threads than the main one it does nothing."""
+        """Handle SIGTERM within the `with` block. In other threads than the main one this does nothing."""
         before = signal.getsignal(signal.SIGTERM)
         self._listen()
         try:
@@ -300,7 +313,7 @@ class Termination(Callback):
             raise SystemExit(TERMINATED)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._listen()  # replaces Lightning's (2.6) handler, which exits with 0 and may wait for ever
+        self._listen()  # replaces the handler of Lightning (2.6), which exits with code 0 and may wait forever
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._listen()
@@ -340,7 +353,7 @@ class Termination(Callback):
 
 
 def _last_validation(trainer: Trainer) -> bool:
-    """Return whether the run ends after the current validation."""
+    """Return whether training ends after the current validation."""
     loop = trainer.fit_loop
     if loop.max_steps != -1 and trainer.global_step >= loop.max_steps:
         return True
@@ -349,7 +362,7 @@ def _last_validation(trainer: Trainer) -> bool:
 
 @contextmanager
 def lightning_says(level: int) -> Iterator[None]:
-    """Open a context in which Lightning's messages below `level`, as in logging, are not logged."""
+    """Within the `with` block, hide Lightning's log messages below `level`, such as `logging.WARNING`."""
     heard = logging.getLogger("lightning.pytorch")
     before = heard.level
     heard.setLevel(level)

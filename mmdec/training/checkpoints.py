@@ -1,6 +1,6 @@
 """Lightning's checkpoints: writing, reading and averaging.
 
-A file is replaced as a whole, and only if all weights are finite. Reading runs no code that a file may contain.
+A file is written completely or not at all, and only if all weights are finite. Reading never runs code from a file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from mmdec.checks.files import one_line, open_regular, printable, reason, whole_
 from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, read_weights
 from mmdec.types import REFUSED, InputError, MmdecError
 
-# Lightning (2.6) uses a class of torch that torch (2.11) has replaced by this function.
-_pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # imported there for its own use
+# Lightning (2.6) uses the class LeafSpec, which torch (2.11) has replaced by the function treespec_leaf.
+_pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # this module does not export it
 
-RATES = ("lr", "learning_rate")  # names of the learning rate in recipes
+RATES = ("lr", "learning_rate")  # option names under which recipes set the learning rate
 
 
 class FiniteNumbers(Callback):
-    """Ends a run with an error if a step's loss, or a weight at an epoch's end, is NaN or infinite. Several processes
-    stop together at the next step: otherwise those that continue would wait for ever for the one that stopped.
+    """Ends training with an error if a loss after a step, or a weight after an epoch, is NaN or infinite.
+
+    Several processes stop together at the next step. Otherwise the others would wait forever for the one that stopped.
+    State: `fault`, words that say what is not finite; "" while all is finite.
     """
 
     def __init__(self) -> None:
@@ -58,29 +60,32 @@ class FiniteNumbers(Callback):
         self._end(trainer, pl_module)
 
     def _end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise MmdecError if any process has found a loss or a weight that is not finite."""
+        """Raise MmdecError if any process has found a loss or a weight that is NaN or infinite. All processes must call
+        this."""
         if any_process(trainer, bool(self.fault)):
             if not trainer.is_global_zero:
-                raise SystemExit(REFUSED)  # only one process prints the error
+                raise SystemExit(REFUSED)  # only process 0 prints the error
             raise diverged(
                 self.fault or "another process has a loss that is not", trainer.global_step, pl_module.hparams
             )
 
 
 def any_process(trainer: Trainer, flag: bool) -> bool:
-    """Return whether `flag` is set in at least one process. All processes must call this function."""
+    """Return whether `flag` is true in at least one process. All processes must call this function together."""
     return flag if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(flag, all=False)
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str:
-    """Say which weights of a state dict are not finite, for a message; "" if all are finite."""
+    """Say for a message which weights of a state dict are NaN or infinite; "" if there are none."""
     names = [name for name, value in state.items() if isinstance(value, Tensor) and not is_finite(value)]
     return f"{len(names)} of {len(state)} weights hold NaN or infinity, '{names[0]}' first" if names else ""
 
 
 def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
-    """Build the error of a run whose loss or weights are not finite. fault: words for the message that say what is not
-    finite. options: the module's hyperparameters."""
+    """Build the error of a training whose loss or weights are not finite.
+
+    fault: words for the message: what is not finite. options: the module's hyperparameters, with the learning rate.
+    """
     key = next((name for name in RATES if name in options), RATES[0])
     now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
     return MmdecError(
@@ -90,7 +95,8 @@ def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
 
 
 def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, loss): the step's loss or, if the module makes its own optimizer steps, all logged values."""
+    """Yield (name, loss) of a training step. If the module calls its optimizers itself (manual optimization), yield all
+    values that it logs in training."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, Tensor):
         yield "the loss", loss
@@ -100,22 +106,22 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # http: and the like; two or more letters, because `C:` is a drive
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # such as http:, but not the drive `C:`, so two or more letters
 _STEP = re.compile(r"step=(\d+)\.ckpt")
-HANDED = ".temp.ckpt"  # Lightning's name for the file in which a forked process hands its weights to its parent
-UNITS = "units"  # name of the option that holds the tokens, which the command line copies from the data
+HANDED = ".temp.ckpt"  # Lightning's name for a temporary file that passes weights from a forked process to its parent
+UNITS = "units"  # name of the option that holds the vocabulary, which the command line copies from the data module
 M = TypeVar("M", bound=nn.Module)
 
 
 @final
 class WholeCheckpoints(CheckpointIO):
-    """Reads and writes a run's checkpoints as local files."""
+    """Reads and writes checkpoints as local files, with checks that all weights are finite. It holds no state."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint. Raises MmdecError for weights that are not finite, and if the file cannot be written; an
-        earlier file then stays as it was."""
+        """Write a checkpoint. If this fails, an earlier file at `path` stays as it was. Raises MmdecError if a weight
+        is not finite or the file cannot be written."""
         if Path(path).name != HANDED:
             fault = not_finite(checkpoint["state_dict"])
             if fault:
@@ -123,7 +129,7 @@ class WholeCheckpoints(CheckpointIO):
         try:
             with whole_file(check_local(path, "dirpath")) as file:
                 torch.save(_without_units(checkpoint), file)
-        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError after a system error
+        except (OSError, RuntimeError) as error:  # after a system error, torch's writer raises RuntimeError
             told = error.__context__ if isinstance(error.__context__, OSError) else error
             raise MmdecError(
                 f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({reason(told)}). What was there "
@@ -133,13 +139,14 @@ class WholeCheckpoints(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint with `read_resumed`. Code in the file is never run, even if `weights_only` is false."""
+        """Read a checkpoint to the CPU. Code in the file is never run, even if `weights_only` is false. Raises
+        InputError for a damaged file, and names the newest undamaged checkpoint in its folder."""
         if Path(path).name == HANDED:
             return torch.load(path, map_location="cpu", weights_only=True)
         return read_resumed(path)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint file, or the folder that some strategies write instead."""
+        """Remove a checkpoint: a file, or the folder that some of Lightning's strategies write instead."""
         if Path(path).is_dir():
             shutil.rmtree(path)
         else:
@@ -147,22 +154,24 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Read the weights, by name, that training begins from: those of a checkpoint, or of a translator's folder.
+    """Read the weights that training begins from, by name.
 
-    prefix: text to put before each name, if the weights come from a folder. Raises InputError for damaged files.
+    path: a checkpoint file, or a folder with model.safetensors.
+    prefix: text to put before each name, if `path` is a folder.
+    Raises InputError for damaged files.
     """
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
         return state
-    from mmdec.nn.int8 import unpack_rows  # imported late: most runs need no network code from this file
+    from mmdec.nn.int8 import unpack_rows  # imported late, because it is rarely needed
 
     weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"), "start")
     return {prefix + name: tensor for name, tensor in weights.items()}
 
 
 def check_local(path: str | os.PathLike[str], argument: str) -> Path:
-    """Return a path, checked to be local. argument: the option's name, for messages. Raises InputError for an address
-    such as http:// or s3://."""
+    """Check that a path is on this machine, and return it. argument: the option's name, for messages. Raises InputError
+    for an address such as http:// or s3://."""
     text = os.fspath(path)
     if _ADDRESS.match(text):
         raise InputError(
@@ -173,8 +182,8 @@ def check_local(path: str | os.PathLike[str], argument: str) -> Path:
 
 
 def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
-    """Read a Lightning checkpoint of tensors and plain values. Raises InputError if it is damaged, holds other objects,
-    or has weights that are not finite."""
+    """Read a Lightning checkpoint, which may hold only tensors and plain values. argument: the option's name, for
+    messages. Raises InputError if the file is damaged, holds other objects, or has weights that are not finite."""
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         checkpoint: Any = None
         try:
@@ -201,8 +210,9 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
 
 
 def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Move `units`, the list of tokens, out of the checkpoint's hyperparameters. Otherwise a resumed run's parser
-    (jsonargparse 4.53) copies everything for each token, which takes minutes. The run gets its units from the data."""
+    """Move `units`, the vocabulary, from the checkpoint's hyperparameters to the checkpoint's top level. Among the
+    hyperparameters, jsonargparse (4.53) would copy everything once for each token, which takes minutes. Returns a new
+    dict."""
     options = dict(checkpoint.get("hyper_parameters") or {})
     if UNITS not in options:
         return checkpoint
@@ -221,7 +231,7 @@ def _lacks(checkpoint: Any) -> str:
 
 
 def _fault(error: Exception, size: int) -> str:
-    """Say why a file could not be read, for a message. size: the file's length in bytes."""
+    """Return words for a message: why a file could not be read. size: the file's length in bytes."""
     if isinstance(error, zipfile.BadZipFile):
         return f"it is cut off or another file, {size} bytes long"
     code = re.search(r"GLOBAL (\S+)", str(error))
@@ -231,7 +241,8 @@ def _fault(error: Exception, size: int) -> str:
 
 
 def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the checkpoint to resume from. Raises InputError if it is bad, naming the newest good one of its folder."""
+    """Read the checkpoint to resume from. Raises InputError if it is damaged; the message names the newest undamaged
+    checkpoint in the same folder."""
     file = check_local(path, "ckpt_path")
     try:
         return read_checkpoint(file, "ckpt_path")
@@ -242,8 +253,9 @@ def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def last_checkpoint(folders: Iterable[Path]) -> Path | None:
-    """Return the checkpoint that --ckpt_path=last means: the newest last.ckpt or, if that is damaged or missing, the
-    undamaged step=N.ckpt of the highest step. None if there is no checkpoint. Raises InputError if all are damaged."""
+    """Return the checkpoint that --ckpt_path=last means: the newest last.ckpt in these folders. If it is damaged or
+    missing, return the undamaged step=N.ckpt with the highest N. Returns None if there is no checkpoint. Raises
+    InputError if all are damaged."""
     places = list(folders)
     last = [path for folder in places for path in folder.glob("last*.ckpt")]
     steps = [path for folder in places for path in _numbered(folder)]
@@ -265,8 +277,8 @@ def last_checkpoint(folders: Iterable[Path]) -> Path | None:
 
 
 def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
-    """Return the undamaged checkpoint with finite weights of the highest step, None if there is none. besides: a path
-    to skip."""
+    """Return the undamaged checkpoint of the highest training step, with finite weights; None if there is none.
+    besides: a path to leave out."""
     for path in sorted(set(paths) - {besides}, key=_step, reverse=True):
         try:
             read_checkpoint(path)
@@ -277,8 +289,8 @@ def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
 
 
 def newest(folder: Path, count: int) -> list[Path]:
-    """Return the `count` checkpoints of the highest steps in a folder, in ascending order. last.ckpt, which is a copy,
-    does not count. Raises InputError if the folder has none."""
+    """Return the last `count` checkpoints of a folder, by training step in ascending order. last.ckpt is ignored,
+    because it is a copy. Raises InputError if the folder has no checkpoint."""
     numbered = sorted(_numbered(folder), key=_step)
     if not numbered:
         raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")
@@ -294,14 +306,15 @@ def _step(path: Path) -> int:
 
 
 def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Path]) -> tuple[M, int]:
-    """Load a training module with the average weights of its checkpoints. Returns the module, and the training step of
-    the last checkpoint.
+    """Load a training module, with the mean of the weights in several checkpoints.
 
-    build: makes the module from the hyperparameters. Raises InputError for checkpoints of other modules.
+    build: makes the module from its hyperparameters, a dict.
+    Returns: the module in eval mode, and the training step of the last checkpoint.
+    Raises: InputError for checkpoints of another module.
     """
     last = read_checkpoint(checkpoints[-1])
     try:
-        # Names with a leading underscore are added by the command line.
+        # Names with a leading underscore are Lightning's notes, no options of the module.
         module = build({name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")})
         step = int(last["global_step"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -330,7 +343,7 @@ def _fitting(path: Path, checkpoint: Mapping[str, Any], shapes: Mapping[str, tup
 
 
 def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of the tensors of several state dicts; integer tensors are taken from the last."""
+    """Return the mean of each tensor over several state dicts. Integer tensors are taken from the last state dict."""
     total: dict[str, Tensor] = {}
     count = 0
     for state in states:
@@ -343,19 +356,20 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_counts(**counts: int) -> None:
-    """Raise InputError for a count below 1. counts: values of options, by the option's name."""
+    """Raise InputError if one of these options is below 1. counts: the values, by the option's name."""
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")
 
 
 def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the tokens, ordered by id, as the option `units` of models."""
+    """Return the tokenizer's vocabulary as tokens ordered by id. Models get it as their argument `units`."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def keep_options(module: LightningModule, options: Any) -> None:
-    """Add the options that a recipe did not set to the hyperparameters, so that checkpoints store all options."""
+    """Add all options, with their defaults, to the module's hyperparameters, so that checkpoints store them. options: a
+    dataclass."""
     for field in fields(options):
         module.hparams.setdefault(field.name, getattr(options, field.name))

@@ -1,15 +1,15 @@
-"""`make train MINUTES=25`: trains all systems that can be trained here, shares the time among them, and prints the
-results.
+"""Implements `make train MINUTES=25`: trains all systems that can be trained here, and prints the results.
 
-The time limit covers everything except building a missing corpus: loading, validation, export and comparison. Results
-are in runs/; `mmdec promote` copies them to models/. The translator trained here learns the phrasebook corpus, with
-synthetic voices, and stays in runs/. The shipped translator is for natural voices and is trained separately
-(docs/train/hearing.md).
+The systems share the time. The time limit covers everything except building a missing corpus: loading, validation,
+export and comparison. Results are in runs/; `mmdec promote` copies them to models/. The speech translator that is
+trained here learns a corpus of synthetic voices (the phrasebook), and stays in runs/. The shipped translator, for human
+voices, is trained separately (docs/train/hearing.md).
 
-Training continues from an earlier run's model or drafter if that run was an improvement, else from the shipped one. A
-drafter's model does not change; a better drafter is put beside it in runs/. Medusa heads come with a new Whisper, which
-was trained with them, and are then trained on its own text. An exported vision-language model skips the phase that
-trains the encoder alone, because the auxiliary heads of this phase are not exported.
+Training continues from an earlier result in runs/ if it was an improvement, else from the shipped model or drafter.
+Training a drafter does not change its model; a better drafter is put into a copy of the model's folder in runs/. Medusa
+heads are first trained together with a new Whisper, and then on the text that this Whisper decodes. A vision-language
+model has a phase that trains its encoder alone. It is skipped if training begins from an exported model, because the
+auxiliary heads of this phase are not exported.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from mmdec.training.whisper.module import Shape, WhisperModule
 from mmdec.training.whisper.window_data import SECONDS, WindowData, data_options
 from mmdec.types import InputError
 
-SETTLED = 3.0  # divides the learning rate if training begins with trained weights, which large steps would spoil
-VISION = 0.15  # share of the time for the phase that trains the encoder alone, when training begins with random weights
+SETTLED = 3.0  # divisor of the learning rate if training begins with trained weights, which large steps would spoil
+VISION = 0.15  # largest share of the time for the phase that trains the encoder alone, from random weights
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -75,8 +75,11 @@ def fit_whisper(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 
 def next_token_loss(model: Path, recipe: Recipe) -> float:
-    """Return the next-token loss of a checkpoint, or of an exported folder, on the development split; infinity if the
-    folder's tokens differ from the recipe's."""
+    """Return the loss of the next token on the development split. It is infinite if the model's vocabulary differs from
+    the recipe's, because losses then cannot be compared.
+
+    model: a checkpoint, or the folder of an exported model.
+    """
     data = WindowData(**data_options(recipe))
     if not model.is_dir():
         return validate(load_whisper_module([model])[0], data)["dev/next"]
@@ -90,8 +93,8 @@ def next_token_loss(model: Path, recipe: Recipe) -> float:
 
 
 def started(recipe: Recipe, model: Path, shape: type[Any]) -> Recipe:
-    """Return the recipe's module options, changed so that training begins from this model. shape: class of the
-    model's sizes."""
+    """Return the arguments of the recipe's module, changed so that training begins from `model`, a folder. shape: class
+    for the network's sizes, which replaces the recipe's dict of sizes."""
     options = {**recipe["model"]["init_args"], "start": str(model)}
     sizes = options.pop("shape", None)
     return {**options, "shape": None if sizes is None else shape(**sizes)}
@@ -132,13 +135,14 @@ def fit_heads(data: Recipe, model: Recipe, start: Path | None, seconds: float) -
     if start is not None:
         shape = json.loads((start / "config.json").read_text(encoding="utf-8"))["heads"]
         model |= {"kind": shape["kind"], "heads": shape["heads"]}
-    # Computing the windows' states takes 4 seconds a step, for half of the time; then only the heads are computed.
+    # For half of the time, decoder states are computed and stored (4 s a step); then the windows come again.
     data["repeat_after"] = max(1, int(seconds / 2 / (4.0 * data["steps_per_epoch"])))
     model["keep_states"] = model["kind"] == "linear"
 
 
 def tokens_per_tree(heads: Path, recipe: Recipe) -> float:
-    """Measure the tokens per round of these heads with trees, for the recipe's model, on the development split."""
+    """Return the tokens per round that these heads reach with draft trees, on the recipe's development split. heads:
+    their folder."""
     data = HeadData(**data_options(recipe))
     shape = load_heads(heads, data.whisper.model).heads.config
     model = {**recipe["model"]["init_args"], "kind": shape.kind, "heads": shape.heads, "start": str(heads)}
@@ -146,7 +150,8 @@ def tokens_per_tree(heads: Path, recipe: Recipe) -> float:
 
 
 def fits_whisper(base: str) -> bool:
-    """Return whether heads with this `base`, the fingerprint of their Whisper, were trained for the current one."""
+    """Return whether heads were trained for the current Whisper. base: the hash of the Whisper that they were trained
+    for."""
     model = load_whisper(start_model(WHISPER.model), "cpu").model
     return base == fingerprint(model)
 
@@ -180,14 +185,14 @@ def fit_vlm(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> 
         model |= {"lr": model["lr"] / SETTLED, "vision_steps": 0, "cell_weight": 0.0}
         keep_tokenizer(start, Path(data["tokenizer"]))
     else:
-        most = int(seconds * VISION / 0.4)  # a step takes about 0.4 seconds
+        most = int(seconds * VISION / 0.4)  # a step of this phase takes about 0.4 seconds
         model |= {"vision_steps": max(1, min(model["vision_steps"], most)), "cell_weight": 0.3}
     data["steps_per_epoch"] = epoch_steps(seconds, 1.5, data["steps_per_epoch"])
     model["warmup"] = min(model["warmup"], data["steps_per_epoch"])
 
 
 def keep_tokenizer(start: Path, folder: Path) -> None:
-    """Copy the start model's tokenizer into `folder` if that has none, so that training does not learn another one."""
+    """Copy the start model's tokenizer into `folder` if there is none, so that training does not learn another one."""
     if not (folder / TOKENIZER[0]).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         for name in TOKENIZER:
@@ -196,14 +201,14 @@ def keep_tokenizer(start: Path, folder: Path) -> None:
 
 
 def share_right(model: Path, recipe: Recipe) -> float:
-    """Return the share of development questions that a checkpoint, or an exported folder, answers right, as a mean over
-    tasks."""
+    """Return the share of the development questions that a model answers right, from 0 to 1, averaged over tasks.
+    model: a checkpoint, or the folder of an exported model."""
     data = SceneData(**recipe["data"]["init_args"])
     if model.is_dir():
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})
     else:
         module = load_vlm([model])[0]
-    module.options = replace(module.options, vision_steps=0)  # else validation skips answers, as in the first phase
+    module.options = replace(module.options, vision_steps=0)  # in that phase, validation skips answers
     return validate(module, data)["dev/mean"]
 
 
@@ -231,14 +236,15 @@ VLM = System(
 
 
 def fit_drafter(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> None:
-    # A third of the time is for the target's answers and features, at about six samples a second.
+    # A third of the time goes to the target model's answers and features, at about six samples a second.
     data["samples"] = max(32, min(data["samples"], int(seconds / 3 * 6)))
     data["steps_per_epoch"] = epoch_steps(seconds / 2, 0.6, data["steps_per_epoch"])
     model["warmup"] = min(model["warmup"], data["steps_per_epoch"])
 
 
 def tokens_per_chain(drafter: Path, recipe: Recipe) -> float:
-    """Measure the tokens per round of this drafter with chains, for the recipe's model, on the development split."""
+    """Return the tokens per round that this drafter reaches with chains, on the recipe's development split. drafter:
+    its folder."""
     model = {**recipe["model"]["init_args"], "start": str(drafter), "decoded": 0}
     return validate(EagleModule(**model), draft_data(recipe))["dev/chain"]
 
@@ -266,7 +272,7 @@ EAGLE = System(
     comparison=40.0,
 )
 
-ONE_STAGE = (WHISPER, MEDUSA, VLM, EAGLE)  # ordered by priority: if time is short, the last are skipped
+ONE_STAGE = (WHISPER, MEDUSA, VLM, EAGLE)  # in order of priority: if time is short, the last ones are skipped
 
 
 RECIPES = Path("recipes")
@@ -274,13 +280,14 @@ RECIPES = Path("recipes")
 
 @dataclass(frozen=True)
 class Wish:
-    """A system as `main` needs it to plan the time. It may have several stages; systems of one stage use `System`."""
+    """A system in the form that `main` needs to share the time. It may have several training stages, unlike a `System`,
+    which has one."""
 
     name: str
     share: float  # share of the time if all systems are trained
-    least: float  # the least useful seconds; with less, the system is skipped
-    missing: Callable[[], str]  # builds the corpus if possible; returns why training is impossible, or ""
-    train: Callable[[Allowance, Runner, bool], Outcome]  # trains within the allowance; True: from random weights
+    least: float  # seconds; with less time, the system is skipped
+    missing: Callable[[], str]  # builds a missing corpus; returns "" or why training is impossible
+    train: Callable[[Allowance, Runner, bool], Outcome]  # the bool: from random weights
 
 
 SYSTEMS: tuple[Wish | System, ...] = (
@@ -297,12 +304,13 @@ def main(
     now: Callable[[], float] = time.time,
     begun: float | None = None,
 ) -> list[Outcome]:
-    """Train the systems one after the other, and print and return the outcome of each.
+    """Train the systems one after the other, print the results, and return the outcome of each.
 
-    minutes: time limit without the building of missing corpora, from `begun` on by the clock `now`, both in seconds.
-    fresh: begin with random weights. runner: runs each training; None: in a child process. SIGTERM raises
-    SystemExit after the current checkpoint is written.
-    Raises InputError outside a checkout, and if another `make train` works in runs/.
+    minutes: the time limit. Building missing corpora is not counted.
+    fresh: begin with random weights. runner: runs each training; None: in a child process.
+    now: the clock, in seconds. begun: when the time begins, by this clock; None: now.
+    Raises: InputError outside a checkout of the repository, and if another `make train` works in runs/. SIGTERM raises
+    SystemExit after a checkpoint is written.
     """
     if not minutes > 0:
         raise InputError(f"`minutes` must be positive, but is {minutes}. Try 25.")
@@ -334,15 +342,19 @@ def main(
 
 
 def advice(folder: Path) -> str:
-    """Return a sentence that says what to do with the improved model in `folder`."""
-    if folder.name == daspeech.MODEL:  # `mmdec promote` cannot compare it: no model in models/ has the same tests
+    """Return a sentence for the user: what to do with the improved model in `folder`."""
+    if folder.name == daspeech.MODEL:  # `mmdec promote` has no model in models/ to compare it with
         return f"It stays where it is: python -m mmdec translate recording.wav --model {folder} --output out"
     return f"Into models/, if it is better there, too: python -m mmdec promote {folder}"
 
 
 def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> list[str]:
-    """Choose systems from (name, share, least) so that each system's share of `seconds` is at least its `least`. The
-    last systems are dropped first; the first system always stays."""
+    """Choose the systems to train. Systems are dropped from the end until each one's share of the time is long enough.
+    The first is always chosen.
+
+    wishes: for each system its name, its share of the time, and the least seconds that it needs.
+    seconds: the whole time. Returns: the names of the chosen systems.
+    """
     fitting = list(wishes)
     while len(fitting) > 1:
         total = sum(share for _, share, _ in fitting)
@@ -353,7 +365,7 @@ def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> li
 
 
 def table(outcomes: Sequence[Outcome], seconds: float) -> Table:
-    """Return a table of what was trained, with scores before and after. seconds: duration of the whole run."""
+    """Return a table of what was trained, with scores before and after. seconds: how long all of it took."""
     total = round(seconds)
     title = f"trained in {total // 60}:{total % 60:02d} minutes; measured on the development splits"
     grid = Table("system", "trained", "measure", "before", "after", "", title=title, title_justify="left")

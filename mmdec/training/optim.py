@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, and data-parallel training.
 
-Each process takes its rows of every batch. DDP and FSDP average the processes' gradients. `token_weight` corrects this
-average, so that every token has the same weight, as if one process had computed the whole batch.
+Each process trains on a part of every batch. DDP and FSDP average the processes' gradients. `token_weight` corrects
+this average: every token gets the same weight, as if one process had computed the whole batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmdec.checks.devices import fast_bfloat16
 
 
 def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups for AdamW: only weights of two or more dimensions get weight decay."""
+    """Return parameter groups for AdamW: only tensors of two or more dimensions get weight decay."""
     several = [parameter for parameter in parameters if parameter.requires_grad]
     return [
         {"params": [p for p in several if p.dim() > 1], "weight_decay": weight_decay},
@@ -32,26 +32,32 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
-    """Seed torch's generators from a step's number, so that a resumed run draws the same numbers as an uninterrupted
-    one. rank: the process's number; each process draws different numbers."""
+    """Seed torch's generators for one training step. A resumed training then draws the same numbers as an uninterrupted
+    one.
+
+    step: number of the step within the epoch. rank: number of the process; each process draws other numbers.
+    """
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
 
 def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
-    """Return what Lightning's `configure_optimizers` must return for an optimizer with a schedule.
+    """Return an optimizer with its learning-rate schedule in the form that Lightning's `configure_optimizers` must
+    return.
 
-    rate: takes the number of an optimizer step and returns the factor on the learning rate. It must be a function, not
-        a `Schedule`. torch would store the object's attributes in the checkpoint and restore them, so a resumed run
-        could not use another schedule.
+    rate: maps the number of an optimizer step to the factor on the learning rate. It must be a function. torch would
+        store an object's attributes in checkpoints and restore them, so a resumed training could not change its
+        schedule.
     """
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, rate), "interval": "step"}}
 
 
 class MuonAdamW(Optimizer):
-    """Muon (Jordan et al. 2024) for a network's inner matrices, AdamW for everything else.
+    """Optimizer: Muon (Jordan et al. 2024) for a network's inner weight matrices, AdamW for all other parameters.
 
-    matrices: two-dimensional parameters. others: parameter groups of AdamW. Muon's updates are scaled to the size of
-        AdamW's (Liu et al. 2025, section 2.2), so that one learning rate serves both.
+    Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, section 2.2), so that one learning rate suits
+    both. State: the two optimizers.
+
+    matrices: two-dimensional parameters for Muon. others: parameter groups for AdamW.
     """
 
     def __init__(
@@ -77,10 +83,10 @@ class MuonAdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.98),
         more: Sequence[dict[str, Any]] = (),
     ) -> MuonAdamW:
-        """Build the optimizer from a module's named parameters; frozen ones are left out.
+        """Build the optimizer from a module's named parameters. Frozen parameters are left out.
 
-        inner: takes a matrix's name and the matrix, and returns whether Muon trains it. AdamW trains everything else.
-        more: further parameter groups for AdamW, each with its learning rate.
+        inner: takes the name of a matrix and the matrix; returns whether Muon trains it. AdamW trains everything else.
+        more: further parameter groups for AdamW, each with its own learning rate.
         """
         trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
         matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
@@ -99,8 +105,8 @@ class MuonAdamW(Optimizer):
 
     @torch.no_grad()
     def _step_matrices(self) -> None:
-        """Update all matrices of one shape at once, in a dtype in which the processor is fast. torch's own Muon updates
-        them one by one in bfloat16, which without AVX-512 is 16 times slower than float32."""
+        """Make Muon's step, for all matrices of one shape at once, in a dtype in which the processor is fast. (torch's
+        own Muon updates them one by one in bfloat16, which without AVX-512 is 16 times slower than float32.)"""
         for group in self.muon.param_groups:
             orthogonalize = partial(
                 orthogonal, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
@@ -133,8 +139,8 @@ class MuonAdamW(Optimizer):
 
 
 def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `function` to N matrices (N, rows, columns). In data-parallel runs each process computes a part; all get
-    the same result."""
+    """Apply `function` to N matrices (N, rows, columns). With several processes, each computes a part of the N, and all
+    get the whole result."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return function(matrices)
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -149,10 +155,12 @@ def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Orthogonalise N matrices (N, rows, columns): their singular values become close to 1. Newton-Schulz steps of
-    fifth degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al. 2024).
+    """Orthogonalise N matrices (N, rows, columns): their singular values become close to 1.
 
-    coefficients: (a, b, c). steps: number of steps. eps: the smallest norm by which a matrix is divided.
+    It makes `steps` Newton-Schulz steps of fifth degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al.
+    2024).
+
+    coefficients: (a, b, c). eps: the smallest norm by which a matrix is divided at the start.
     """
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
@@ -167,11 +175,11 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate at a step, as a share of its peak. It first rises linearly for `warmup` steps.
+    """A learning-rate schedule. Called with a step, it returns the learning rate as a share of its peak, from 0 to 1.
 
-    "inverse-sqrt": falls as 1/sqrt(step). "trapezoid": constant, then from step `decay_from` linear to zero within
-    `decay_steps`; such a run can be extended before its decay. "cosine": falls to zero over `decay_steps` from the end
-    of the warm-up.
+    All kinds first rise linearly for `warmup` steps. Then "inverse-sqrt" falls as 1/sqrt(step). "trapezoid" is constant
+    until step `decay_from`, and then falls linearly to zero within `decay_steps` (None: it does not fall). "cosine"
+    falls to zero within `decay_steps` after the warm-up.
     """
 
     kind: Literal["inverse-sqrt", "trapezoid", "cosine"] = "inverse-sqrt"
@@ -191,13 +199,13 @@ class Schedule:
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))
 
     def ending(self, step: int, end: int) -> Schedule:
-        """For a trapezoid, return one that has the same value at `step` and falls linearly to zero at step `end`. The
-        schedule itself is returned if it is zero at `step`, or if `end` is not after `step`."""
+        """Return a schedule that has the same value at `step` and falls linearly to zero at step `end`. This schedule
+        must be a trapezoid. It is itself returned if it is zero at `step`, or if `end` is not after `step`."""
         flat = self.decay_from is None or step <= self.decay_from
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
             return self
-        steps = round((end - step) / height)  # of a fall from 1 to 0, whose part above `height` is past
+        steps = round((end - step) / height)  # of the whole fall from 1 to 0, begun before `step` if height < 1
         return replace(self, kind="trapezoid", decay_from=end - steps, decay_steps=steps)
 
 
@@ -205,14 +213,18 @@ T = TypeVar("T")
 
 
 def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[T]]:
-    """Return the rows of every batch that process `rank` of `world` processes takes. Batches with fewer rows than
-    processes are left out in all processes."""
+    """Return the part of each batch that process `rank` of `world` trains on: every `world`-th row. Batches with fewer
+    rows than processes are left out in all processes."""
     return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
 
 
 def sized_batches(order: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Group items, in this order, into batches. A batch's padded size, its number of items times its largest item's
-    size, is at most `most`; a larger item is a batch alone. sizes: each item's size, by the item's index."""
+    """Group items, in their order, into batches of limited size.
+
+    The size of a batch is that of its largest item times its number of items, as with padding.
+
+    sizes: size of each item, by the item's index. most: the largest size of a batch. A larger item is a batch alone.
+    """
     batches: list[list[int]] = [[]]
     largest = 0
     for item in order:
@@ -225,12 +237,12 @@ def sized_batches(order: Iterable[int], sizes: Sequence[int], most: int) -> list
 
 
 def token_weight(count: Tensor) -> Tensor:
-    """Return the factor on this process's mean loss over `count` tokens, with which the average over processes is the
-    mean over all tokens: count / (the mean count of all processes).
+    """Return the factor for this process's mean loss over `count` tokens, so that the average of all processes is the
+    mean over all tokens. It is `count` / (mean count of all processes).
 
-    count: one or several counts, as a tensor of the same shape in every process.
-    Returns a factor for each count: 1 in a single process. It is also 1 where gradients are off, as in validation: one
-        process may then have a batch more than the others, and would wait for them for ever.
+    count: one or several counts, a tensor of the same shape in every process.
+    Returns: a factor for each count. It is 1 in a single process. It is also 1 if gradients are off, as in validation:
+    there, processes may have different numbers of batches, and one that called this alone would wait forever.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.is_grad_enabled()):
         return torch.ones_like(count, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Child processes that end with their parent, and a lock for a folder.
 
-If a parent is killed, its children normally go on running. These children check every second whether the parent still
-runs, and end if it does not. On Linux they also ask the kernel to end them with the parent (PR_SET_PDEATHSIG).
+Normally, the children of a killed process go on running. Here, a child checks every second whether its parent still
+runs, and ends if it does not. On Linux it also asks the kernel to be ended with its parent (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from filelock import FileLock, Timeout
 from mmdec.checks.files import write_whole
 from mmdec.types import InputError
 
-WATCHED = "MMDEC_PARENT"  # environment variable: the pid of the parent to watch
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG: Linux then sends a signal when the parent ends
+WATCHED = "MMDEC_PARENT"  # name of the environment variable with the process id of the parent to watch
+SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl: send this process a signal when its parent ends
 EVERY = 1.0  # seconds between two checks whether the parent still runs
 TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process when its parent ends. The child process calls this first of all.
+    """Let this process end when its parent ends. The child process calls this before anything else.
 
-    parent: the pid that the parent passed to the child, because the parent may have ended already; None: the current
-        parent's.
+    parent: the parent's process id, which the parent passed to the child; None: the current parent. (If the parent has
+        ended already, the current parent is another process.)
     """
     expected = os.getppid() if parent is None else parent
     if sys.platform == "linux":
@@ -43,17 +43,18 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def started_here() -> dict[str, str]:
-    """Return environment variables for a child. A child that calls `end_as_told` then ends with this process."""
+    """Return environment variables for a child process that name this process as its parent. A child that calls
+    `end_as_told` at its start then ends with this process."""
     return {WATCHED: str(os.getpid())}
 
 
 def end_as_told() -> None:
-    """Let this process end with its parent if the environment names one, see `started_here`. This process's own
-    children then watch this process."""
+    """Let this process end with its parent if the environment variable `MMDEC_PARENT` names one. Children of this
+    process will then watch this process."""
     parent = os.environ.get(WATCHED)
     if parent is None:
         return
-    os.environ[WATCHED] = str(os.getpid())  # so that this process's own children watch it
+    os.environ[WATCHED] = str(os.getpid())  # children of this process then watch this process
     end_with_parent(int(parent))
 
 
@@ -69,10 +70,12 @@ def _end() -> None:
 
 @contextmanager
 def only_one(folder: Path, what: str) -> Iterator[None]:
-    """Lock `folder` for this process, until the block or the process ends.
+    """Lock `folder` for this process, until the `with` block or the process ends.
 
-    The system locks the empty file `folder`/.lock. Beside it, .owner names the holder. Both files remain. what: the
-    work, for messages. Raises InputError if another process, or another call in this one, holds the lock.
+    The operating system locks the empty file `folder`/.lock. The file .owner beside it names the holder. Both files
+    remain. Raises InputError if another process, or another call in this one, holds the lock.
+
+    what: the work that locks the folder, for messages.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / ".lock"), folder / ".owner"
@@ -92,9 +95,9 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def sigterm_exits() -> Iterator[None]:
-    """Open a context in which SIGTERM raises SystemExit with `TERMINATED`, so that `finally` blocks run.
+    """Within the `with` block, SIGTERM raises SystemExit with code 143, so that `finally` blocks run.
 
-    This only works in the main thread; in other threads nothing changes.
+    This works in the main thread only; in other threads nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

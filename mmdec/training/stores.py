@@ -1,7 +1,7 @@
-"""Stores on disk for results that are used again: lists of tokens, decoder states, and frames of sounds.
+"""Stores on disk for results that are used again: token ids, decoder states, and encoder states of recordings.
 
-Each process appends to its own files, `{rank}.jsonl`, and reads the files of all processes. A process may be killed at
-any moment: an incomplete last line is ignored.
+Each process appends to files of its own, such as `{rank}.jsonl`, and reads the files of all processes. A process may be
+killed at any moment: an incomplete last line is ignored.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 
 
 class JsonLines:
-    """Reads all .jsonl files of a folder, and appends to the file of process `rank`."""
+    """Reads the JSON lines of all .jsonl files in a folder. Appends lines to the file of process `rank`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.file = folder, folder / f"{rank}.jsonl"
 
     def read(self) -> Iterator[tuple[Path, Any]]:
-        """Yield (file, value) of each complete line."""
+        """Yield (file, JSON value) for each complete line of all files."""
         for path in sorted(self.folder.glob("*.jsonl")):
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
@@ -33,7 +33,7 @@ class JsonLines:
                     continue
                 yield path, value
         if self.file.is_file() and not self.file.read_bytes().endswith(b"\n"):
-            self.append("")  # ends an incomplete line, so that the next one is not joined to it
+            self.append("")  # ends a line that a killed process left incomplete
 
     def append(self, *lines: str) -> None:
         with open(self.file, "a", encoding="utf-8") as file:
@@ -42,10 +42,10 @@ class JsonLines:
 
 @final
 class TokenStore:
-    """Stores lists of tokens by name, in memory and on disk."""
+    """Stores lists of token ids by name, in memory and on disk. State: `tokens`, name -> list."""
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
-        """folder: where process number `rank` writes its own file; None: keep the lists in memory only."""
+        """folder: where process number `rank` writes its file; None: keep the lists in memory only."""
         self.lines = None if folder is None else JsonLines(folder, rank)
         self.tokens: dict[str, list[int]] = {}
         for _, (name, tokens) in () if self.lines is None else self.lines.read():
@@ -55,7 +55,7 @@ class TokenStore:
         return self.tokens.get(name)
 
     def add(self, tokens: Mapping[str, list[int]]) -> None:
-        """Store these lists by name, in memory and at once on disk."""
+        """Store lists of token ids by name, in memory and immediately on disk."""
         self.tokens |= tokens
         if self.lines is not None and tokens:
             self.lines.append(*(json.dumps([name, ids]) for name, ids in tokens.items()))
@@ -65,18 +65,18 @@ Entry = TypeVar("Entry", int, list[int])
 
 
 class _Rows(Generic[Entry]):
-    """Stores rows (n, W) by name in half precision, in `{rank}.f16`, and reads them through memory maps.
+    """Stores matrices (n, W) by name in half precision, in `{rank}.f16`, and reads them through memory maps.
 
-    The entry of a name is the number n, or a list of n tokens. Training code must also round newly computed rows to
-    half precision. Then a resumed run, which reads stored rows, computes the same numbers.
+    With each name an entry is stored: the number n, or a list of n token ids. Training must also round newly computed
+    rows to half precision: then a resumed training, which reads stored rows, computes the same numbers.
     """
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: channels of a row, W. rank: number of this process, which writes files of its own. Rows that are
-        missing at the end of a truncated file are ignored."""
+        """width: number of columns, W. rank: number of this process, which writes its own files. A matrix whose rows
+        are incomplete, because the file was cut off, is ignored."""
         self.lines = JsonLines(folder, rank)
         self.width, self.file = width, folder / f"{rank}.f16"
-        self.index: dict[str, tuple[Path, int, Entry]] = {}  # name -> file, the first row's first byte in it, entry
+        self.index: dict[str, tuple[Path, int, Entry]] = {}  # name -> file, offset in bytes of the first row, entry
         sizes: dict[Path, int] = {}
         for path, (name, begin, entry) in self.lines.read():
             data = path.with_suffix(".f16")
@@ -89,7 +89,7 @@ class _Rows(Generic[Entry]):
         return name in self.index
 
     def _rows(self, name: str) -> Tensor:
-        """Return the rows (n, W) of a name, float32. Raises KeyError for an unknown name."""
+        """Return the matrix (n, W) of a name in float32. Raises KeyError for an unknown name."""
         path, begin, entry = self.index[name]
         shape = _count(entry), self.width
         if not shape[0]:  # a memory map cannot be empty
@@ -97,7 +97,8 @@ class _Rows(Generic[Entry]):
         return torch.from_numpy(np.memmap(path, np.float16, "r", begin, shape).astype(np.float32))
 
     def _add(self, values: Iterable[tuple[str, Entry, Tensor]]) -> None:
-        """Store the entry and the rows of each name. Names are written last: a stored name has all its rows."""
+        """Store (name, entry, matrix). The names are written last, so that a stored name always has its whole
+        matrix."""
         lines = []
         with open(self.file, "ab") as file:
             for name, entry, rows in values:
@@ -114,31 +115,31 @@ def _count(entry: int | list[int]) -> int:
 
 @final
 class StateStore(_Rows[list[int]]):
-    """Stores tokens (n,) and states (n, H) by name, such as a text and the decoder states that predict its tokens."""
+    """Stores texts by name: n token ids, and the decoder states (n, H) that predict these tokens."""
 
     def names(self) -> Iterable[str]:
         return self.index.keys()
 
     def get(self, name: str) -> tuple[list[int], Tensor]:
-        """Return the n tokens of a text and their states (n, H), float32. Raises KeyError for an unknown name."""
+        """Return the n token ids of a text and their states (n, H) in float32. Raises KeyError for an unknown name."""
         return self.index[name][2], self._rows(name)
 
     def add(self, texts: Mapping[str, tuple[list[int], Tensor]]) -> None:
-        """Store texts by name: n tokens and their states (n, H)."""
+        """Store texts by name: n token ids and their states (n, H)."""
         self._add((name, list(tokens), states) for name, (tokens, states) in texts.items())
 
 
 @final
 class FrameStore(_Rows[int]):
-    """Stores the frames (n, D) of sounds by name, such as an encoder's states."""
+    """Stores the encoder states (n, D) of recordings by name."""
 
     def length(self, name: str) -> int:
         return self.index[name][2]
 
     def get(self, name: str) -> Tensor:
-        """Return the n frames (n, D) of a sound, float32. Raises KeyError for an unknown name."""
+        """Return the states (n, D) of a recording in float32. Raises KeyError for an unknown name."""
         return self._rows(name)
 
     def add(self, frames: Mapping[str, Tensor]) -> None:
-        """Store sounds by name: frames (n, D), n at least 1."""
+        """Store the states (n, D) of recordings by name; n must be at least 1."""
         self._add((name, len(rows), rows) for name, rows in frames.items())

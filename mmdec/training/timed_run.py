@@ -1,7 +1,7 @@
 """Training with a time limit, for all systems of `make train`: the remaining time, stages, their processes and results.
 
-Everything is written to runs/. If a model there scored better than the model that its training began from, the next run
-begins from the better one, and `mmdec promote` may copy it to models/.
+Everything is written to runs/. Suppose that a new model scores better than the model that its training began from. Then
+the next training begins from the new one, and `mmdec promote` may copy it to models/.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from mmdec.training.processes import TERMINATED, started_here
 from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")
-LEAST = 20.0  # seconds: with less time left, a stage is not started
-EXPORT = 4.0  # the most seconds that writing a model takes
-COMPARED = "compared"  # key of a run's Outcome in its provenance.json
+LEAST = 20.0  # seconds; a stage is not started if less time is left
+EXPORT = 4.0  # seconds that are reserved for writing a model; it takes at most so long
+COMPARED = "compared"  # key under which provenance.json stores a training's Outcome
 
-Runner = Callable[..., None]  # runs a Python module with arguments in another process, as `run` does
-Recipe = dict[str, Any]  # LightningCLI's configuration
+Runner = Callable[..., None]  # runs a Python module with command-line arguments in a child process
+Recipe = dict[str, Any]  # the options of a training for LightningCLI, as nested dicts
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """A time limit: it ends at `end`, in seconds since 1970, by the clock `now`."""
+    """A time limit. end: in seconds since 1970. now: the clock that is compared with it."""
 
     end: float
     now: Callable[[], float] = time.time
@@ -52,45 +52,46 @@ class Allowance:
         return self.end - self.now()
 
     def part(self, share: float) -> Allowance:
-        """Return an allowance that ends after this share of the remaining time."""
+        """Return a time limit that ends after this share (0 to 1) of the remaining time."""
         return Allowance(self.now() + self.left * share, self.now)
 
     def less(self, seconds: float) -> Allowance:
-        """Return an allowance that ends `seconds` earlier."""
+        """Return a time limit that ends `seconds` earlier than this one."""
         return Allowance(self.end - seconds, self.now)
 
     def spent_on(self, work: Callable[[], float]) -> tuple[float, float]:
-        """Call `work`. Returns its result and the seconds that it took."""
+        """Call `work`. Returns its result, and the seconds that it took."""
         begun = self.now()
         return work(), self.now() - begun
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one system's training: a line of the table at the end."""
+    """The result of training one system, which becomes a line of the table that `make train` prints."""
 
     system: str
-    trained: str  # what was trained, or why nothing was trained
-    measure: str = ""  # the name of the score in `before` and `after`, on the development split
-    before: float | None = None  # score of the old model, from which training began or which the new one would replace
+    trained: str  # words for the table: what was trained, or why nothing was
+    measure: str = ""  # name of the score, which is measured on the development split
+    before: float | None = None  # score of the old model that the new one would replace
     after: float | None = None  # score of the new model
     better: bool = False  # whether the new model scored better
-    folder: Path | None = None  # where the new model was written, in runs/; None if nothing was
+    folder: Path | None = None  # folder in runs/ with the new model; None if nothing was written
 
 
 @dataclass(frozen=True)
 class TimedStage:
-    """A part of a system's training: one recipe, adapted to its share of the time."""
+    """One stage of a system's training: a recipe that is adapted to the stage's share of the time."""
 
     name: str
-    share: float  # of the time, relative to the shares of the other stages
-    folder: Path  # folder of the stage's run
-    origin: str  # where a new run's weights come from, for the log
-    configure: Callable[[Allowance], Recipe]  # makes the recipe that fits a time limit
-    finish: Callable[[], None]  # called when the run has reached its end
+    share: float  # of the time; only its ratio to the other stages' shares counts
+    folder: Path  # output folder of the training
+    origin: str  # words for the log: where the initial weights come from
+    configure: Callable[[Allowance], Recipe]  # makes the recipe for a given time limit
+    finish: Callable[[], None]  # called when the training has ended normally
 
     def run(self, time: Allowance, runner: Runner) -> Recipe:
-        """Train until `time`, from the last good checkpoint if there is one. Returns the recipe that was run."""
+        """Train until `time` ends. An interrupted training is resumed from its last undamaged checkpoint. Returns the
+        recipe that was used. runner: runs a Python module in a child process."""
         recipe = self.configure(time)
         written = self.folder / "schedule.yaml"
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
@@ -113,9 +114,13 @@ def train_stages(
 ) -> Outcome:
     """Score the old model, train stage by stage, then score and write the new model. All of this ends at `time`.
 
-    score_before: scores the old model; None if there is none. score_seconds: seconds to reserve for scoring the new
-        model if there is no old model; else 1.2 times the seconds that scoring the old one took are reserved. export:
-        scores and writes the new model; called with the last stage's recipe and the old score.
+    system: name of the system.
+    score_before: scores the old model; None if there is none.
+    score_seconds: seconds to reserve for scoring the new model if there is no old one. Otherwise, 1.2 times the time
+        that scoring the old model took is reserved.
+    export: scores and writes the new model. It gets the last stage's recipe and the old model's score.
+    runner: runs a Python module in a child process.
+    Returns: the outcome; without scores if the time is too short for a stage.
     """
     before, reserved = None, score_seconds
     if score_before is not None:
@@ -134,21 +139,21 @@ def train_stages(
 
 @dataclass(frozen=True)
 class System:
-    """A model, or a part of a model such as a drafter, that is trained in one stage.
+    """How `make train` trains a model, or a part of a model such as a drafter, in one stage.
 
-    share: share of the time if all systems are trained. least: with fewer seconds, the system is skipped.
-    needs: files that the corpus must have. builder, programs: script that builds the corpus, and the programs that it
-        needs.
-    untrained: words for messages: what is not trained. new: words for the log: what a run without earlier weights
+    share: share of the time if all systems are trained. least: seconds; with less, the system is skipped.
+    needs: files that the corpus must have. builder: script that builds the corpus. programs: commands that it calls.
+    untrained: words for messages: what is not trained. new: words for the log: what training without a start model
         begins from.
-    stage: name of the stage. model: name of the model's folder. run: folder of the training run.
-    kept: names of options that a resumed run keeps. size: name of the batch size option.
-    fit: changes the data options and the model options to suit a start model, if any, and a number of seconds.
-    measure: name of the score.
-    score: scores a checkpoint or a folder on the development split. comparison: see `score_seconds`
-        of `train_stages`.
-    export: writes the folder of a whole model. part: for a part, its folder inside the model's folder. fits: for a
-        part, takes the `base` in its checkpoint and returns whether that is the current model.
+    stage: name of the stage. model: name of the model's folder. run: output folder of the training.
+    kept: names of options that a resumed training keeps. size: name of the option for the batch size.
+    fit: changes options in place. It gets the data options, the model options, the start model's folder (or None) and
+        the number of seconds to train.
+    measure: name of the score. score: computes it on the development split, for a checkpoint or a model's folder.
+    comparison: seconds to reserve for scoring the new model if there is no old one.
+    export: for a whole model: writes its folder from a checkpoint.
+    part: for a part: its folder inside the model's folder. fits: for a part: whether a resumable checkpoint belongs to
+        the current model, by the checkpoint's entry `base`.
     """
 
     name: str
@@ -170,15 +175,15 @@ class System:
     comparison: float
     lower: bool = False  # whether a lower score is better
     size: str = "batch_size"
-    validated: int | None = None  # validate every so many epochs; None: as in the recipe
+    validated: int | None = None  # number of epochs between validations; None: as in the recipe
     programs: Sequence[str] = ()
     export: Callable[[Path, Recipe, Path], Path] | None = None
     part: str = ""
     fits: Callable[[str], bool] | None = None
 
     def missing(self) -> str:
-        """Build the corpus if it is missing; an interrupted build is resumed. A part uses its model's corpus, which is
-        not built here. Returns why training is impossible, or ""."""
+        """Build the corpus if it is missing, or continue an interrupted build. The corpus of a part belongs to its
+        model and is not built here. Returns "" or, if training is impossible, the reason in words."""
         base = start_model(self.model)
         if self.part and not (base / "model.safetensors").is_file():
             return f"{base} is missing: {self.untrained}."
@@ -189,8 +194,8 @@ class System:
         if lacking := [program for program in self.programs if shutil.which(program) is None]:
             return f"{self.corpus} is missing, and {' and '.join(lacking)} to build it: {self.untrained}."
         print(f"building {self.corpus} first; this is done once and not counted", flush=True)
-        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed when complete, so never half a corpus
-        folder = self.corpus if self.corpus.exists() else whole  # missing files are added to an existing corpus
+        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed when the corpus is complete
+        folder = self.corpus if self.corpus.exists() else whole  # an existing corpus gets its missing files
         if code := run_builder(self.builder, folder):
             return f"{self.builder} failed with {code}, see above: {self.untrained}. Run again to go on."
         if folder == whole:
@@ -198,15 +203,19 @@ class System:
         return ""
 
     def earlier(self) -> Path | None:
-        """Return the folder of the model or part to train further, an earlier run's or the shipped one; None if there
-        is none."""
+        """Return the folder of the model or part that training continues from: an earlier result in runs/ if it was an
+        improvement, else the shipped one. None if there is none."""
         folder = start_model(self.model) / self.part
         return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
 
     def train(self, time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-        """Score the old model, train, score the new model and export it to runs/, all until `time`. A part is exported
-        only if it is better. An interrupted run is resumed. With `fresh`, the run's folder is renamed instead, and
-        training begins with random weights."""
+        """Score the old model, train, score the new one and write it to runs/, all until `time` ends.
+
+        An interrupted training is resumed. A part is written only if it is better than the old one.
+
+        runner: runs a Python module in a child process.
+        fresh: begin with random weights. The folder of an earlier training is then renamed, not resumed.
+        """
         if fresh:
             set_run_aside(self.run)
         earlier, resumed = self.earlier(), self.begin()
@@ -223,15 +232,15 @@ class System:
         return train_stages(self.name, score, self.comparison, [stage], self.judged, time, runner)
 
     def begin(self) -> bool:
-        """Return whether there is an interrupted run to resume. If not, make room for a new run: rename the run's
-        folder, or delete a part's checkpoints in it."""
+        """Return whether an interrupted training can be resumed. If not, make room for a new one: rename the output
+        folder or, for a part, delete the checkpoints in it."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
-        scheduled = (self.run / "schedule.yaml").is_file()  # else there is no run, or a user started it by hand
+        scheduled = (self.run / "schedule.yaml").is_file()  # False: no training yet, or a user's own
         if scheduled and not finished.is_file():
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
                 return True
-        if not (self.part and scheduled):  # a part's folder stays, because it also stores the model's answers
+        if not (self.part and scheduled):  # a part's folder also has the model's stored answers
             set_run_aside(self.run)
             return False
         for left in (checkpoints, *(self.run / f"{self.stage}{end}" for end in ("", ".part", ".old"))):
@@ -240,13 +249,15 @@ class System:
         return False
 
     def configuration(self, time: Allowance, resumed: bool, fresh: bool) -> Recipe:
-        """Return the recipe, adapted to the time and the machine. resumed: keep the options of the interrupted run.
-        fresh: begin with random weights."""
+        """Return the recipe, adapted to the time and to this machine's processors and GPU.
+
+        resumed: keep the options of the interrupted training. fresh: begin with random weights.
+        """
         recipe = read_recipe(self.recipe)
         trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
         if self.part:
             data["base"] = str(start_model(self.model))
-        if resumed:  # keep the run's options; only machine-dependent ones are set anew
+        if resumed:  # only options that depend on time and machine are set anew
             before = read_recipe(self.run / "schedule.yaml")
             for name, options in (("data", data), ("model", model)):
                 options |= {key: value for key, value in before[name]["init_args"].items() if key in self.kept}
@@ -263,12 +274,12 @@ class System:
         return recipe
 
     def judged(self, recipe: Recipe, before: float | None) -> Outcome:
-        """Score the trained model and write it to runs/. before: the old model's score. A part is written into a copy
-        of its model if it is better."""
+        """Score the trained model and write it to runs/. A part is written together with a copy of its model, and only
+        if it is better. before: the old model's score; None if there is no old model."""
         made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
         after = self.score(made, recipe)
         better = before is None or (after < before if self.lower else after > before)
-        if before == float("inf"):  # the old model has other tokens: the scores cannot be compared
+        if before == float("inf"):  # the old model has another vocabulary: losses differ
             before = None
         if self.export is not None:
             folder = self.export(made, recipe, run_folder(self.model, better))
@@ -290,13 +301,15 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def start_model(name: str) -> Path:
-    """Return the model to start from: an earlier run's if that was an improvement, else the shipped one."""
+    """Return the folder of the model to start from: the one in runs/ if it scored better than its start model, else the
+    shipped one in models/."""
     run = RUNS / name
     return run if better_run(run) else MODELS / name
 
 
 def better_run(run: Path) -> bool:
-    """Return whether a model in runs/ scored better than the one that its training began from."""
+    """Return whether a model in runs/ scored better than the one that its training began from. run: the model's
+    folder."""
     try:
         provenance = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
         return bool(provenance[COMPARED]["better"])
@@ -305,13 +318,14 @@ def better_run(run: Path) -> bool:
 
 
 def run_folder(name: str, better: bool) -> Path:
-    """Return the folder in runs/ for a model. A model that is not better gets another name if a better one is there."""
+    """Return the folder in runs/ for a new model. better: whether it scored better than the old one. If it did not, and
+    runs/ has a better one of this name, its folder gets another name."""
     run = RUNS / name
     return RUNS / f"{name}-not-better" if better_run(run) and not better else run
 
 
 def write_outcome(outcome: Outcome) -> Outcome:
-    """Add an outcome to provenance.json in its folder, and return the outcome."""
+    """Write an outcome into provenance.json in the model's folder. Returns the outcome."""
     assert outcome.folder is not None
     path = outcome.folder / "provenance.json"
     provenance = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -321,8 +335,11 @@ def write_outcome(outcome: Outcome) -> Outcome:
 
 
 def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None:
-    """Add a time limit to a recipe, and replace its progress log by a progress bar. stage: the bar's name. at: the
-    run's end, in seconds since 1970. deadline: further options of `Deadline`."""
+    """Add a time limit to a recipe, in place, and show a progress bar instead of lines of progress.
+
+    stage: the bar's name. at: the time limit, in seconds since 1970. deadline: further arguments of the callback
+        `Deadline`.
+    """
     callbacks = recipe["trainer"]["callbacks"]
     callbacks[:] = [entry for entry in callbacks if not entry["class_path"].endswith("PlainProgress")]
     bar = {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": stage, "at": at}}
@@ -331,8 +348,8 @@ def set_deadline(recipe: Recipe, stage: str, at: float, **deadline: Any) -> None
 
 
 def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
-    """Change a recipe to one process if there is a GPU, or if there are fewer processors than the recipe's processes.
-    The batch size, the option `size`, is then multiplied by the recipe's number of processes."""
+    """Change a recipe, in place, to one process if there is a GPU, or if there are fewer processors than processes. The
+    batch size (the option `size`) is then multiplied by the recipe's number of processes."""
     trainer, processes = recipe["trainer"], recipe["trainer"]["devices"]
     if torch.cuda.is_available() or (os.cpu_count() or 1) < processes:
         trainer |= {"accelerator": "gpu" if torch.cuda.is_available() else "cpu", "devices": 1, "strategy": "auto"}
@@ -340,8 +357,11 @@ def fit_machine(recipe: Recipe, size: str = "batch_size") -> None:
 
 
 def epoch_steps(seconds: float, each: float, written: int) -> int:
-    """Return the number of steps in an epoch with which about ten epochs fit in `seconds`, because a run can only end
-    after an epoch. each: seconds of a step. written: the recipe's number of steps, which is the maximum."""
+    """Return the number of steps in an epoch so that about ten epochs fit in `seconds`. (Training can only end after an
+    epoch.)
+
+    each: seconds of one step. written: the recipe's number of steps in an epoch, which is not exceeded.
+    """
     return min(max(int(seconds / 10 / each), 2), written)
 
 
@@ -354,7 +374,7 @@ def numbered(stem: Path) -> Path:
 
 
 def set_run_aside(folder: Path) -> None:
-    """Rename a run's folder, so that a new run can use its name. Nothing is deleted."""
+    """Rename a training's output folder, so that a new training can use its name. Nothing is deleted."""
     if not folder.exists():
         return
     aside = numbered(folder.with_name(f"{folder.name}-before"))
@@ -363,9 +383,9 @@ def set_run_aside(folder: Path) -> None:
 
 
 def run(module: str, *arguments: str) -> None:
-    """Run a module with arguments in a child process, which ends with this process. On SIGTERM the child first writes a
-    checkpoint."""
-    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # two processes train at a time and share the processors
+    """Run a Python module with command-line arguments in a child process, which ends with this process. If this process
+    gets SIGTERM, the child gets it, too, and writes a checkpoint first. Raises MmdecError if the child fails."""
+    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # recipes train with two processes that share the processors
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
     with subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment) as child:
         try:
@@ -384,15 +404,17 @@ def run(module: str, *arguments: str) -> None:
 
 
 def run_builder(builder: Path, out: Path) -> int:
-    """Run a corpus builder as a process that ends with this one. Returns its exit code."""
+    """Run the script that builds a corpus, in a child process that ends with this one. Returns its exit code. out: the
+    corpus's folder."""
     command = [sys.executable, str(builder), "--out", str(out)]
     return subprocess.run(command, env={**os.environ, **started_here()}, check=False).returncode
 
 
 def validate(module: LightningModule, data: LightningDataModule) -> Mapping[str, float]:
-    """Run a module's validation in one process, without writing or printing. Returns the values that it logs."""
+    """Run a module's validation on the CPU in one process, without files or output. Returns the logged values by
+    name."""
     with lightning_says(logging.ERROR), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*does not have many workers")  # the batches are too few to need workers
+        warnings.filterwarnings("ignore", ".*does not have many workers")  # the batches are few
         trainer = Trainer(
             accelerator="cpu",
             devices=1,

@@ -1,1 +1,2 @@
-"""Benchmarks: timings of methods in comparison, in one report format, with the machine's description."""
+"""Benchmarks. Each times methods against a baseline, and writes a report in one common format that describes the
+machine, too."""

@@ -1,10 +1,10 @@
-r"""Times `transcribe` on recordings of mixed length: in batches against one at a time, by processor and wall clock.
+r"""Times `transcribe` on recordings of mixed length, decoded one at a time and in batches, by processor and wall clock.
 
 python -m mmdec.evaluation.bench.batched_transcription FOLDER --model MODEL --language en --count 100
 
 The timed recordings, of 1.5 to 40 s, are cut at random places out of those in the folder, with a fixed seed. Those
-longer than a window (30 s) are first cut at pauses, so that both sides decode the same pieces. Both sides decode the
-same 20 recordings, then the next 20. Their tokens must be equal.
+longer than a window (30 s) are first cut at pauses, so that both ways decode the same pieces. Both ways decode the same
+20 recordings, then the next 20. Their tokens must be equal.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from mmdec.pipelines.transcription.transcribe import transcribe
 from mmdec.training.corpora.librispeech import SOUNDS
 from mmdec.types import MmdecError
 
-SHORTEST, LONGEST = 1.5, 40.0  # lengths of recordings in seconds, drawn evenly on a log scale
-BLOCK = 20  # recordings that one side decodes before the other side decodes them
+SHORTEST, LONGEST = 1.5, 40.0  # seconds: range of the recordings' lengths, whose logarithms are drawn uniformly
+BLOCK = 20  # recordings that are decoded one at a time, then in batches, before the next ones
 SIDE = 8  # batch size of decoding in batches
 
 
 def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Cut `count` recordings (T,) of random length out of sounds (T,) of 16 kHz."""
+    """Cut `count` recordings (T,) of random length out of random ones of `sounds`, (T,) of 16 kHz."""
     drawn, found = random.Random(0), list[Tensor]()
     while len(found) < count:
         size = int(SAMPLE_RATE * math.exp(drawn.uniform(math.log(SHORTEST), math.log(LONGEST))))
@@ -47,7 +47,8 @@ def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
 
 
 def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
-    """Cut recordings into the pieces that `transcribe` decodes with `cut_at_pauses=True`."""
+    """Cut recordings (T,) into the pieces that `transcribe` decodes with `cut_at_pauses=True`; up to 30 s they stay
+    whole."""
     most = 30 * SAMPLE_RATE
     cut = [cut_at_pauses(one, most) if len(one) > most else [] for one in recordings]
     return [
@@ -58,9 +59,10 @@ def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
 def measure(recordings: Sequence[Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
     """Decode the recordings one after another and in batches, and compare the seconds.
 
-    options: keyword arguments of `transcribe`.
-    Returns a JSON-ready report. "times faster" is seconds one after another / seconds in batches ("side by side").
-    Raises MmdecError if the tokens of the two sides differ.
+    recordings: (T,) of 16 kHz. options: keyword arguments of `transcribe`.
+    Returns a JSON-ready report. "times faster" is the seconds one after another over the seconds in batches ("side by
+        side").
+    Raises MmdecError if the two ways give different tokens.
     """
     ratios, walls, windows, encoder, stopwatch = list[float](), list[float](), 0, 0.0, Stopwatch()
     seconds, wall = ({"one after another": 0.0, "side by side": 0.0} for _ in range(2))

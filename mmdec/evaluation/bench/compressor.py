@@ -1,9 +1,9 @@
-"""Times SpecVLM's drafter against EAGLE-2's of the same sizes, for several numbers of visual tokens: the size of the
-cache, the pass over the prompt, and rounds.
+"""Compares SpecVLM's drafter with EAGLE-2's of the same size, for several numbers of visual tokens: the length of the
+drafter's KV cache, and the time of its pass over the prompt and of its rounds.
 
 Weights, embeddings and features are random, which costs the same time as trained ones. An oracle accepts the first
-`accepted` nodes of each draft, wherever they are in the tree, because random weights grow shallow trees. The target
-does not run: its pass is the same for both.
+`accepted` nodes of each draft, wherever they are in the tree: trees from random weights are too shallow for a path of
+that length. The target does not run, because its pass is the same for both drafters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmdec.nn.draft_network import DraftConfig, DraftNetwork
 from mmdec.nn.specvlm import CHOICES, SpecVLM, SpecVLMConfig
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 
-SIZES: dict[str, dict[str, int]] = {  # drafter sizes for targets: the shipped model, one of 1 B, LLaVA-1.5-7B
+SIZES: dict[str, dict[str, int]] = {  # drafters for the shipped model, a model of 1 B parameters, and LLaVA-1.5-7B
     "small": {"hidden_size": 160, "vocab_size": 821, "intermediate_size": 432, "num_attention_heads": 4},
     "medium": {"hidden_size": 1024, "vocab_size": 8192, "intermediate_size": 2816, "num_attention_heads": 16},
     "7B": {"hidden_size": 4096, "vocab_size": 32064, "intermediate_size": 11008, "num_attention_heads": 32},
@@ -34,11 +34,11 @@ SIZES: dict[str, dict[str, int]] = {  # drafter sizes for targets: the shipped m
 VISUAL = (64, 256, 1024)  # tokens of the image
 BEFORE, AFTER = 8, 24  # text tokens before and after the image
 PLAN = Plan(nodes=59, depth=7)  # the tree of EAGLE-2 and SpecVLM, root not counted
-ROUNDS = 8  # number of rounds in each run
+ROUNDS = 8  # number of rounds in each timed call
 
 
 class Run:
-    """Runs a drafter on one random prompt, and then in rounds.
+    """A drafter and a random prompt; its methods run the drafter on the prompt, and then in rounds.
 
     visual: number of visual tokens in the prompt. accepted: number of nodes that the oracle accepts of each draft.
     """
@@ -59,7 +59,7 @@ class Run:
 
     @torch.inference_mode()
     def prompt(self) -> Memory:
-        """Run the drafter's own pass over the prompt. Returns its memory."""
+        """Run the drafter's pass over the prompt. Returns the drafter's memory, which has its KV cache."""
         memory = self.drafter.start(self.context)
         self._accept(memory, single(torch.ones_like(self.context.tokens[:, 0])), 0)
         self.drafter.take_in(memory).hidden(self.drafter.network, memory.cache, memory.packed)
@@ -67,14 +67,14 @@ class Run:
 
     @torch.inference_mode()
     def begun(self) -> Memory:
-        """Return a new memory after the prompt and one round in which no node is accepted."""
+        """Run the prompt, and one round in which no node is accepted. Returns the drafter's memory."""
         memory = self.prompt()
         self._accept(memory, single(torch.ones_like(self.context.tokens[:, 0])), 0)
         return memory
 
     @torch.inference_mode()
     def decode(self, memory: Memory) -> None:
-        """Run the rounds after the prompt."""
+        """Run `ROUNDS` rounds. memory: from `begun`; the rounds extend it."""
         roots = torch.ones_like(self.context.tokens[:, 0])
         for _ in range(ROUNDS):
             self._accept(memory, self.drafter.propose(memory, roots, PLAN), self.accepted)
@@ -100,7 +100,9 @@ def bench_compressor(
 ) -> BenchReport:
     """Time each compressor at each number of visual tokens.
 
-    size: a key of `SIZES`. visual: numbers of visual tokens. accepted: drafted tokens that are accepted in a round.
+    size: a key of `SIZES`. visual: numbers of visual tokens. compressors: names of SpecVLM's image compressors.
+    accepted: drafted tokens that the oracle accepts in a round. repeats: timed pairs of calls.
+    Returns: the report. Speed-ups are EAGLE-2's time over SpecVLM's.
     """
     torch_device = prepared(device, threads)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16
@@ -139,14 +141,17 @@ def bench_compressor(
 
 
 def _rounds(run: Run) -> Callable[[], None]:
-    """Return a function that runs `ROUNDS` rounds. Its calls share one memory, so that the cache grows as in
+    """Return a function that runs `ROUNDS` rounds. All calls share one memory, so that the cache grows as in
     decoding."""
     memory = run.begun()
     return lambda: run.decode(memory)
 
 
 def random_drafter(size: str, compressor: str | None, device: torch.device, dtype: torch.dtype) -> TreeGrowing:
-    """Build a drafter with random weights: SpecVLM's with this one compressor, or, for None, EAGLE-2's."""
+    """Build a drafter with random weights. size: a key of `SIZES`.
+
+    compressor: name of the only image compressor of a SpecVLM drafter; None: build EAGLE-2's drafter.
+    """
     sizes = SIZES[size]
     heads = sizes["num_attention_heads"]
     fields: dict[str, Any] = {

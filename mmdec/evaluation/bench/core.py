@@ -1,8 +1,8 @@
 """Times mmdec's loop against transformers' own, on language models with random weights. Tokens are compared before
 timing.
 
-Random weights do not give realistic acceptance, so two kinds of text show its bounds: "repeating", from weights that
-fall into loops, where nearly every copied token is accepted, and "wandering", where nearly none is.
+Random weights do not give realistic acceptance, so two kinds of text show its bounds. "Repeating" text is from weights
+that fall into loops: nearly every copied token is accepted. In "wandering" text, nearly none is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
     "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8},
     "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
 }
-TEXTS = {"repeating": 0.02, "wandering": 0.12}  # kind of text that random weights write -> their standard deviation
+TEXTS = {"repeating": 0.02, "wandering": 0.12}  # kind of text -> standard deviation of the random weights that write it
 PROMPT, NEW_TOKENS = 64, 128  # tokens of the prompt and of the answer
-ROWS = 8  # rows of the batch
+ROWS = 8  # size of the batch
 DTYPE = torch.float32
 
 
@@ -63,7 +63,8 @@ class Noise:
 
 
 def random_model(size: str, text: str = "repeating", device: str = "cpu") -> PreTrainedModel:
-    """Build a Llama with random weights. size: a key of `SIZES`. text: a key of `TEXTS`."""
+    """Build a Llama with random weights. size: a key of `SIZES`. text: the kind of text that it writes, a key of
+    `TEXTS`."""
     torch.manual_seed(0)
     heads = {"num_attention_heads": SIZES[size]["hidden_size"] // 64, "max_position_embeddings": 1024}
     sizes: dict[str, Any] = {**SIZES[size], **heads}
@@ -79,10 +80,15 @@ def bench_core(
     threads: int = 2,
     log: Log = no_log,
 ) -> BenchReport:
-    """Time four things: the core (all of a round except target and drafter) as a share of the target's pass; our lookup
-    drafter against transformers' prompt lookup; batch 8 against batch 1; a drafter that is always wrong.
+    """Time four things on models with random weights.
 
-    sizes: keys of `SIZES`. Raises MmdecError if tokens differ from those of plain `generate`.
+    1. The core (a round's time outside target and drafter), as a share of the target's pass.
+    2. Our lookup drafter against transformers' prompt lookup.
+    3. A batch of 8 against a batch of 1.
+    4. A drafter that is always wrong against decoding without drafts.
+
+    sizes: keys of `SIZES`. repeats: timed pairs of calls.
+    Raises: MmdecError if tokens differ from those of plain `generate`.
     """
     torch_device = prepared(device, threads)
     largest = sizes[-1]
@@ -106,7 +112,7 @@ def bench_core(
 
 
 def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
-    """Return token ids (B, PROMPT): a random phrase, repeated four times."""
+    """Return token ids (B, PROMPT): each row is a random phrase, repeated four times."""
     generator = torch.Generator().manual_seed(1)
     phrase = torch.randint(3, model.config.vocab_size, (batch, PROMPT // 4), generator=generator)
     return phrase.repeat(1, 4).to(model.device)
@@ -118,13 +124,14 @@ def _run(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
 
 
 def _equal(a: Callable[[], Tensor], b: Callable[[], Tensor]) -> None:
-    """Raise MmdecError if two runs give different tokens, because such runs must not be timed."""
+    """Raise MmdecError if two calls return different tokens: then they must not be timed."""
     if not torch.equal(a(), b()):
         raise MmdecError("The drafted run differs from plain decoding: no timing is reported. Report this as a bug.")
 
 
 def _core_share(size: str, device: str) -> Quantity:
-    """Divide the core's seconds by those of the target's pass. A draft has 16 nodes with its root; none is accepted."""
+    """Measure the core, a round's time outside target and drafter, in percent of the target's pass. Drafts have 16
+    nodes, root included, of random tokens, so almost none is accepted. size: a key of `SIZES`."""
     model = random_model(size, device=device)
     drafter = Noise(model.config.vocab_size)
     generation = generate(
@@ -136,7 +143,7 @@ def _core_share(size: str, device: str) -> Quantity:
 
 
 def _lookup(size: str, text: str, repeats: int, device: str) -> Comparison:
-    """Time our lookup drafter against transformers' prompt lookup."""
+    """Time our lookup drafter against transformers' prompt lookup. size: a key of `SIZES`. text: a key of `TEXTS`."""
     model = random_model(size, text, device)
     ids = _prompts(model, 1)
     rounds: list[Round] = []
@@ -158,7 +165,7 @@ def _lookup(size: str, text: str, repeats: int, device: str) -> Comparison:
 
 
 def _batch(size: str, repeats: int, device: str) -> Quantity:
-    """Divide the tokens per second of a batch of `ROWS` rows by those of one row with the same drafter."""
+    """Divide the tokens per second of a batch of `ROWS` by those of a batch of one, with the same drafter."""
     model = random_model(size, device=device)
     ids = _prompts(model, ROWS)
     plug = speculate("lookup", statistics=DecodingStatistics())
@@ -176,14 +183,14 @@ def _batch(size: str, repeats: int, device: str) -> Quantity:
 
 
 def _wrong(size: str, repeats: int, device: str) -> Comparison:
-    """Time an always wrong drafter with learned draft sizes against plain `generate`."""
+    """Time an always wrong drafter, with learned draft sizes, against plain `generate`. size: a key of `SIZES`."""
     model = random_model(size, device=device)
     ids = _prompts(model, 1)
     statistics = DecodingStatistics()
     plug = speculate(Noise(model.config.vocab_size), statistics=statistics)
 
     def drafted() -> Tensor:
-        statistics.clear()  # so that each run learns again that the drafter is wrong
+        statistics.clear()  # so that each call must learn again that the drafter is wrong
         return _run(model, ids, custom_generate=plug)
 
     def plain() -> Tensor:

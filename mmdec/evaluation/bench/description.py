@@ -26,13 +26,13 @@ from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.types import InputError
 
-LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # bins of the number of new tokens in an answer
+LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers
 
 
 @final
 @dataclass(frozen=True)
 class VlmBench:
-    """The options of `bench_vlm`, see there."""
+    """Keyword options of `bench_vlm`, with their defaults. Its docstring describes them."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -54,10 +54,13 @@ def bench_vlm(
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
-    questions, images, allow_absolute_paths, prompt, max_new_tokens: as for `evaluate_vlm`.
+    questions: file or folder of questions; None: those about synthetic pictures in data/scenes/test.json, or, if
+        `images` is given, `prompt` about each picture.
+    images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in `questions`.
+    max_new_tokens: the most new tokens of an answer; None: the model's default.
     per_task: number of questions from each task, evenly spaced. repeats: timed answers of each method to each question.
     drafters: names or folders, as `mmdec.describe` takes them. They are also compared with each other.
-    plan: draft size, see `parse_plan`.
+    plan: draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
     how = VlmBench(**options)

@@ -29,14 +29,14 @@ from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
 from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
-SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # numbers of nodes and of prefix tokens
-GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # of the DAG loss: batch, tokens, vertices
+SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # (nodes of the draft, prefix tokens)
+GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # DAG loss: (batch, tokens, vertices)
 LAYERS = {"cpu": 12, "cuda": 32}
 FLEX = "FlexAttention"
 
 
 def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log) -> BenchReport:
-    """Time every operator. Raises MmdecError if two results differ."""
+    """Time tree attention, moves in the KV cache, and the DAG loss. Raises MmdecError if two results differ."""
     torch_device = prepared(device, threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
@@ -80,7 +80,10 @@ class Operator:
 
 
 def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
-    """Time our tree attention against torch's attention. nodes: of the draft tree. columns: number of prefix tokens."""
+    """Time our tree attention against torch's attention.
+
+    name: a key of `HEADS`. nodes: number of nodes of the draft tree. columns: number of prefix tokens.
+    """
     heads, key_heads, width = HEADS[name]
     q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
     k, v = torch.randn(2, 1, key_heads, columns + nodes, width, dtype=dtype, device=device)
@@ -112,7 +115,7 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
     for other, run in others.items():
         try:
             result = run()
-        except Exception as error:  # the first call compiles FlexAttention; needs a C compiler and a supported shape
+        except Exception as error:  # FlexAttention is compiled in its first call, which fails without a C compiler
             if other != FLEX:
                 raise
             found.not_measured[FLEX] = one_line(error)
@@ -126,7 +129,10 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
-    """Return a function that calls compiled FlexAttention with the same tree mask."""
+    """Return a function that calls compiled FlexAttention with the same tree mask.
+
+    q: (1, heads, N, d) of N nodes. k, v: (1, key heads, columns + N, d). columns: number of prefix tokens.
+    """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     above = mask.ancestors[0]
@@ -141,7 +147,8 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: 
 
 
 def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
-    """Time moving an accepted path of six nodes in all layers' caches, against one copy for each layer."""
+    """Time moving the keys and values of six accepted nodes in the caches of all layers at once, against one copy per
+    layer."""
     layers = LAYERS[device.type]
     pool = torch.randn(2 * layers, 1, 8, 2048, 128, dtype=dtype, device=device)
     path = [1000, 1002, 1005, 1009, 1014, 1020]
@@ -167,8 +174,11 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
 
 
 def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> Operator:
-    """Time the DAG loss and its gradient against dense torch with autograd. On a GPU, measure peak memory, too. shape:
-    batch size, tokens, vertices."""
+    """Time the DAG loss, and the loss with its gradient, against dense torch with autograd. On a GPU, also measure peak
+    memory.
+
+    shape: batch size, tokens, vertices.
+    """
     batch, tokens, size = shape
     match = torch.randn(batch, tokens, size, device=device)
     links = torch.randn(batch, size, size, device=device)
@@ -201,9 +211,14 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> O
 
 
 def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
-    """Compute log P (B,) of texts given whole DAGs of L vertices by the plain formula: one log-sum-exp over (B, L, L)
-    for each token. match: (B, M, L) log-probabilities of M tokens at the vertices. links: (B, L, L) those of the
-    links."""
+    """Compute log P(text) (B,) for DAGs of L vertices by the plain formula, with one log-sum-exp over (B, L, L) for
+    each token.
+
+    match: (B, M, L), log-probability of each of M tokens at each vertex.
+    links: (B, L, L), log-probabilities of the links from row to column.
+
+    All texts have M tokens, and all DAGs use all L vertices.
+    """
     alpha = torch.full_like(match[:, 0], -torch.inf)
     alpha[:, 0] = match[:, 0, 0]
     for t in range(1, match.shape[1]):
@@ -221,8 +236,8 @@ def _same(what: str, result: Tensor, reference: Tensor) -> None:
 
 
 def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the median seconds of a call on this GPU, from runs of 20 calls in a row."""
-    laps, stream = [], torch.cuda.current_stream(device)  # without a stream, an event uses the current GPU
+    """Return the median seconds of a call on this GPU. Each of the `repeats` measurements covers 20 calls in a row."""
+    laps, stream = [], torch.cuda.current_stream(device)  # an event without a stream would use the current GPU
     for _ in range(repeats + 1):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)
@@ -261,8 +276,8 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine, JSON-ready: processor, GPU and versions (`provenance.surroundings`), and whether each
-    kernel and the fast pass (draft passes as CUDA graphs) can run here. If not, `why_not` is the reason."""
+    """Describe this machine, JSON-ready: processor, GPU, versions, and whether each GPU kernel and the fast pass
+    (passes over drafts as CUDA graphs) can run here. If one cannot, its `why_not` is the reason."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)
     report["kernels"] = [

@@ -39,8 +39,8 @@ from mmdec.training.corpora.image_text import by_task
 from mmdec.types import Drafter, InputError
 
 SMALL, ASSISTED = "small model", "assisted generation"
-FIRST = 20  # new tokens of a call that is timed like the first call in a new process
-LEAST = 8  # a prompt that leaves room for fewer new tokens is left out
+FIRST = 20  # new tokens of a call without statistics of earlier calls, as in a new process
+LEAST = 8  # a prompt after which the model has positions for fewer new tokens is left out
 MAX_NEW_TOKENS = 128
 
 
@@ -51,12 +51,12 @@ class Encoded:
 
     task: str  # the kind of prompt
     ids: Tensor  # (1, P) the prompt's P token ids
-    new_tokens: int  # the most new tokens, for which the model has positions
+    new_tokens: int  # the most new tokens of the answer: the model has no positions for more
 
 
 @final
 class LanguageHarness(Harness[Encoded]):
-    """Runs a language model on encoded prompts.
+    """Answers encoded prompts with one language model, and measures the calls.
 
     most: maximum number of new tokens. afresh: whether each call of mmdec starts without statistics of earlier calls.
     """
@@ -69,7 +69,7 @@ class LanguageHarness(Harness[Encoded]):
         self.statistics = DecodingStatistics()
 
     def measure(self, inputs: Sequence[Encoded], method: Method) -> Measurement:
-        """Answer one prompt with this method, and measure it."""
+        """Answer one prompt, in a list, with this method, and measure it."""
         (prompt,) = inputs
         rounds: list[Round] = []
         options: dict[str, Any] = dict(method.options)
@@ -77,7 +77,7 @@ class LanguageHarness(Harness[Encoded]):
             statistics = DecodingStatistics() if self.afresh else self.statistics
             decoding = DecodingOptions(**options, statistics=statistics, on_round=rounds.append)
             options = {"custom_generate": Speculation(decoding)}
-        generate: Any = self.model.generate  # torch's types take any attribute of a module for a tensor
+        generate: Any = self.model.generate  # torch's types say that an attribute of a module is a tensor
         most = min(self.most, prompt.new_tokens)
         with ExitStack() as stack:
             stack.enter_context(quiet())
@@ -97,7 +97,7 @@ class LanguageHarness(Harness[Encoded]):
             drafter=sum(round_.drafter for round_ in rounds),
             total=wall,
             passes=len(passes),
-            windows=1,  # the pass over the prompt
+            windows=1,  # 1 for a model without a speech encoder
             rounds=len(later),
             drafted_tokens=sum(len(tokens) for round_ in later for tokens in round_.tokens),
             accepted=sum(sum(round_.accepted) for round_ in later),
@@ -107,7 +107,7 @@ class LanguageHarness(Harness[Encoded]):
 @final
 @dataclass(frozen=True)
 class LanguageBench:
-    """The options of `bench_language`, see there."""
+    """Keyword options of `bench_language`, with their defaults. Its docstring describes them."""
 
     per_kind: int = 3
     repeats: int = 5
@@ -132,8 +132,8 @@ def bench_language(
     """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
 
     model: directory or hub id of the language model. draft: directory or hub id of a smaller model that drafts.
-    data: a file of prompts, see `read_prompts`. Default None: eight kinds of instruction for a model with a chat
-        template, else beginnings of stories.
+    data: a file of prompts: .txt, one on each line, or .jsonl or .json of chats. None: built-in prompts, eight kinds of
+        instruction for a model with a chat template, else beginnings of stories.
     per_kind: number of prompts of each kind, evenly spaced. repeats: timed answers of each method to each prompt.
     max_new_tokens: the most new tokens of an answer.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
@@ -190,9 +190,11 @@ def bench_language(
 
 
 def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -> tuple[list[Encoded], int]:
-    """Encode prompts as token ids. Returns them, and the number of prompts that were too long for the model.
+    """Encode prompts as token ids.
 
-    most: the most new tokens of an answer. Raises: InputError if all prompts are too long.
+    most: the most new tokens of an answer.
+    Returns: the encoded prompts, and the number of prompts that were too long for the model and are left out.
+    Raises: InputError if all prompts are too long.
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)
@@ -215,8 +217,11 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
 
 
 def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -> tuple[list[Method], list[Method]]:
-    """Make the methods to time: mmdec's drafters, and transformers' own speculative loops. small: a model that
-    drafts."""
+    """Make the methods to time.
+
+    small: a model that drafts; None: there is none.
+    Returns: the methods with mmdec's drafters, and those with transformers' own speculative loops.
+    """
     ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
     stock = [LOOKUP]
     if small is not None:
@@ -230,14 +235,15 @@ def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -
 
 
 def _passes(measured: Measurements, method: Method) -> Quantity:
-    """Divide a method's tokens by the passes of the model. The prompt's pass and its token do not count."""
+    """Compute a method's tokens per pass of the model. The pass over the prompt and the token from it do not count."""
     runs = [repeats[0] for repeats in measured[method.name]]
     tokens = sum(len(run.tokens[0]) - 1 for run in runs)
     passes = sum(run.passes - 1 for run in runs)
     return Quantity(f"{method.name}: tokens of a pass of the model", tokens / max(passes, 1), "tokens", len(runs))
 
 
-KINDS = ("category", "task", "topic", "kind")  # fields of a row with the kind of its prompt; the first one counts
+# fields that may name a prompt's kind, in the file; the first that is there counts
+KINDS = ("category", "task", "topic", "kind")
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
@@ -341,7 +347,7 @@ INSTRUCTIONS = (
     TextPrompt.asked("open question", "Tell a short story about a lighthouse keeper and a lost dog."),
     TextPrompt.asked("open question", "What are the advantages and disadvantages of living in a big city?"),
 )
-BEGINNINGS = (  # short, in plain letters: small models of stories have few positions and characters
+BEGINNINGS = (  # short, in plain letters, because small models of stories have few positions and characters
     TextPrompt.asked("story", "Once upon a time, there was a little girl named Lily."),
     TextPrompt.asked("story", "One day, a boy named Tim went to the park with his mom."),
     TextPrompt.asked("story", "The big brown bear was very hungry."),
@@ -355,8 +361,8 @@ BEGINNINGS = (  # short, in plain letters: small models of stories have few posi
 
 
 def read_prompts(path: str | Path) -> list[TextPrompt]:
-    """Read prompts from a file of chats (formats: see `read_chats`). A prompt ends with its chat's last question. Its
-    kind is the row's field `category`, `task`, `topic` or `kind`.
+    """Read prompts from a file: .txt with one on each line, or .jsonl or .json of chats. A prompt ends with its chat's
+    last question. Its kind is the row's field `category`, `task`, `topic` or `kind`.
 
     Raises: InputError for a file that is missing, empty or in another format, naming the line.
     """

@@ -1,6 +1,6 @@
-"""Times methods in turn, A B A B: on a noisy machine only the ratio of neighbouring runs is reliable.
+"""Times methods in turn, A B A B: on a noisy machine only the ratio of neighbouring calls is reliable.
 
-Two functions are timed by `paired`; decoding methods that answer the same inputs by `timed`.
+`paired` times two functions. `timed` times decoding methods that answer the same inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ Result = TypeVar("Result")
 
 
 def prepared(device: str | None, threads: int) -> torch.device:
-    """Set torch's threads and return the device. Raises InputError for an impossible device or number."""
+    """Set torch's threads for the process, and return the device; None: a GPU if there is one. Raises InputError if the
+    device or the number is impossible."""
     check_threads(threads)
     found = check_device(device)
     keep_threads(threads)
@@ -43,7 +44,8 @@ def prepared(device: str | None, threads: int) -> torch.device:
 
 @dataclass(frozen=True)
 class Paired:
-    """Two methods timed alternately: medians in milliseconds, and the median of the ratios b / a with its quartiles."""
+    """Timings of two methods, a and b, in turn: medians in milliseconds, the median ratio b / a with its quartiles, and
+    the number of pairs (`n`)."""
 
     a_ms: float
     b_ms: float
@@ -54,7 +56,7 @@ class Paired:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
-        """Summarise pairs (a, b) of the two methods' seconds, each from two successive runs."""
+        """Summarise pairs (a, b): the seconds of two successive calls, one of each method."""
         low, middle, high = quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
@@ -64,7 +66,10 @@ class Paired:
         return Paired(self.b_ms, self.a_ms, 1 / self.ratio, 1 / self.high, 1 / self.low, self.n)
 
     def row(self, subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any) -> Comparison:
-        """Build a report row: a is the subject, b the baseline. group, kind, timed, more: fields of the row."""
+        """Build a row of a report, in which a is the subject and b the baseline.
+
+        subject, baseline: names of the methods. group, kind, timed, more: fields of `Comparison`.
+        """
         return Comparison(
             *(subject, baseline, group, kind, timed, self.ratio, self.low, self.high, self.n),
             inputs=1,
@@ -81,9 +86,10 @@ def paired(
     device: torch.device,
     seconds: Callable[[Result], float] | None = None,
 ) -> Paired:
-    """Run a and b alternately, after one warm-up of each.
+    """Call a and b alternately, after one warm-up of each, and summarise their seconds.
 
-    seconds: returns the seconds that a result reports; None: measure the wall clock of the call.
+    repeats: number of timed pairs. device: the wall clock waits until it has finished.
+    seconds: takes what a or b returned, and returns the seconds to count; None: the wall clock of the call.
     """
     pairs: list[tuple[float, float]] = []
     stopwatch = Stopwatch(device)
@@ -107,7 +113,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Group:
-    """Some of the inputs, which a report row is about."""
+    """The inputs that one row of a report covers."""
 
     name: str
     kind: Kind
@@ -124,8 +130,11 @@ def task_groups(tasks: Sequence[str]) -> list[Group]:
 
 
 def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit: str) -> list[Group]:
-    """Group inputs by length. lengths: of each input. bins: least and most length of each group. The last group's name
-    shows only the least."""
+    """Group inputs by length.
+
+    lengths: of each input. bins: least and most length of each group. The last group's name shows only the least.
+    unit: of the lengths, for names such as "6-10 words".
+    """
     groups = []
     for low, high in bins:
         last = (low, high) == bins[-1]
@@ -146,10 +155,12 @@ class Timed:
     clock: str  # the name under which rows report `Measurement.decoder`
 
     def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
-        """Compare two methods on a group of inputs, without those where the baseline's tokens differ.
+        """Compare two methods on a group of inputs, without those where the baseline's tokens are not greedy
+        decoding's.
 
-        Returns two rows, one for decoder seconds and one for wall clock; none if no input is left. Tokens per round are
-            those of the rounds after the prompt's pass.
+        subject, baseline: names of methods.
+        Returns: two rows of the report, for the decoder's seconds and for the wall clock; none if no input is left.
+            Tokens per round do not count the prompt's pass.
         """
         same = [index for index in group.indices if self.equal[baseline][index]]
         if not same:
@@ -180,9 +191,10 @@ class Timed:
         return rows
 
     def stages(self) -> dict[str, dict[str, float]]:
-        """Compute the milliseconds of each stage for each method.
+        """Compute the milliseconds of each stage of one input: method -> stage -> milliseconds.
 
-        The decoder's do not include the drafter's, except in transformers' loops, which do not report the drafter's.
+        The decoder's time is without the drafter's. Only in transformers' loops, which do not report the drafter's, it
+        is with it.
         """
         parts: dict[str, Callable[[Measurement], float]] = {
             "features": attrgetter("features"),
@@ -197,16 +209,20 @@ class Timed:
 
 
 def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
-    """Compute the median over repeats, then the mean over inputs, in milliseconds. runs: each input's repeats."""
+    """Compute the median over repeats, then the mean over inputs, in milliseconds.
+
+    runs: for each input, the measurements of its repeats. seconds: takes the seconds from a measurement.
+    """
     return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
 
 
 def timed(
     harness: Harness[Input], methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
 ) -> Timed:
-    """Compare tokens, then time all methods in turn. methods: the second one is transformers' greedy decoding. groups:
-    batches of inputs.
+    """Compare tokens, then time all methods in turn.
 
+    methods: the second one must be transformers' greedy decoding. groups: batches of inputs.
+    Returns: the measurements of all methods.
     Raises MmdecError if the tokens of one of mmdec's methods differ from those of greedy decoding.
     """
     watched, recorders = recorded(methods)
@@ -216,9 +232,10 @@ def timed(
 
 
 def runnable(harness: Harness[Input], first: Input, methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:
-    """Try transformers' own methods on one input: not every model can decode with each of them.
+    """Try methods of transformers on one input, because not every model can decode with each of them.
 
-    Returns the methods that run here, and why the others do not, by name.
+    first: the input.
+    Returns: the methods that work; name -> reason for the others.
     """
     found, left_out = list[Method](), dict[str, str]()
     for method in methods:
@@ -256,7 +273,7 @@ class DepthRecorder(ForwardingDrafter):
 
 
 def recorded(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
-    """Wrap the drafters of mmdec's methods in recorders. Returns the methods, and the recorders by method name."""
+    """Wrap the drafters of mmdec's methods in recorders. Returns all methods, and the recorders by method name."""
     recorders: dict[str, DepthRecorder] = {}
     watched = []
     for method in methods:

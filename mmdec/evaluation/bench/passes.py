@@ -1,9 +1,9 @@
-"""Times whole passes of models with random weights: the end-to-end gain of tree attention and of the fast pass.
+"""Times whole passes of models with random weights: the end-to-end gain of tree attention and of CUDA graphs.
 
-Two things are timed. The first is a language model's pass over a draft tree after a long prefix, with tree attention or
-with SDPA and a dense mask. The second is a round of a speech model with the fast pass on or off: on a GPU, the fast
-pass replays captured CUDA graphs (`passes_transcription.py`). Random weights cost the same time as trained ones. The
-logits of both variants are compared before anything is timed.
+Two things are timed. The first is a language model's pass over a draft tree after a long prefix, with our tree
+attention or with SDPA and a dense mask. The second is a round of a speech model with the fast pass on or off: on a GPU,
+the fast pass replays captured CUDA graphs (`passes_transcription.py`). Random weights cost the same time as trained
+ones. The logits of both variants are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ TEXTS: dict[str, dict[str, int]] = {  # sizes of language models: about 30 milli
     "7B": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
            "num_attention_heads": 28, "num_key_value_heads": 4},
 }  # fmt: skip
-SHORT = 16  # prefix tokens of the comparison: so few that a wrong tree mask changes the logits clearly
+SHORT = 16  # prefix tokens when logits are compared: so few that a wrong tree mask changes them clearly
 DENSE = "SDPA, dense mask"
-Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]  # report rows; what was not measured -> why
+# returns rows of the report, and what was not measured -> why
+Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]
 SPEECH_DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
 
 
@@ -65,7 +66,8 @@ def bench_passes(
     """Time a language model's pass and a speech model's round. A model that does not fit into the GPU's memory is only
     listed as not measured.
 
-    text, prefix, speech: as in `PassSizes`; None: those of `SIZES` for the device.
+    text: the language model, a key of `TEXTS`. prefix: number of tokens before the draft. speech: the speech model, a
+        key of `SPEECHES`. None for each: as in `SIZES` for the device.
     Raises InputError for an unknown size, and MmdecError if two results differ.
     """
     for what, name, known in (("text", text, TEXTS), ("speech", speech, SPEECHES)):
@@ -106,10 +108,11 @@ def bench_passes(
 
 
 def random_text_model(size: str, positions: int, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Create a Llama with random weights and tree attention on the device. size: a key of `TEXTS`."""
+    """Create a Llama with random weights and tree attention on the device. size: a key of `TEXTS`. positions: maximum
+    length."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {**TEXTS[size], "max_position_embeddings": positions}
-    # With this deviation each layer keeps its input's scale, so attention influences the logits at every width.
+    # With this standard deviation each layer keeps its input's scale, so attention affects the logits at every width.
     config = LlamaConfig(**shape, initializer_range=shape["hidden_size"] ** -0.5, eos_token_id=None, pad_token_id=0)
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=TREE_ATTENTION)
@@ -119,10 +122,12 @@ def random_text_model(size: str, positions: int, device: torch.device, dtype: to
 def text_pass(
     sizes: PassSizes, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Time the pass over a draft, including its acceptance. Returns rows, and what was not measured.
+    """Time the language model's pass over a draft, and the acceptance of its root, with tree attention and with SDPA.
 
-    In the fast pass (CUDA graphs) the cache has free columns: at most a quarter more columns than tokens. SDPA reads
-    them, tree attention skips them. So where the fast pass is used, SDPA is also timed with the fast pass off.
+    With the fast pass (CUDA graphs), the cache has up to a quarter more places than tokens. SDPA reads the free places,
+    tree attention skips them. So where the fast pass is used, SDPA is also timed with the fast pass off.
+
+    Returns: rows of the report as dicts, and what was not measured -> why.
     """
     tree = random_text_model(sizes.text, 2 * sizes.prefix, device, dtype)
     dense: Any = twin(tree)
@@ -147,7 +152,7 @@ def text_pass(
             "pair": paired(partial(a, draft), partial(b, draft), repeats, device),
             "dtype": _short(dtype),
             "batch": 1,
-            "differences": [near, far],  # largest differences of logits, after the short prefix and after the whole one
+            "differences": [near, far],  # of logits, relative: after the short prefix, and after the whole one
             "graphs": [fast_pass(side).captured for side in (tree, model)],
         }
         rows.append(row)
@@ -161,7 +166,7 @@ def _tokens(count: int, vocabulary: int) -> Tensor:
 
 
 def _wanted_a_gpu() -> dict[str, str]:
-    """Name the rows that need a GPU, each with the reason why it is not measured here."""
+    """Return the rows that need a GPU -> the reason why they are not measured here."""
     gpu = SIZES["cuda"]
     reason = "the CPU was asked for" if torch.cuda.is_available() else "no GPU"
     return {

@@ -1,8 +1,8 @@
-"""Times rounds of a Whisper with random weights and Medusa heads: the fast pass on against off.
+"""Times rounds of a Whisper with random weights and Medusa heads, with the fast pass on and off.
 
 On a GPU the fast pass replays CUDA graphs; on a CPU it only uses fixed shapes. A round is the drafter, the target's
-pass and the core, as `decode/loop.py` times them. The second part of this file compares, on drafts, two models with the
-same weights and different passes.
+pass and the core (all other time), as `decode/loop.py` measures them. The second part of this file checks that two
+models with the same weights, but different kinds of pass, give the same logits for drafts.
 """
 
 from __future__ import annotations
@@ -41,15 +41,19 @@ PARTS: dict[str, Callable[[Round], float]] = {
     "round": lambda round_: round_.target + round_.drafter + round_.core,
     "draft's pass": lambda round_: round_.target,
 }
-# Limits of the relative `difference`. In bfloat16, rounding in 28 layers of random weights adds up to a twentieth;
-# one node with a wrong parent, after a short prompt, changes a half or more.
+# Largest relative difference of two models' logits. In bfloat16, rounding in 28 layers gives up to 0.05. An error, such
+# as one node with a wrong parent after a short prompt, gives 0.5 or more.
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-ROUNDS = 4  # compared rounds: the fast pass captures a graph at the third and then replays it
+# rounds whose logits are compared: the fast pass captures a graph in the third, and replays it in the fourth
+ROUNDS = 4
 
 
 def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Create a Whisper with random weights on the device. size: a key of `SPEECHES`. The model never ends a text,
-    because the end token's row of the output matrix is 0."""
+    """Create a Whisper with random weights on the device. size: a key of `SPEECHES`.
+
+    It never ends a text: the end token's row of the output matrix is 0, so its logit is 0, and another token's is
+    higher.
+    """
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(SPEECHES[size])
     width, layers, heads = sizes.pop("d_model"), sizes.pop("layers"), sizes.pop("heads")
@@ -74,10 +78,14 @@ def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> 
 def speech_rounds(
     size: str, device: torch.device, dtype: torch.dtype, repeats: int, new_tokens: int = NEW_TOKENS
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Time a whole round and its target pass. Returns rows, and what was not measured.
+    """Time a whole round, and its target pass alone, with the fast pass on and off.
 
     Logits are compared first; in float32 the texts must be equal, too. In bfloat16, rounding may change which of two
     tokens a random model chooses; the row's `equal_texts` then is False.
+
+    size: a key of `SPEECHES`. repeats: timed pairs of calls.
+    Returns: rows of the report as dicts, and what was not measured -> why.
+    Raises: MmdecError if logits or float32 texts differ.
     """
     on = random_speech_model(size, device, dtype)
     off = twin(on)
@@ -92,7 +100,7 @@ def speech_rounds(
 
     features = _features(on)
     runs = [_decoding(model, features, new_tokens) for model in (on, off)]
-    (words, _), (plain, _) = (run() for run in runs)  # the first, untimed run: the texts are compared
+    (words, _), (plain, _) = (run() for run in runs)  # the first, untimed calls: their texts are compared
     equal = torch.equal(words, plain)
     if dtype == torch.float32 and not equal:
         raise MmdecError(
@@ -121,8 +129,8 @@ def speech_rounds(
 
 
 def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Callable[[], tuple[Tensor, list[Round]]]:
-    """Make a function that calls `generate` with random Medusa heads. It returns the tokens, and the rounds after the
-    prompt's. features: (1, mels, T) of a window."""
+    """Make a function that calls `generate` with random Medusa heads. It returns the token ids, and the rounds after
+    the prompt's pass. features: (1, mels, T) of a window."""
     network: Any = model  # PreTrainedModel does not declare `generate`
     torch.manual_seed(1)
     heads = MedusaHeads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=HEADS))
@@ -147,7 +155,7 @@ def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Call
 
 
 def prompt_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Make a short prompt with encoder states of random sound, as inputs of the target's `prefill`."""
+    """Make a short prompt, with the encoder's states of random sound, as inputs of the target's `prefill`."""
     network: Any = model
     with torch.no_grad():
         states = network.get_encoder()(_features(model)).last_hidden_state
@@ -166,7 +174,8 @@ def _median(rounds: list[Round], part: Callable[[Round], float]) -> float:
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """Make a model that shares the weights of `model`, with its own configuration and fast pass."""
+    """Make a model that shares the weights of `model`, but has its own configuration and its own switch of the fast
+    pass."""
     network = cast(nn.Module, model)
     shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     return copy.deepcopy(model, cast(Any, shared))
@@ -175,17 +184,17 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 def binary_tree(nodes: int, vocab_size: int, device: torch.device) -> Draft:
     """Make a draft (1, nodes) of random tokens as a binary tree: node n is a child of node (n - 1) // 2."""
     drawn = torch.randint(vocab_size, (nodes,), generator=torch.Generator().manual_seed(0))
-    # Parents are node numbers; the root's is 0.
+    # Parents of the nodes from 1 on, by number; the root is node 0.
     parents = [node // 2 for node in range(nodes - 1)]
     return trees_from_lists(drawn[:1].to(device), [(drawn[1:].tolist(), parents)])
 
 
 @final
 class Run:
-    """A model after a prompt. Each call scores a draft and accepts only its root."""
+    """A model and its cache after a prompt. Each call scores a draft and accepts only its root."""
 
     def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
-        """inputs: arguments of the target's `prefill`, one row."""
+        """inputs: arguments of the target's `prefill`, for a batch of one."""
         self.target = target_of(model)
         self.session: Any = self.target.prefill(inputs, Needs())[0]
 
@@ -202,13 +211,16 @@ class Run:
 
 
 def compare(what: str, a: Run, b: Run, draft: Draft) -> float:
-    """Return the largest relative difference of two runs' logits over several rounds. Raises MmdecError, which names
-    `what`, if it is too large."""
+    """Return the largest relative difference of two models' logits over `ROUNDS` rounds with the same draft.
+
+    what: name of the comparison, for the error.
+    Raises: MmdecError if the difference is over `LIMITS`.
+    """
     worst = 0.0
     for _ in range(ROUNDS):
         result = a(draft)
         found, limit = difference(result, b(draft)), LIMITS[result.dtype]
-        if not found <= limit:  # so written because it is then true for NaN, too
+        if not found <= limit:  # not `found > limit`, which would be false for NaN
             raise MmdecError(
                 f"{what}: logits of the two sides must differ by at most {limit:g} of their size, but differ by "
                 f"{found:.3g}. No time was taken. Report this as a bug."
@@ -218,6 +230,10 @@ def compare(what: str, a: Run, b: Run, draft: Draft) -> float:
 
 
 def difference(result: Tensor, reference: Tensor) -> float:
-    """Divide the norm of the logits' difference by the reference's norm, for the node where this is largest."""
+    """Divide the norm of the logits' difference by the norm of the reference at each node, and return the largest
+    ratio.
+
+    result, reference: logits (1, N, V) of N nodes.
+    """
     apart = (result.float() - reference.float()).norm(dim=-1)
     return float((apart / reference.float().norm(dim=-1)).max())

@@ -2,12 +2,13 @@
 
 The other engine is CTranslate2, which faster-whisper uses. Its own converter writes the weights, and it gets the same
 features. It decodes single windows. `long_form` moves from window to window by transformers' rule: it keeps whole
-segments, and the next window begins at the end of the last segment. All engines decode greedily, without fallback.
+segments, and the next window begins at the end of the last segment. All engines decode greedily, and never retry a
+window at a higher temperature.
 
 Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each engine runs with one thread and
 with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. Processor seconds
-are those of runs with one thread: on a busy machine they vary less. In int8, texts may differ from those of float32, so
-the share of wrong words is given for each engine if transcripts (.txt) lie beside the recordings.
+are those of calls with one thread: on a busy machine they vary less. In int8, texts may differ from those of float32,
+so the word error rate of each engine is given, too, if transcripts (.txt) lie beside the recordings.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of F frames, a w
 @final
 @dataclass
 class Engine:
-    """One engine with one number of threads; its texts and seconds. Keys are the recordings' indices."""
+    """One engine with one number of threads. Holds its texts and the seconds of its calls, by index of the
+    recording."""
 
     call: Call
     texts: dict[int, str] = field(default_factory=dict)
@@ -80,8 +82,10 @@ def bench_peer(
     """Time mmdec, transformers and another engine on recordings of any length.
 
     recordings: audio files; the transcript of each may lie beside it (.txt). model: a shipped name, a folder or a hub
-        id. peer: "ctranslate2". heads: mmdec's drafter. repeats: timed calls of each engine and recording. language:
-        None: detected. threads: each engine runs with one thread and with this number.
+        id.
+    peer: "ctranslate2". heads: mmdec's drafter, by name, folder or object.
+    repeats: timed calls of each engine and recording. language: None: detected.
+    threads: each engine runs with one thread and with this number.
     Returns: the report; its ratios are the baseline's seconds over the subject's.
     Raises: InputError where the peer is unknown or not installed, or there are no recordings.
     """
@@ -155,7 +159,8 @@ def _report(
 
 
 def in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
-    """Run all engines in turn on every recording (T,), after one call of each that is not timed."""
+    """Call all engines in turn on every recording, (T,) of 16 kHz, after one call of each that is not timed. The
+    engines in `sides` record texts and seconds."""
     stopwatch = Stopwatch()
     for side in sides:
         side.call(sounds[0][: 5 * SAMPLE_RATE])
@@ -171,8 +176,12 @@ def in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log
 
 
 def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
-    """Compare each pair of engines on some recordings: by the wall clock with the number of threads that is faster for
-    each, and by processor seconds with one thread. Returns the report's rows."""
+    """Compare each pair of engines on some recordings, by wall clock and by processor seconds.
+
+    sides: the engines. group: name of the recordings. indices: of the recordings.
+    Returns: rows of the report. The wall clock takes each engine with the number of threads that is faster, processor
+        seconds are with one thread.
+    """
     rows: list[Comparison] = []
     for subject, baseline in PAIRS:
         a, b = (
@@ -199,8 +208,8 @@ def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Compariso
 def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
     """Decode a recording that is longer than a window. Returns its tokens.
 
-    decode: decodes one window. features: (1, mels, T), T frames. size: frames of a window. first: id of the timestamp
-    token 0.00.
+    decode: decodes one window. features: (1, mels, T), T frames of 10 ms. size: frames of a window.
+    first: id of the timestamp token 0.00; later timestamps have higher ids.
     Source: the same rule as transformers' `_retrieve_segment`.
     """
     said, at = list[int](), 0
@@ -209,20 +218,24 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
         tokens = decode(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
         times = [token >= first for token in tokens]
         ends = [place for place in range(1, len(tokens)) if times[place - 1] and times[place]]
-        if not ends or times[-2:] == [False, True]:  # no segment is cut off at the window's end
+        if not ends or times[-2:] == [False, True]:  # keep all tokens, and go on after the window
             said, at = said + tokens, at + part.shape[-1]
         else:
             said += tokens[: ends[-1] + 1]
-            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a timestamp step is two frames
+            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a timestamp counts steps of 20 ms, which are two frames
     return said
 
 
 def peer_calls(
     whisper: LoadedWhisper, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]
 ) -> dict[tuple[str, int], Call]:
-    """Return functions that transcribe with CTranslate2, by (engine's name, threads). converted: a new folder for the
-    weights in its format. Raises InputError if CTranslate2 is not installed, or the model has no folder."""
-    try:  # imported by name: without the package, its types cannot be read
+    """Convert the model to CTranslate2's format, and return functions that transcribe with it, by (engine's name,
+    threads).
+
+    converted: a new folder for the converted weights.
+    Raises: InputError if CTranslate2 is not installed, or the model was not loaded from a folder.
+    """
+    try:  # imported by name, because type checkers cannot find a missing package
         engine: Any = import_module("ctranslate2")
         converters: Any = import_module("ctranslate2.converters")
     except ImportError as error:
@@ -278,7 +291,10 @@ def _beside(path: Path) -> str:
 
 
 def _words_wrong(sides: Sides, references: Sequence[str], harness: TranscriptionHarness) -> list[Quantity]:
-    """Compute each engine's word error rate with one thread. references: by recording; "": it has no transcript."""
+    """Compute each engine's word error rate, in percent, with one thread.
+
+    references: the transcript of each recording; "": it has none.
+    """
     whisper = harness.whisper
     multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)
     normalise, _ = normaliser(whisper.tokenizer, harness.language if multilingual else "en")
@@ -303,5 +319,6 @@ def _totals(sides: Sides, recordings: int) -> list[Quantity]:
 
 
 def _total(laps: Mapping[int, Sequence[float]]) -> float:
-    """Add up the recordings' seconds: of each recording, the median over its repeats."""
+    """Add up the time of all recordings, of each the median over its repeats. laps: seconds of the repeats, by
+    recording."""
     return sum(map(statistics.median, laps.values()))

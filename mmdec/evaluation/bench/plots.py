@@ -21,11 +21,11 @@ PANELS = 6  # the most panels of one figure of training curves
 
 
 def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = None) -> list[Path]:
-    """Draw all plots that the run has data for: speed-up by length, tokens per round by task, time by stage, acceptance
-    by depth.
+    """Draw all plots for which the results have data: speed-up by length, tokens per round by task, time by stage,
+    acceptance by depth.
 
-    metrics: a CSVLogger's metrics.csv, to plot training curves. directory: where the files are written.
-    Returns the paths of the files. Of several reports of one benchmark each has its own files.
+    directory: where the files are written. metrics: a metrics.csv of Lightning's CSVLogger, to plot training curves.
+    Returns the paths of the files. If there are several reports of one benchmark, each has its own files.
     Raises InputError where matplotlib is not installed, and for an invalid metrics.csv.
     """
     pyplot = import_pyplot()
@@ -114,7 +114,10 @@ def import_pyplot() -> Any:
 def new_figure(
     pyplot: Any, rows: int = 1, columns: int = 1, panel: tuple[float, float] = (6.4, 4.0)
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield a new figure and its axes; close the figure at the end. panel: width and height of each axes in inches."""
+    """Yield a new figure and its axes; close the figure at the end.
+
+    rows, columns: numbers of axes. panel: width and height of each axes in inches.
+    """
     size = (panel[0] * columns, panel[1] * rows)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
     try:
@@ -124,12 +127,12 @@ def new_figure(
 
 
 def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=120, metadata={"Software": None})  # without the version, equal figures give equal bytes
+    figure.savefig(path, dpi=120, metadata={"Software": None})  # without the version, equal figures give equal files
     return path
 
 
 def _by_length(axes: Axes, report: BenchReport) -> bool:
-    """Plot the speed-up over the output's length, with quartiles."""
+    """Plot the speed-up over the output's length, with quartiles. Returns whether the report has the data."""
     lines: dict[str, list[Comparison]] = {}
     for row in report.comparisons:
         if row.kind == "length" and row.size is not None and row.times is not None:
@@ -153,7 +156,8 @@ def _by_length(axes: Axes, report: BenchReport) -> bool:
 
 
 def _tokens(axes: Axes, report: BenchReport) -> bool:
-    """Plot the tokens per round of each drafter, by task or by the report's other groups."""
+    """Plot the tokens per round of each drafter, by task or by the report's other groups. Returns whether the report
+    has the data."""
     rows = {
         (row.subject, row.group): row.tokens_per_round
         for row in report.comparisons
@@ -172,7 +176,7 @@ def _tokens(axes: Axes, report: BenchReport) -> bool:
 
 
 def _stages(axes: Axes, report: BenchReport) -> bool:
-    """Plot a stacked bar of milliseconds for each method."""
+    """Plot a stacked bar of milliseconds for each method. Returns whether the report has the data."""
     if not report.stages:
         return False
     names = [*dict.fromkeys(stage for spent in report.stages.values() for stage in spent if stage != "total")]
@@ -189,7 +193,8 @@ def _stages(axes: Axes, report: BenchReport) -> bool:
 
 
 def _depths(axes: Axes, report: BenchReport) -> bool:
-    """Plot the accepted share at each depth: accepted drafts / drafts that have a node at this depth."""
+    """Plot the accepted share at each depth: accepted drafts / drafts that have a node at this depth. Returns whether
+    the report has the data."""
     for name, shares in report.depths.items():
         axes.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
     if not report.depths:
@@ -211,7 +216,11 @@ def _bars(axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[floa
 
 
 def _training(pyplot: Any, curves: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> Path:
-    """Plot each metric in a panel, train and val together; at most `PANELS`, those with the most points."""
+    """Plot training curves, train and val of a metric in one panel; at most `PANELS`, those with the most points.
+
+    curves: metric -> (step, value) in order.
+    Returns: the path of the file.
+    """
     panels: dict[str, list[str]] = {}
     for name in curves:
         panels.setdefault(name.split("/")[-1].removeprefix("train_").removeprefix("val_"), []).append(name)

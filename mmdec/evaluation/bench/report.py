@@ -24,7 +24,7 @@ from mmdec.types import InputError
 
 FORMAT = "mmdec-bench"
 VERSION = 1
-LARGEST = 64 * 2**20  # bytes of a saved run
+LARGEST = 64 * 2**20  # the most bytes of a saved run, which is read whole
 WALL = "wall clock"  # the kind of measured time that most tables show
 
 Kind = Literal["all", "length", "task", "batch", "shape"]
@@ -51,19 +51,19 @@ class Comparison:
     times: float | None  # the baseline's seconds divided by the subject's; None: not measured
     low: float | None  # lower quartile of this ratio, or the minimum if `spread` is "range"
     high: float | None  # upper quartile, or the maximum
-    pairs: int  # number of pairs of runs
+    pairs: int  # number of timed pairs of calls
     inputs: int  # number of inputs in the group
     spread: Literal["quartiles", "range"] = "quartiles"
     size: float | None = None  # the group's length in `unit`, to plot curves
     unit: str = ""
     subject_ms: float | None = None
     baseline_ms: float | None = None
-    tokens_per_round: float | None = None  # the subject's, bonus or correction token included
+    tokens_per_round: float | None = None  # of the subject, bonus or correction token included
     accepted_per_round: float | None = None  # without bonus or correction token; papers give one or the other
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """The key by which the same comparison is found in another run."""
+        """The key by which the same comparison is found in other results: subject, baseline, group, timed."""
         return self.subject, self.baseline, self.group, self.timed
 
 
@@ -75,7 +75,7 @@ class Quantity:
     value: float
     unit: str
     n: int  # number of measurements
-    low: float | None = None  # with `high`: quartiles or interval; a single bound is the worst value
+    low: float | None = None  # with `high`: quartiles or confidence interval; if one is alone, it is the worst value
     high: float | None = None
 
 
@@ -97,16 +97,18 @@ class BenchReport:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """The benchmarks of one command; and those that were left out, with the reason."""
+    """The results of one `mmdec bench` command: a report of each benchmark, and the benchmarks that were left out, with
+    the reason."""
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}  # applies to all nested classes, too
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # unknown fields are errors, in all nested classes, too
 
     reports: tuple[BenchReport, ...]
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def to_json(run: BenchRun, **more: Any) -> str:
-    """Write the run as standard JSON: values that are not finite become null. more: further top-level entries."""
+    """Write benchmark results as standard JSON: values that are not finite become null. more: further top-level
+    entries."""
     content = {"format": FORMAT, "version": VERSION, **asdict(run), **more}
     text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
@@ -144,7 +146,8 @@ def load_run(path: str | Path) -> BenchRun:
         text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")  # file names may be invalid UTF-8
         return TypeAdapter(BenchRun).validate_json(text, strict=True)
     except ValidationError as error:
-        wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")  # wrong entries before missing ones
+        # a wrong entry says more than a missing one
+        wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")
         name = ".".join(map(str, ("run", *wrong["loc"])))
         raise InputError(
             f"The saved run must be whole, but '{source}' is damaged: {name}: {wrong['msg']}, but it holds "
@@ -164,7 +167,7 @@ def _plain(value: Any) -> Any:
 
 
 def merged(runs: Sequence[BenchRun]) -> BenchRun:
-    """Merge several runs into one; all reports are kept, also two of the same benchmark."""
+    """Merge the results of several commands into one; all reports are kept, also two of the same benchmark."""
     left_out: dict[str, str] = {}
     for run in runs:
         left_out |= run.left_out
@@ -174,11 +177,12 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
 Rows = list[tuple[str, ...]]
 WIDTH = 80
 MANY = 8  # number of (subject, baseline) pairs; if there are more, subjects share a table
-FIRST = 12  # smallest width of a table's first column, the only one that may be wrapped
+FIRST = 12  # characters: smallest width of a table's first column, the only one that may be wrapped
 
 
 def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
-    """Write a run as tables of at most `WIDTH` columns: one for each pair of subject and baseline."""
+    """Format benchmark results as tables of at most `WIDTH` characters a line: one for each pair of subject and
+    baseline. changes: differences from other results."""
     parts: list[RenderableType] = []
     for title, head, rows in sections(run, changes):
         parts.append(Text(fill(title, WIDTH)))
@@ -191,7 +195,8 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
 
 
 def markdown(run: BenchRun, changes: Changes | None = None) -> str:
-    """Write a run as Markdown, with the same tables as `screen`. changes: differences from another run."""
+    """Format benchmark results as Markdown, with the same tables as `screen`. changes: differences from other
+    results."""
     lines: list[str] = []
     for title, head, rows in sections(run, changes):
         if head:
@@ -203,7 +208,10 @@ def markdown(run: BenchRun, changes: Changes | None = None) -> str:
 
 
 def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """Yield the parts of the output: a title, the column headings (none for a list of lines), the rows."""
+    """Yield the parts of the output: a title, the headings of the table (() for a list of lines), the rows.
+
+    changes: differences from other results; None: none are shown.
+    """
     for report in run.reports:
         yield from _report(report)
     if changes is not None:
@@ -246,7 +254,11 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 
 
 def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """Yield a table by length for each baseline that is no subject, and one by task with a column for each subject."""
+    """Yield the tables (title, headings, rows) for a report with many pairs of methods.
+
+    There is one table for each baseline that is not also a subject: all subjects, by length. The last table is by task,
+    with a column for each subject, against the first baseline.
+    """
     shown = [row for row in comparisons if row.timed == WALL]
     subjects = list(dict.fromkeys(row.subject for row in shown))
     baselines = [name for name in dict.fromkeys(row.baseline for row in shown) if name not in subjects]
@@ -379,12 +391,13 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(map(_cell, cells))} |"
 
 
-SURROUNDINGS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch", "python")  # and the packages' versions
+# fields that should be equal in two runs that are compared; the packages' versions should be, too
+SURROUNDINGS = ("cpu", "cores", "threads", "device", "target", "dtype", "batch", "python")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One comparison that is in both runs."""
+    """One comparison that is in both the new and the saved results, with its change."""
 
     bench: str
     subject: str
@@ -400,7 +413,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """All changes between two runs."""
+    """All changes from saved results to new ones."""
 
     source: str  # name of the saved run's file
     warnings: tuple[str, ...]  # how the machines or versions differ
@@ -410,8 +423,10 @@ class Changes:
 
 
 def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
-    """Compare two runs, benchmark by benchmark. Comparisons that only one of them has are listed. source: the saved
-    run's name."""
+    """Compare two sets of results, benchmark by benchmark. Comparisons that only one of them has are listed.
+
+    before: the saved results. source: name of their file.
+    """
     warnings: list[str] = []
     rows: list[Change] = []
     only_now: list[tuple[str, ...]] = []
@@ -444,7 +459,8 @@ def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """List how the machines and versions of two runs differ. Commit, date and command do not affect speed: ignored."""
+    """List how the machines and versions of two results differ. Commit, date and command are ignored, because they do
+    not affect speed. now, before: `hardware` of the reports."""
     lines = [
         f"{name} {before.get(name)!s} then, {now.get(name)!s} now"
         for name in SURROUNDINGS

@@ -41,7 +41,7 @@ LONG = BINS[-1]
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording to decode, and its length."""
+    """A recording to decode, with the number of words of its transcript."""
 
     name: str
     words: int
@@ -51,7 +51,7 @@ class Recording:
 @final
 @dataclass(frozen=True)
 class AsrBench:
-    """The options of `bench_asr`, see there."""
+    """Keyword options of `bench_asr`, with their defaults. Its docstring describes them."""
 
     allow_absolute_paths: bool = False
     heads: str | os.PathLike[str] | None = None
@@ -79,7 +79,8 @@ def bench_asr(
     recordings: audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
     heads: directory of Medusa heads; None: those in the model's folder.
     assistant: directory of a smaller Whisper; None: build one from the model's own layers.
-    plan: draft size, see `parse_plan`. repeats: timed runs of each method and recording.
+    plan: draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
+    repeats: timed calls of each method and recording.
     batch: number of long recordings in a batch. language: None: detect it.
     allow_absolute_paths: accept absolute paths in the corpus's lists.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
@@ -123,7 +124,11 @@ def _report(
     title: str,
     machine: dict[str, Any],
 ) -> BenchReport:
-    """Build the report. alone: the recordings one by one. long: indices of the long ones. rows: those of batches."""
+    """Build the report.
+
+    chosen: all recordings. long: indices of the long ones. alone: timings of the recordings one by one.
+    rows: rows of the report for batches. machine: the report's `hardware`.
+    """
     count, whole = len(chosen), Group(f"{LONG[0]} and more", "all", long)
     lengths = length_groups([max(recording.words, 1) for recording in chosen], BINS, "words")
     comparisons = [row for group in lengths for row in alone.rows("medusa", "greedy", group)]
@@ -132,7 +137,7 @@ def _report(
         comparisons += alone.rows("medusa", name, whole)
         same = sum(alone.equal[name][index] for index in long)
         exact.append(Exactness(f"tokens of {name} and of the greedy loop", same, len(long)))
-    clips = []  # each short clip by itself: none should be slower than greedy decoding
+    clips = []  # short recordings one by one: none should be slower than with greedy decoding
     for index in lengths[0].indices:
         wall = alone.rows("medusa", "greedy", Group(chosen[index].name, "all", [index]))[-1].times or 0.0
         clips.append({"name": chosen[index].name, "words": chosen[index].words, "wall": wall})
@@ -164,7 +169,8 @@ def _report(
 
 
 def _long(chosen: Sequence[Recording]) -> list[int]:
-    """Return the indices of the recordings in the bin of the longest lengths, else of the longest recording."""
+    """Return the indices of the recordings with the most words (`LONG`); if there are none, the index of the longest
+    recording."""
     indices = [index for index, recording in enumerate(chosen) if recording.words >= LONG[0]]
     return indices or [max(range(len(chosen)), key=lambda index: chosen[index].words)]
 
@@ -176,8 +182,10 @@ def from_corpus(
     per_bin: int,
     admission: Admission = STRICT,
 ) -> list[Recording]:
-    """Choose `per_bin` recordings of each length, evenly spaced over the splits. admission: which paths are
-    accepted."""
+    """Choose `per_bin` recordings for each range of lengths in `BINS`, evenly spaced over the splits.
+
+    admission: which paths in the corpus's lists are accepted.
+    """
     rows = read_splits(os.fspath(corpus), list(splits), admission)
     chosen = []
     for low, high in BINS:
@@ -198,13 +206,15 @@ def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recordi
 
 
 def in_batches(longest: Sequence[Tensor], size: int) -> list[list[Tensor]]:
-    """Group long recordings into full batches of `size`; a single batch repeats recordings if there are too few."""
+    """Group long recordings into full batches of `size`. If there are fewer than `size`, some are repeated in the only
+    batch."""
     count = max(1, len(longest) // size)
     return [[longest[(batch * size + row) % len(longest)] for row in range(size)] for batch in range(count)]
 
 
 def fastest(harness: TranscriptionHarness, helpers: Sequence[Method], recordings: Sequence[Tensor]) -> Method:
-    """Return the assistant whose second call on the recordings has the fewest decoder seconds."""
+    """Return the assistant with the fewest decoder seconds in its second call on the recordings; the first is a
+    warm-up."""
     if len(helpers) == 1:
         return helpers[0]
     seconds = []

@@ -1,10 +1,12 @@
 """Times speech translation. Outputs are compared first, then the two methods of a ratio run in turn, A B A B.
 
-`bench_speech` times the shipped model with `mmdec.translate_speech`, from file to samples, and the linguistic decoding
-of each strategy against the autoregressive baseline. It also times the two decoders alone by source length, without a
-public call, because the baseline's length is fixed there. `bench_paper` times a model of the paper's size with random
-weights against a decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and the hardware.
-With a judge (`quality/judge_transcription.py`), whole calls are also timed against the judge's own translation.
+Linguistic decoding turns the encoder's states into English units: phones or word pieces. `bench_speech` times the
+shipped model: `mmdec.translate_speech` from file to samples, and in it the linguistic decoding of each strategy against
+autoregressive decoding, the baseline. It also times the two decoders alone by source length. There it does not use the
+public call, because the baseline must decode a fixed number of units. `bench_paper` times a model of the paper's size
+with random weights against a decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and
+the hardware. With a judge (a Whisper that translates, `quality/judge_transcription.py`), whole calls are also timed
+against its translation.
 
 Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
 full pass, and its beam search with one beam gives the greedy units.
@@ -38,15 +40,16 @@ from mmdec.pipelines.translation.translate import Translation, load, translate_s
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError, MmdecError
 
-UNITS_A_SECOND = 10.0  # English phones for a second of French, as in the phrasebook
-PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday sentences in natural voices
+UNITS_A_SECOND = 10.0  # English phones for a second of French, as in the phrasebook corpus
+PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday sentences of neural TTS voices
 S2UT_UNITS_A_SECOND = 25.0
 S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
 S2UT_VOCABULARY = 1004
 TIMED = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
-WHOLE = (3.0, 10.0)  # shortest and longest speech, in seconds, for timing whole calls
+WHOLE = (3.0, 10.0)  # seconds of speech in the two recordings on which whole calls are timed
 GATE_UNITS = 40  # the most units that `gate` decodes
-GATE_SLACK = 1e-3  # of logits: the cached and the full pass round differently, so two near-equal units may change order
+# of logits: cached and full pass round differently, so two units with near-equal logits may change order
+GATE_SLACK = 1e-3
 
 
 def bench_speech(
@@ -61,11 +64,13 @@ def bench_speech(
 ) -> BenchReport:
     """Time the shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
-    By length, recordings are joined end to end. The baseline decodes exactly `UNITS_A_SECOND` phones, or
-    `PIECES_A_SECOND` pieces, for each second, so that its length is fixed; the graph's size follows from the source
-    frames or pieces. "From file to samples" includes reading, features, all networks and words. Strategies are compared
-    by the seconds of linguistic decoding that the call returns. Whole calls on speech of `WHOLE` seconds are timed
-    against the baseline and the judge, which returns only text.
+    recordings: files of speech. For a source length, they are joined end to end and cut. seconds: the source lengths.
+    repeats: timed pairs of calls. judge: a Whisper to compare whole calls with; it returns only text.
+
+    By length, the baseline decodes exactly `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the
+    graph's size follows from the source frames or pieces. "From file to samples" includes reading, features, all
+    networks and words. Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls
+    on speech of `WHOLE` seconds are timed against the baseline and the judge.
 
     Raises InputError, and MmdecError if an output is wrong: then nothing is timed.
     """
@@ -107,7 +112,11 @@ def bench_speech(
 def _by_length(
     translator: SpeechTranslator, recordings: Sequence[Path], seconds: Sequence[float], repeats: int
 ) -> list[Comparison]:
-    """Time the graph decoder against the baseline, after the encoder, for each source length in `seconds`."""
+    """Time the graph decoder against autoregressive decoding, after the encoder, for source lengths in seconds.
+
+    recordings: joined end to end and cut to each length.
+    Returns: a row of the report for each length.
+    """
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
     first = _source(translator, sounds[0])
@@ -134,7 +143,7 @@ def _by_length(
 
 
 def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
-    """Encode 16 kHz samples (T,) into the decoders' input."""
+    """Encode samples (T,) of 16 kHz into the decoders' input. Raises InputError if the model recognises nothing."""
     source = translator.layout.source(translator.layout.features([samples]))
     if not int(source.lengths[0]):
         raise InputError("`recordings` must hold speech that the model hears, but it hears none. Name other ones.")
@@ -155,19 +164,20 @@ def _calls(path: Path, translator: SpeechTranslator) -> list[tuple[float, Mappin
 
 @dataclass
 class WholeCalls:
-    """Results of whole calls."""
+    """Results of timing whole calls of `translate_speech`."""
 
     rows: list[Comparison] = field(default_factory=list)
-    rates: list[Quantity] = field(default_factory=list)  # our milliseconds for a second of source
+    rates: list[Quantity] = field(default_factory=list)  # milliseconds of `translate_speech` for a second of source
     texts: dict[str, str] = field(default_factory=dict)  # "method, seconds of speech" -> English text
 
 
 def _whole_calls(
     translator: SpeechTranslator, recordings: Sequence[Path], repeats: int, judge: Judge | None, log: Log
 ) -> WholeCalls:
-    """Time whole calls, from a file of speech to samples, against the baseline and the judge, which returns text.
+    """Time whole calls, from a file of speech to samples, against autoregressive decoding and the judge, which returns
+    text.
 
-    Recordings are joined end to end and cut.
+    recordings: joined end to end and cut. repeats: timed pairs of calls. judge: None: there is none.
     """
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
@@ -180,7 +190,7 @@ def _whole_calls(
         for seconds in WHOLE:
             log(f"whole calls on {seconds:g} s of speech against {' and '.join(sides)}")
             path = audio.save_audio(Path(folder) / f"{seconds:g}.wav", _joined(sounds, seconds).numpy())
-            calls: list[float] = []  # seconds of our calls
+            calls: list[float] = []  # seconds of each call of `ours`
 
             def ours(path: Path = path, calls: list[float] = calls) -> Translation:
                 stopwatch = Stopwatch(translator.device)
@@ -214,8 +224,8 @@ def _against_baseline(
 ) -> tuple[Comparison, float]:
     """Time a strategy against autoregressive decoding on whole recordings. Both decode up to </s>.
 
-    Returns the median of the recordings' ratios, with the extremes, as one row; and the baseline's units for each pass
-        of the strategy.
+    Returns: a row with the median, the least and the greatest ratio of the recordings; and the number of units that
+        autoregressive decoding gives for each pass of the strategy.
     Raises MmdecError if verified units differ from the baseline's.
     """
     pairs, units, passes = list[Paired](), 0, 0
@@ -251,6 +261,8 @@ def bench_paper(
 ) -> BenchReport:
     """Time a DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights.
 
+    seconds: lengths of the source. beams: width of S2UT's beam search.
+
     In the report, a is DASpeech: graph decoder, lookahead, adaptor and FastSpeech 2, `UNITS_A_SECOND` phones of equal
     duration. b is S2UT: 6 layers of width 512 over 1000 units, 25 units a second, greedy and with beams. Encoder and
     vocoder are not included; the encoder states are random, of the paper's shape.
@@ -284,8 +296,11 @@ def bench_paper(
 
 
 def _paper_pairs(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Paired]:
-    """Time both decoders for `length` seconds of source, with random encoder states of the paper's shape. beams: the
-    width of S2UT's beam search."""
+    """Time both decoders for `length` seconds of source, with random encoder states of the paper's shape.
+
+    beams: width of S2UT's beam search.
+    Returns: the timings against S2UT's greedy decoding and its beam search, by name.
+    """
     target = next(network.parameters()).device
     frames = torch.tensor([round(100 * length)], device=target)
     sizes = (frames + 3) // 4
@@ -314,8 +329,13 @@ def _paper_pairs(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, 
 
 
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
-    """Check the baseline on encoder states (1, S, d), S states of width d. Raises MmdecError if a wrong baseline would
-    be timed. sizes: (1,) number of states. min_length: the fewest units that it may decode."""
+    """Check that the baseline is right before it is timed: its cached decoding must agree with its full pass, and its
+    beam search with one beam must be greedy (if `min_length` is `GATE_UNITS`).
+
+    states: (1, S, d), S encoder states of width d. sizes: (1,), number of states.
+    min_length: the fewest units that it may decode.
+    Raises: MmdecError if it is wrong.
+    """
     units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)
     logits = decoder(tokens, states, sizes)[0]  # (M + 1, V) logits of M units and the end

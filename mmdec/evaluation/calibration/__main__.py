@@ -68,9 +68,11 @@ from mmdec.types import InputError
 
 
 def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """Transcribe a split and return the transcripts as examples: recordings, clean and with noise, and nonsense.
+    """Transcribe a split, and return the transcripts as examples, by kind of decoding. The sounds are recordings, clean
+    and with noise, and nonsense.
 
-    Without `--other` the model is assumed to know all languages: then speech of other languages is not used.
+    options: the command line. Without `--other` the model is assumed to know all languages: then speech of other
+        languages is not used as nonsense.
     """
     own = [(row.path, (row.text,)) for row in evenly_spaced(read_utterances(options.corpus, split), options.count)]
     if options.other is None:
@@ -86,12 +88,13 @@ def transcribed(options: argparse.Namespace, split: str) -> dict[str, list[Examp
     return {TRANSCRIPT: examples}
 
 
-FAMILIAR = 4000  # number of training pictures for the statistics
+FAMILIAR = 4000  # training pictures whose statistics tell familiar pictures from others
 
 
 @cache
 def seeing_model(name: str | None, corpus: Path) -> LoadedVlm:
-    """Load the model, with statistics of the pictures in this corpus's training split. `name` None: the shipped one."""
+    """Load the model, with statistics of the pictures in this corpus's training split, which tell familiar pictures
+    from others. name: None: the shipped model."""
     vlm = load_vlm(name or "vlm-scenes")
     rows = [row for row in evenly_spaced(read_conversations(corpus / "train.json"), FAMILIAR) if row.images]
     seen = summaries(vlm, [row.images[0] for row in rows])
@@ -100,9 +103,13 @@ def seeing_model(name: str | None, corpus: Path) -> LoadedVlm:
 
 
 def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """Answer questions of a split and return the answers as examples: one random question of each conversation. Every
-    third question is about an empty picture or a picture in another style, from `--other`. The test's styles are new to
-    the fit."""
+    """Answer questions of a split, and return the answers as examples, by kind of decoding.
+
+    One random question of each conversation is asked. Every third one is about an empty picture, or a picture in
+    another style from `--other`; the styles for the test are not in the fit.
+
+    options: the command line.
+    """
     vlm = seeing_model(options.model, options.corpus)
     draw = np.random.default_rng(SEEDS[split])
     others = _others(options.other / split, draw)
@@ -122,7 +129,10 @@ def described(options: argparse.Namespace, split: str) -> dict[str, list[Example
 
 
 def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]]:
-    """Endlessly yield (kind, picture): empty pictures, generated at random, and pictures of each style in turn."""
+    """Endlessly yield (kind, picture): empty pictures, generated at random, and pictures of each style in turn.
+
+    folder: it has a folder of PNG for each style. draw: the random generator.
+    """
     styles = {path.name: sorted(path.glob("*.png")) for path in sorted(folder.glob("*")) if path.is_dir()}
     if not all(styles.values()) or not styles:
         raise InputError(
@@ -141,12 +151,12 @@ def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]
 MANIFESTS = (".tsv", ".jsonl")  # suffixes of a manifest of recordings; another path is a corpus's folder
 BINS = 10  # bins of equal width for confidences from 0 to 1
 SURE = 0.7  # outputs above this confidence count as confident: users rely on them
-RIDGE = 1e-3  # keeps weights finite if sentences and nonsense can be separated perfectly
+RIDGE = 1e-3  # ridge penalty of the fit: keeps weights finite if speech and nonsense can be separated perfectly
 
 
 def fit(examples: Sequence[Example]) -> Calibration:
     """Fit the logistic curve of confidence: it minimises the cross-entropy with the examples' `right`. Also record the
-    mean evidence of the examples that are not nonsense."""
+    mean evidence of the examples that are not nonsense. Examples without evidence are left out."""
     examples = [example for example in examples if example.evidence]
     names = sorted(examples[0].evidence)
     inputs = torch.tensor([[example.evidence[name] for name in names] for example in examples], dtype=torch.float64)
@@ -175,7 +185,7 @@ def fit(examples: Sequence[Example]) -> Calibration:
 
 def calibration_error(confidences: Sequence[float], right: Sequence[float]) -> float:
     """Compute the expected calibration error: over ten bins of equal width, the mean distance between confidence and
-    the share that is right."""
+    the share that is right, weighted by the bins' numbers of outputs. right: of each output, 0 to 1."""
     gaps = [row["count"] * abs(row["said"] - row["right"]) for row in reliability(confidences, right)]
     return float(sum(gaps) / len(confidences))
 
@@ -187,7 +197,8 @@ def roc_area(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[dict[str, float]]:
-    """Return for each non-empty bin: the number of outputs, their mean confidence, and the share that is right."""
+    """Return for each non-empty bin of confidences the number of outputs (`count`), their mean confidence (`said`), and
+    the share that is right (`right`)."""
     said, true = np.asarray(confidences), np.asarray(right)
     bins = np.minimum((said * BINS).astype(int), BINS - 1)
     sums = zip(*(np.bincount(bins, each).tolist() for each in (None, said, true)), strict=True)
@@ -195,7 +206,8 @@ def reliability(confidences: Sequence[float], right: Sequence[float]) -> list[di
 
 
 def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, Any]:
-    """Score a calibration on examples that it was not fitted to. Returns a JSON-ready report."""
+    """Score a calibration on examples that it was not fitted to. Returns a JSON-ready report: calibration errors, areas
+    under the ROC curve, bins of confidence, and shares above `SURE`."""
     said = [calibration(example.evidence) if example.evidence else 0.0 for example in examples]
     right = [example.right for example in examples]
     pairs = list(zip(said, examples, strict=True))
@@ -219,8 +231,11 @@ def measure(calibration: Calibration, examples: Sequence[Example]) -> dict[str, 
 
 
 def above(said: Sequence[float], examples: Sequence[Example]) -> dict[str, Any]:
-    """Return two shares: confident wrong outputs among all outputs, and confident outputs among the right outputs. An
-    output is confident if its confidence, in `said`, is above `SURE`."""
+    """Return two shares: of all outputs, those that are confident and wrong; of the right outputs, those that are
+    confident.
+
+    said: the confidence of each example's output; an output is confident if it is above `SURE`.
+    """
     pairs = list(zip(said, examples, strict=True))
     wrong = [example.kind for value, example in pairs if value > SURE and example.right == 0]
     right = [value > SURE for value, example in pairs if example.right == 1]
@@ -254,7 +269,7 @@ def _corpus(path: Path, options: argparse.Namespace, split: str) -> SpeechCorpus
 
 
 def translated(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
-    """Translate a split and return the translations as examples, by kind of decoding."""
+    """Translate a split, and return the translations as examples, by kind of decoding. options: the command line."""
     translator = load(options.model or DEFAULT_MODEL)
     recordings = _speech(options, split)
     kinds = {AUTOREGRESSIVE: "autoregressive"}
@@ -273,8 +288,8 @@ def translated(options: argparse.Namespace, split: str) -> dict[str, list[Exampl
 
 
 def _heard(translator: SpeechTranslator, samples: np.ndarray, strategy: str) -> SpokenTranslation:
-    """Translate one recording as `translate_speech` does with one piece: silence at both ends is removed; a silent
-    recording is not translated."""
+    """Translate samples (T,) of 16 kHz as `translate_speech` does: silence at both ends is removed; a silent recording
+    gives an empty translation."""
     piece = trim_silence(torch.from_numpy(samples))
     if peak(piece) < SILENCE:
         return SpokenTranslation("", [], torch.zeros(0), {})
@@ -324,7 +339,7 @@ def main() -> None:
         options.examples.write_text(json.dumps(listed))
     if options.write:
         home = folder(options)
-        assert home is not None  # all are loaded from folders
+        assert home is not None  # every model here is loaded from a folder
         print(write_calibrations(options.folder or home, calibrations, measured))
         familiar = seeing_model(options.model, options.corpus).familiar if options.task == "vlm" else None
         if familiar is not None:

@@ -1,8 +1,8 @@
 """Conventions by which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
 
-The config.json and the tensors' names in a folder say how to run its network. Engines interpret them differently, and
-guess what is not said. Each `Variant` runs the network (a `Reader`) with one convention changed, and says which change
-of the folder has the same effect.
+The config.json and the tensors' names in a checkpoint folder say how to run its network. Engines interpret them
+differently, and guess what is not said. Each `Variant` runs the network (by a `Reader`) with one convention changed,
+and says which change of the folder has the same effect.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mmdec.nn.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
 
 BASE = 10000.0  # base of rotary positions if a config names none
 FACTORS = (2.0, 4.0)  # factors to try for linearly scaled rotary positions
-OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"  # names of the layouts of folders
+OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"  # names of the formats of checkpoint folders
 CONVERT = "Convert the folder with `mmdec convert drafter`. "
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """How to mend a folder. config: the values to set, by dotted key of config.json. text: what else to do."""
+    """How to mend a checkpoint folder. config: dotted key of config.json -> the value to set. text: what else to do."""
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     text: str = ""
@@ -58,7 +58,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Folder:
-    """The facts about a drafter's folder on which remedies depend."""
+    """The facts about a drafter's checkpoint folder on which remedies depend."""
 
     path: Path
     described: Mapping[str, Any]  # config.json
@@ -71,14 +71,17 @@ class Folder:
 
     @property
     def layout(self) -> str:
-        """Return whose layout the folder is in: mmdec's, speculators', or the flat one of other trainers."""
+        """Return the format of the checkpoint folder: mmdec's, speculators', or the flat one of other trainers."""
         if "system" in self.described:
             return OWN
         return SPECULATORS if "speculators_model_type" in self.described else FLAT
 
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
-        """Make a remedy that sets fields of config.json. own: the fields in mmdec's layout. published: the same in
-        other layouts; None if they have no key for them."""
+        """Make a remedy that sets fields of config.json.
+
+        own: dotted key -> value, in mmdec's format. published: the same in the other formats; None: they have no such
+            key.
+        """
         if self.layout == OWN:
             return Remedy(own)
         if published is not None:
@@ -87,14 +90,14 @@ class Folder:
         return Remedy(text=f"{CONVERT}In the new folder's config.json set {fields}.")
 
     def key(self, name: str) -> str:
-        """Return the dotted key of the decoder layer's setting `name` in a published config."""
+        """Return the dotted key of a setting of the decoder layer in a published config, which may be nested."""
         for inner in ("transformer_layer_config", "text_config"):
             if isinstance(self.described.get(inner), dict):
                 return f"{inner}.{name}"
         return name
 
     def value(self, key: str) -> Any:
-        """Return the value at a dotted key of config.json; None if there is none."""
+        """Return the value at a dotted key of config.json, such as "text_config.rope_theta"; None if there is none."""
         found: Any = self.described
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
@@ -117,8 +120,11 @@ class Folder:
 
 
 def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
-    """Build a network with another configuration that shares the weights. tensors: weights that replace the network's,
-    or that only the new configuration has. changes: fields of the configuration."""
+    """Build a network with a changed configuration that shares the weights.
+
+    tensors: weights, by name, that replace the network's, or that only the new configuration has.
+    changes: fields of the configuration.
+    """
     with torch.device("meta"):
         changed = type(network)(replace(network.config, **changes))
     state = {**network.state_dict(), **(tensors or {})}
@@ -127,7 +133,8 @@ def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, 
 
 
 def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
-    """Yield all variants, each with one convention changed. model: the target. pictures: whether a prompt has any."""
+    """Yield all variants, each with one convention changed. model: the target. pictures: whether any prompt has
+    pictures."""
     target: Any = model.config.get_text_config(decoder=True)
     yield from _layers(reader, folder, target.num_hidden_layers)
     yield from _flags(reader, folder)
@@ -138,8 +145,11 @@ def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: b
 
 
 def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
-    """Return other choices of the target's layers by known rules: layers -> name of the rule. The reader's present
-    layers are left out. depth: the target's number of layers."""
+    """Return other choices of the target's layers whose features the network may read: layers -> name of the rule.
+
+    The rules are each layer one higher, each one lower, and EAGLE-3's default. The reader's present layers are left
+    out. depth: the target's number of layers.
+    """
     layers = reader.layers
     found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
     if len(layers) == 3:
@@ -150,8 +160,10 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
 def other_layers(
     reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
 ) -> Variant:
-    """Make the variant that reads the features of the layers `ids`. name: the rule that gives them. tries: number of
-    choices that a search tried to find them."""
+    """Make the variant that reads the features of the target's layers `ids`.
+
+    name: the rule that gives them. tries: number of choices that a search tried to find them.
+    """
     three = isinstance(reader.network.config, Eagle3Config)
     published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
@@ -160,7 +172,8 @@ def other_layers(
 
 
 def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
-    """Yield variants of the layers that are read, and of whether the last layer's features passed the final norm."""
+    """Yield variants of the target's layers that are read, and of whether the last layer's features have passed the
+    final norm."""
     layers, last = reader.layers, depth - 1
     if min(layers) >= 0:
         for ids, name in layer_rules(reader, depth).items():
@@ -176,7 +189,7 @@ def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
 
 
 def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Yield variants by options of EAGLE-3 that need no weights."""
+    """Yield variants of two switches of EAGLE-3 that change no weights, `norm_before_residual` and `norm_output`."""
     config = reader.network.config
     if not isinstance(config, Eagle3Config):
         return
@@ -218,7 +231,7 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
     held = [flag for flag in names if getattr(config, flag)]
     for flag, tensors in names.items():
         listed = ", ".join(f"`{name}`" for name in tensors)
-        key = flag if three or folder.layout == OWN else ""  # published EAGLE-1 and -2 have no key, only the tensor
+        key = flag if three or folder.layout == OWN else ""  # configs of EAGLE-1 and -2 have no key for this norm
         if flag in held:
             said = Remedy({key: False} if key else {}, f"Leave {listed} out of the folder's tensors.")
             yield Variant("norms", f"norm of {where[flag]}", "none", _with(reader, **{flag: False}), said)
@@ -234,7 +247,7 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
-    """Yield variants of the base and the scaling of rotary positions."""
+    """Yield variants of the base and the scaling of rotary positions (RoPE)."""
     config = reader.network.config
     rope = getattr(target, "rope_parameters", None) or {}
     base = rope.get("rope_theta")
@@ -242,7 +255,7 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
         if isinstance(theta, int | float) and theta > 0 and theta != config.rope_theta:
             yield other_base(reader, folder, float(theta), name)
         if theta == base:
-            break  # both are the same
+            break  # the model's base is the usual one, which was just tried
     if not isinstance(config, Eagle3Config):
         return
     own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
@@ -262,8 +275,10 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
 
 
 def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
-    """Make the variant whose base of rotary positions is `theta`. name: where the base is from. tries: number of
-    choices that a search tried to find it."""
+    """Make the variant whose base of rotary positions is `theta`.
+
+    name: where the base is from. tries: number of choices that a search tried to find it.
+    """
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
     now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)
     return Variant("rope base", now, f"{name}, {theta:g}", mended, remedy, tries=tries)
@@ -273,7 +288,8 @@ MROPE = ("mrope_section", "mrope_interleaved")  # settings of rotary positions w
 
 
 def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Yield variants of the embedding and its scale, the LM head, and the table from draft tokens to the target's."""
+    """Yield variants of the embedding and its scale, the LM head, and `d2t`, the table from draft tokens to the
+    target's."""
     network, config = reader.network, reader.network.config
     scale = math.sqrt(config.hidden_size)
     for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
@@ -330,7 +346,8 @@ def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
 
 
 def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Iterator[Variant]:
-    """Yield variants of which token and which features a column reads, and of how the columns of pictures are read."""
+    """Yield variants of what the network reads at position t (the embedding of which token, the features of which
+    token), and of how it reads pictures."""
     text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
     for late, name in (
         ("tokens", "token t and the features of token t"),
@@ -357,7 +374,7 @@ def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Ite
     rope = getattr(target, "rope_parameters", None) or {}
     sections = tuple(config.mrope_section or rope.get("mrope_section") or ())
     if not rope.get("mrope_section"):
-        return  # the model's positions have one axis
+        return  # no M-RoPE: the model's positions have one axis
     own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
     plain = {name: value for name, value in own.items() if name not in MROPE}
     fields: dict[str, Any] = {"mrope_section": list(sections)}

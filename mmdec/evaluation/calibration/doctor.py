@@ -1,11 +1,11 @@
 """The drafter doctor: tests whether a drafter is run as in its training, and measures how many tokens are accepted.
 
-A convention is a choice that a folder may leave open, such as the layers to read. If it differs from training, drafts
-are worse; no output shows it, because verification keeps the text. `examine` measures the share of first drafted tokens
-that are accepted on the target's greedy text, as the folder is run now and with each convention changed. A change that
-gains measurably is a finding; each next finding is measured with the earlier changes applied.
+A convention is a choice that a checkpoint folder may leave open, such as the target's layers to read. If it differs
+from training, drafts are worse, but the text is the same. `examine` measures the share of first drafted tokens that are
+accepted on the target's greedy text, as the network is run now and with each convention changed. A change with a
+measurable gain is a finding; each next finding is measured with the earlier changes applied.
 
-A gain is the mean difference at the same places (positions of the texts). Its interval is that of a ratio of sums over
+A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
 texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
 and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
 """
@@ -52,9 +52,9 @@ from mmdec.types import Drafter, InputError, Needs, Plan
 TOKENS = 128  # the most tokens of an answer
 CHAINS = range(1, 8)  # lengths of the chains to measure
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
-LEAST_GAIN, MOST_MENDS = 0.01, 4  # the smallest gain of a finding; the most findings
+LEAST_GAIN, MOST_MENDS = 0.01, 4  # smallest gain (in share accepted) of a finding; most findings
 FEW, BLOCK = 10, 32  # if there are fewer texts than FEW, they are cut into blocks of BLOCK places
-MOST_PAIRS = 16  # prompts that are answered with the chat template and without
+MOST_PAIRS = 16  # the most prompts that are answered both with and without the chat template
 TEMPLATE = "chat template"
 STRATA = 5  # bins of the target's confidence, in which places of different texts are compared
 OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
@@ -62,7 +62,7 @@ OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
 
 @dataclass(frozen=True)
 class Share:
-    """A share, or a difference of shares, with its 95 % interval."""
+    """A share, 0 to 1, or a difference of two shares, with its 95 % interval."""
 
     value: float
     low: float
@@ -104,11 +104,11 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Examination:
-    """The result of `examine`."""
+    """The result of `examine`: what is wrong with how a drafter is run, and how many of its tokens are accepted."""
 
     drafter: str
     system: str  # such as "eagle3"
-    layout: str  # of the drafter's folder
+    layout: str  # format of the drafter's checkpoint folder
     target: str
     prompts: int  # number of prompts with an answer
     places: int  # number of positions of the answers at which a draft may begin
@@ -117,8 +117,8 @@ class Examination:
     acceptance: Share  # accepted share of first drafted tokens
     mended: Share | None  # the same with `findings` mended
     findings: list[Tried]
-    conventions: list[Tried]  # what was tried and is not off, measured after the mends
-    depths: list[float]  # share of k-th tokens accepted, k from 1, if the chain's earlier tokens were; after the mends
+    conventions: list[Tried]  # tried changes that are no findings, measured with `findings` mended
+    depths: list[float]  # k-th of a chain: share accepted if the earlier ones were; after the mends
     rounds: list[Rounds]
     notes: list[str]
     measured_on: dict[str, Any]  # hardware and versions
@@ -219,7 +219,7 @@ class _Other:
     def examined(
         self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
     ) -> Examination:
-        """Measure acceptance and tokens a round; nothing else is tried."""
+        """Measure acceptance and tokens a round on `texts`. Nothing else is tried: `pairs` is not used."""
         plans = [*((length, length) for length in CHAINS), *TREES]
         rounds = [Rounds(*plan, tokens_a_round(self.drafter, texts, *plan)) for plan in plans]
         single = [draft_rounds(self.drafter, text, Plan(1, 1)) for text in texts]
@@ -230,13 +230,13 @@ class _Other:
 
 
 class _Network:
-    """A draft network under examination, with all of its variants."""
+    """A draft network under examination: how it is run now, its checkpoint folder, and the target model."""
 
     def __init__(self, reader: Reader, folder: Folder, model: Model) -> None:
         self.reader, self.folder, self.model = reader, folder, model
 
     def layers(self, columns: int) -> set[int]:
-        """Return the target's layers to record: the network's and variants'; all, if `columns` (positions) are few."""
+        """Return the target's layers that variants read; all, if the features of `columns` tokens fit into memory."""
         tried = variants(self.reader, self.folder, self.model.model, True)
         every = searches.searchable(self.model.model, columns)
         return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers), *every}
@@ -246,7 +246,7 @@ class _Network:
     ) -> Examination:
         """Try the conventions one by one, mend what is off, and count tokens a round before and after.
 
-        pairs: two texts for a prompt, with and without the chat template; the first is that of `texts`.
+        pairs: for some prompts, the text in `texts`, and another: one is with the chat template, one without.
         """
         pictures = any(_pictured(text) for text in texts)
         findings, tried, reader = find_mends(self.reader, self.folder, self.model.model, texts)
@@ -314,8 +314,7 @@ def find_mends(
 ) -> tuple[list[Tried], list[Tried], Reader]:
     """Find what is off with a network, one convention after another.
 
-    reader: runs the network as its folder says. model: the target. texts: the target's; only layers whose features
-        they hold are tried.
+    reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
     Returns: what is off, in the order of mending; the other conventions, with the mends; the mended reader.
     """
     findings, done, given = list[Tried](), set[str](), reader
@@ -333,7 +332,7 @@ def find_mends(
         best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
         if best is None or best.verdict != OFF or len(done) == MOST_MENDS:
             lost = _lost_head(given, texts) if _lost_head(reader, texts) else None
-            # with a lost head, the gains of other changes mean nothing
+            # with a wrong LM head, the gains of other changes mean nothing
             return ([lost], [], given) if lost else (findings, rows, reader)
         findings.append(best)
         done.add(best.convention)
@@ -355,8 +354,8 @@ def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
-    """Measure a variant. now: which tokens are right without the variant. count: number of all variants that are tried,
-    for Bonferroni's interval."""
+    """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right without it. count:
+    number of all variants that are tried, for Bonferroni's interval."""
     before = [_of_depth(right, variant.depth) for right in now]
     after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
@@ -385,12 +384,13 @@ def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
 
 
 def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
-    """Return (n,): 1 where the drafted token at this depth of the chain is right, else 0."""
+    """Return (n,): 1 where the chain's token at `depth` is right, else 0. right[k]: (n,) bool, the same for k + 1."""
     return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
 
 
 def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
-    """Compute for each depth, from 1, the share of right tokens among chains whose earlier tokens are all right."""
+    """Compute for each depth, from 1, the share of right tokens among chains whose earlier tokens are all right.
+    right[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right."""
     shares = []
     for depth in range(CHAINS[-1]):
         hits = tries = 0
@@ -406,13 +406,13 @@ def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
 
 
 def accepted(right: Sequence[np.ndarray]) -> Share:
-    """Compute the share of places that are right."""
+    """Compute the share of places that are right, with its interval. right: for each text (n,), 1 or 0."""
     found = mean(right)
     return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
 
 
 def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
-    """Compute the mean over all places of texts, with its interval. level: 1 minus the interval's coverage.
+    """Compute the mean over all places, with its interval. values: (n,) of each text. level: 1 minus the coverage.
 
     Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
     Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
@@ -434,7 +434,7 @@ def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
 
 
 def student(chance: float, freedom: int) -> float:
-    """Compute a quantile of Student's t; freedom: its degrees of freedom. Source: Abramowitz and Stegun, 26.7.5."""
+    """Compute a quantile of Student's t with `freedom` degrees of freedom. Source: Abramowitz and Stegun, 26.7.5."""
     z = NormalDist().inv_cdf(chance)
     terms = (
         z,
@@ -446,7 +446,7 @@ def student(chance: float, freedom: int) -> float:
 
 
 def verdict(gain: float, certain: Share) -> str:
-    """Return the verdict on a change, see `Tried`. certain: the gain with an interval for all changes together."""
+    """Return "off", "worse" or "no measurable effect". certain: the gain with an interval for all tried changes."""
     if gain >= LEAST_GAIN and certain.low > 0:
         return OFF
     return WORSE if gain <= -LEAST_GAIN and certain.high < 0 else NOTHING
@@ -473,7 +473,7 @@ def matched_gain(
     weights = np.bincount(np.searchsorted(edges, pooled), minlength=STRATA) / len(pooled)
 
     def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
-        """Count (prompts, 2, strata): right places and all places, by the target's confidence."""
+        """Count (prompts, 2, strata) right places and all places, in bins of the target's confidence."""
         where = [np.searchsorted(edges, part) for part in chances]
         pairs = zip(where, right, strict=True)
         return np.array([[np.bincount(w, r, STRATA), np.bincount(w, minlength=STRATA)] for w, r in pairs])

@@ -12,13 +12,13 @@ from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.pipelines.confidence import Evidence
 from mmdec.training.metrics.text import normalise_words, sentence_chrf, word_edits
 
-LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # dB of speech above noise; None: as recorded
+LEVELS = (None, 20.0, 10.0, 5.0, 0.0)  # signal-to-noise ratios in dB; None: no noise is added
 SEEDS = {"dev": 1, "test": 2}  # random seeds for noise and nonsense, by split
 NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
 # Kinds of nonsense for fitting a translator's confidence, and other kinds for testing it.
 NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
 TELEPHONE = (300.0, 3400.0)  # Hz
-# Distortions of recordings for a transcriber of all languages, in turn: (dB of speech above noise, telephone or not).
+# Distortions of recordings for a transcriber of all languages, in turn: (signal-to-noise ratio in dB, by telephone).
 HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
 MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # further nonsense for a transcriber
 TURNED = 3  # every third recording of a transcriber is also played backwards
@@ -33,7 +33,8 @@ class Example:
     """One output of a model, its evidence, and how right it is.
 
     evidence: the measurements from which confidence is computed; empty if there was no output.
-    right: share of right words or claims, or the translation's `rightness`. Always 0 if the input was nonsense.
+    right: 0 to 1: the share of right words or claims, or the score of a translation. Always 0 if the input was
+        nonsense.
     """
 
     evidence: Evidence
@@ -62,7 +63,8 @@ def rightness(text: str, references: Sequence[str]) -> float:
 
 
 def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -> np.ndarray:
-    """Add noise `level` dB below the speech: white, or with a falling spectrum. None: add no noise."""
+    """Add noise to samples (T,) at a signal-to-noise ratio of `level` dB: white, or with a falling spectrum. None: add
+    none."""
     if level is None:
         return samples
     noise = draw.normal(size=len(samples))
@@ -82,9 +84,9 @@ def nonsense(kind: str, draw: np.random.Generator) -> np.ndarray:
 
 
 def _no_speech(kind: str, size: int, draw: np.random.Generator) -> np.ndarray:
-    """Generate a sound (size,) of a kind, before its loudness is set; every other kind is "chirps"."""
+    """Generate a sound (size,) of a kind in `NO_SPEECH` or `MUSIC`, before its loudness is set."""
     time = np.arange(size) / SAMPLE_RATE
-    if kind == "silence":  # as in a quiet room
+    if kind == "silence":  # faint noise, as in a quiet room
         return 1e-3 * draw.normal(size=size)
     if kind == "white noise":
         return draw.normal(size=size)
@@ -120,7 +122,8 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
         ramp = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
         share = (ramp - ramp.min()) / (ramp.max() - ramp.min())
         return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
-    radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)  # standard deviations, in pixels and in grey levels
+    # standard deviations: of the blur in pixels, of the result in grey levels
+    radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)
     waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # Fourier transform of the Gaussian
     noise = np.fft.fft2(draw.normal(size=shape), axes=(0, 1)) * (waves[:, None] * waves)[..., None]
     blurred = np.fft.ifft2(noise, axes=(0, 1)).real
@@ -129,7 +132,8 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sound:
-    """A sound to decode. samples: (T,) at 16 kHz. references: right texts, for speech. kind: as in `Example`."""
+    """A sound to decode. samples: (T,) at 16 kHz. references: right texts; () for nonsense. kind: noise level, or kind
+    of nonsense."""
 
     samples: np.ndarray
     references: tuple[str, ...]
@@ -137,8 +141,11 @@ class Sound:
 
 
 def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], seed: int) -> list[Sound]:
-    """Make the inputs for a transcriber of one language: each recording once, the levels of noise in turn; and half
-    as many nonsense sounds, the kinds in turn. own: recordings with their text. other: speech in another language."""
+    """Make the inputs for a transcriber of one language: each recording once, the levels of noise in turn; and half as
+    many nonsense sounds, the kinds in turn.
+
+    own: (file, right texts) of recordings. other: files of speech in another language. seed: of the noise.
+    """
     draw = np.random.default_rng(seed)
     recordings = []
     for index, (path, references) in enumerate(own):
@@ -154,7 +161,7 @@ def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], s
 
 
 def telephone(samples: np.ndarray) -> np.ndarray:
-    """Keep only the frequencies of samples (T,) at 16 kHz that a telephone line carries."""
+    """Remove from samples (T,) at 16 kHz the frequencies that a telephone line does not carry."""
     spectrum = np.fft.rfft(samples)
     frequencies = np.fft.rfftfreq(len(samples), 1 / SAMPLE_RATE)
     spectrum[(frequencies < TELEPHONE[0]) | (frequencies > TELEPHONE[1])] = 0
@@ -162,10 +169,10 @@ def telephone(samples: np.ndarray) -> np.ndarray:
 
 
 def spoken_sounds(own: Sequence[tuple[Path, tuple[str, ...]]], split: str) -> list[Sound]:
-    """Make the inputs for a transcriber of all languages: each recording once, most with noise or as by telephone; some
-    of them also backwards; and nonsense sounds.
+    """Make the inputs for a transcriber of all languages: each recording once, most of them with noise or as by
+    telephone; every third one also backwards; and nonsense sounds.
 
-    own: recordings with their text. split: "dev", for the fit, or "test", with other kinds of nonsense.
+    own: (file, right texts) of recordings. split: "dev", for the fit, or "test", with other kinds of nonsense.
     """
     draw = np.random.default_rng(SEEDS[split])
     recordings = []
@@ -193,9 +200,9 @@ def translator_sounds(
     """Make the inputs for a translator of French: French speech, each recording with one level of noise, and sounds
     that are not French speech.
 
-    own: recordings with their translations. unseen: recordings with translations and a name of their kind; they get no
-        noise.
-    other: speech in other languages, with a name of its kind.
+    own: (file, right translations) of recordings.
+    unseen: (file, right translations, name of their kind) of recordings that get no noise.
+    other: (file, name of its kind) of speech in other languages.
     split: "dev", for the fit, or "test", with other kinds of nonsense.
     """
     draw = np.random.default_rng(SEEDS[split])

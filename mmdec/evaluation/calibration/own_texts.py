@@ -5,8 +5,9 @@ these, the drafter drafts at all places of the answer at once: its first tokens,
 input after a right token is the same text as in decoding. So the rounds that decoding with chains takes are counted
 without decoding. Trees are drafted one after another, at each place where a round would begin.
 
-Sizes: P columns (positions) of the prompt, N + 1 tokens of the answer, L = P + N columns of the pass, H channels. At
-the answer's column c, from 0, the root is the answer's token c, and the first drafted token should be token c + 1.
+Sizes: P tokens of the prompt, N + 1 tokens of the answer, L = P + N tokens of the pass (without the answer's last one),
+H channels. At the answer's token c, from 0, this token is the root, and the first drafted token should be token c + 1.
+In names, a column is a token of the pass.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ class OwnText:
     """A prompt, the target's answer, and what the target's pass over both recorded."""
 
     answer: list[int]  # N + 1 tokens
-    context: Context  # from the target's pass: L columns in a batch of one
+    context: Context  # from the target's pass over L tokens, a batch of one
 
     @property
     def prompt(self) -> int:
-        """Return P, the number of columns of the prompt."""
+        """Return P, the number of tokens of the prompt."""
         return self.context.tokens.shape[1] - self.places
 
     @property
     def places(self) -> int:
-        """Return N, the number of places where a draft can begin."""
+        """Return N, the number of places in the answer where a draft can begin."""
         return len(self.answer) - 1
 
     @property
@@ -78,10 +79,11 @@ class OwnText:
 def own_text(
     target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
 ) -> OwnText | None:
-    """Let the target answer a prompt, and run it over both. Returns None for an answer of fewer than `LEAST` tokens.
+    """Let the target answer a prompt greedily, and run it over both. Returns None for an answer of fewer than `LEAST`
+    tokens.
 
     inputs: the target's inputs for the prompt, a batch of one. drafter: speeds up the answer without changing it.
-        tokens: the most new tokens. needs: what the pass must record.
+    tokens: the most new tokens. needs: what the pass must record.
     Raises: InputError for a prompt that leaves no room for an answer.
     """
     model: Any = target.model
@@ -114,8 +116,8 @@ def own_text(
 class Reader:
     """One way to run a draft network: the network, and two conventions that its configuration does not have.
 
-    scale: factor on EAGLE-3's text embeddings. late: input that each column takes from the column before instead of
-        its own: "tokens" or "features"; "": neither.
+    scale: factor on the text embeddings, for EAGLE-3.
+    late: "tokens" or "features": at each token, the network reads this input of the token before instead; "": neither.
     """
 
     network: DraftNetwork
@@ -136,7 +138,7 @@ class Reader:
         return self.network.config.layers
 
     def drafter(self) -> TreeGrowing | None:
-        """Build a drafter that runs the network in this way; None for `late`, which no drafter can do."""
+        """Build a drafter that runs the network in this way. None if `late` is set: no drafter can read inputs late."""
         if self.late:
             return None
         drafter = TreeGrowing(self.network, self.embedding, self.output)
@@ -145,8 +147,11 @@ class Reader:
         return drafter
 
     def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the embeddings (L, H) of all L columns, the target's features there (L, layers * channels of each),
-        and which columns are of pictures, (L,) bool."""
+        """Return the network's inputs at all L tokens of a text.
+
+        Returns: embeddings (L, H); the target's features (L, layers * channels of each); which tokens are visual, (L,)
+            bool.
+        """
         whole = text.context
         visual = whole.visual[0] if whole.visual is not None else whole.mask[0].logical_not()
         embeds = self.table(whole.tokens[0]) * self.scale
@@ -160,8 +165,12 @@ class Reader:
         return embeds, features, visual
 
     def positions(self, text: OwnText, prompted: Prompted) -> tuple[Tensor, int]:
-        """Return the positions of the prompt's M columns, (1, M) or for each axis (1 or 3, 1, M), and the position of
-        the first root's column."""
+        """Return the rotary positions of the M inputs that the network computes for the prompt (M < P), and that of the
+        first root.
+
+        prompted: those M inputs.
+        Returns: (1, M), or (1 or 3, 1, M) with one row for each axis of M-RoPE; and the root's position.
+        """
         config, whole = self.network.config, text.begun
         if isinstance(config, Eagle3Config) and config.follows and len(whole.positions) > 1:
             taken = whole.positions[:, :, :-1]
@@ -182,8 +191,9 @@ class Scaled(nn.Module):
 
 @torch.inference_mode()
 def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
-    """Draft a chain after each root, and compare it with the answer.
+    """Draft a chain after each root, which is a token of the answer, and compare it with the answer.
 
+    depth: length of the chains.
     Returns: for each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, if the drafter's
         input has the right tokens before it. There are fewer depths if the answer is shorter.
     """
@@ -204,8 +214,11 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
 
 
 def _at_roots(reader: Reader, text: OwnText) -> tuple[Prompted, Tensor, Tensor, Pair, Tensor]:
-    """Run the network over a text. Returns: its prompt, the embeddings (L, H), the states (1, N, H) from which the
-    first tokens are drafted, keys and values of all columns, the roots' positions (N,)."""
+    """Run the network over a text.
+
+    Returns: its inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first tokens are
+        drafted; keys and values of all tokens; the roots' positions (N,).
+    """
     network, begin = reader.network, text.prompt
     embeds, features, visual = reader.rows(text)
     prompted = network.prompt(embeds[:begin], features[:begin], visual[:begin])
@@ -228,18 +241,23 @@ def root_states(reader: Reader, text: OwnText) -> Tensor:
 
 @torch.inference_mode()
 def surprise(reader: Reader, text: OwnText) -> Tensor:
-    """Compute -log of the probability (n,) that the drafter gives the text's next token, at the n <= N places whose
-    next token is in the draft vocabulary."""
+    """Compute -log of the probability, in nats, that the drafter gives the text's next token.
+
+    Returns: (n,), for the n <= N places whose next token is in the draft vocabulary.
+    """
     logits = reader.network.logits(root_states(reader, text), reader.output).float()
     tokens = reader.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
     answer = torch.tensor(text.answer[1:], device=logits.device)
-    known = (answer[:, None] == tokens).nonzero()  # place, and index in the draft vocabulary
+    known = (answer[:, None] == tokens).nonzero()  # (n, 2): place, and index in the draft vocabulary
     return -logits.log_softmax(-1)[known[:, 0], known[:, 1]].cpu()
 
 
 def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
-    """Compute the layer's input at the next column of n chains. embeds: (n, H) of the columns' tokens. hidden: (n, H),
-    the network's output at the columns before. carry: what the network's prompt handed on (`Prompted`)."""
+    """Compute the layer's input (n, H) at the next token of n chains.
+
+    embeds: (n, H) embeddings of the tokens. hidden: (n, H), the network's output at the tokens before them.
+    carry: further input that the prompt's pass handed on (`Prompted.carry`).
+    """
     network = reader.network
     if isinstance(network, Eagle3) and network.config.mask_token is not None:
         token = torch.tensor(network.config.mask_token, device=embeds.device)
@@ -248,9 +266,11 @@ def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Ten
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
-    """Build the additive mask (1, 1, n, S) for column `step` of n chains, over the S columns so far. A chain sees the
-    prompt, the answer's columns up to its root, and its own columns. prompt, count: numbers of columns of the prompt
-    and of the answer."""
+    """Build the additive mask (1, 1, n, S) for token `step` of n chains, over the S tokens so far. A chain sees the
+    prompt, the answer up to its root, and its own tokens.
+
+    prompt, count: numbers of the network's inputs for the prompt and for the answer. states: gives dtype and device.
+    """
     device, size = states.device, count - step
     roots = torch.arange(size, device=device)[:, None]
     parts = [torch.ones(size, prompt, dtype=torch.bool, device=device)]
@@ -261,7 +281,10 @@ def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
 
 
 def chain_rounds(right: Sequence[Tensor], length: int) -> int:
-    """Count the rounds that decoding an answer takes with chains of `length` tokens. right: from `right_tokens`."""
+    """Count the rounds that decoding an answer takes with chains of `length` tokens.
+
+    right[k]: bool for each root, whether token k + 1 of its chain is right.
+    """
     lists = [depth.tolist() for depth in right]
     count = len(lists[0])
     root = rounds = 0
@@ -275,7 +298,7 @@ def chain_rounds(right: Sequence[Tensor], length: int) -> int:
 
 @torch.inference_mode()
 def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
-    """Count the rounds that decoding an answer takes with a drafter and drafts of this plan."""
+    """Count the rounds that decoding an answer takes with a drafter. plan: the size of its drafts."""
     begin, device, answer = text.prompt, text.context.tokens.device, text.answer
     states = {layer: text.context.features[layer] for layer in drafter.needs.layers}
     begun = text.begun  # as in decoding, drafters that read no embeddings get none
@@ -293,7 +316,7 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
         rounds += 1
         if root + len(path) >= text.places:
             return rounds
-        # nodes that were not accepted have no features; they get the root's
+        # only accepted nodes are tokens of the text; others have no features, and get the root's
         columns = [begin + root] * draft.tokens.shape[1]
         for depth, node in enumerate(path):
             columns[node] = begin + root + depth
@@ -303,8 +326,10 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
 
 
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, following: Sequence[int]) -> list[int]:
-    """Return the nodes, from the root, of the draft's path that equals the text. tokens, parents: of the draft's `size`
-    nodes. following: the text after the root."""
+    """Return the nodes, from the root, of the draft's longest path whose tokens equal the text.
+
+    tokens, parents: token id and parent of each of the draft's `size` nodes. following: the text after the root.
+    """
     path = [0]
     for token in following:
         node = next((n for n in range(1, size) if parents[n] == path[-1] and tokens[n] == token), None)
@@ -315,13 +340,17 @@ def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, foll
 
 
 def _scores(states: Mapping[int, Tensor], columns: list[int]) -> Scores:
-    """Give a draft's nodes the features of these columns of the text. states: the text's features by layer."""
+    """Give the nodes of a draft the features of tokens in the text.
+
+    states: layer -> features (1, L, H) of the text. columns: for each node, the index of its token in the text.
+    """
     index = torch.tensor(columns, device=next(iter(states.values())).device if states else None)
     return Scores(torch.empty(1, len(columns), 0), {layer: value[:, index] for layer, value in states.items()})
 
 
 def _verdict(path: list[int], tokens: list[int], device: torch.device) -> Verdict:
-    """Make the verdict that accepts these nodes and appends these tokens, for a batch of one."""
+    """Make a verdict, for a batch of one, that accepts the draft's nodes in `path`, and appends `tokens` to the
+    text."""
     said = torch.tensor([tokens], device=device)
     done, lengths = torch.zeros(1, dtype=torch.bool, device=device), torch.tensor([len(tokens)], device=device)
     return Verdict(torch.tensor([path], device=device), said[:, -1], done, said, lengths)
@@ -361,7 +390,8 @@ class Asked:
 def load_target(
     model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Model:
-    """Load a language model, or a model that reads images, with its tokenizer or processor, as `load_vlm` does."""
+    """Load a language model with its tokenizer, or a model that reads images with its processor. model: name, folder or
+    hub id."""
     if is_language_model(find(model, None, FILES)):
         return load_language_model(model, device, dtype)
     return load_vlm(model, device, dtype)
@@ -374,10 +404,12 @@ def built_in(chat: bool) -> list[Asked]:
 
 
 def read_prompts(path: Path, limit: int | None) -> list[Asked]:
-    """Read the prompts of a file that `read_chats` can read. limit: take this many, evenly spaced; None: all.
+    """Read the prompts of a file: .txt with one on each line, or .jsonl or .json of chats.
+
+    limit: take this many, evenly spaced; None: all.
 
     A chat gives one prompt: its system message and first question. Later turns hold answers that are not the target's.
-    Raises: InputError for a file in none of the layouts, naming the line or row.
+    Raises: InputError for a file in none of these formats, naming the line or row.
     """
     return [
         Asked(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)

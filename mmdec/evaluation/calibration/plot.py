@@ -20,14 +20,14 @@ from mmdec.pipelines.confidence import FILE, read_calibrations
 from mmdec.types import InputError
 
 COLUMNS = 2
-PANEL = (3.1, 2.8)  # inches
+PANEL = (3.1, 2.8)  # width and height of a panel in inches
 DOTS = 96  # pixels an inch: a small file, because a web page loads it
 LARGEST = 260.0  # area in points squared of the dot for a bin with all outputs
 
 
 def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
-    """Draw the confidence.json of several models' folders as one PNG. Raises InputError for a folder without test
-    results."""
+    """Draw the test results in the confidence.json of several models' folders into one PNG at `path`, which is
+    returned. Raises InputError for a folder without test results."""
     panels = [(f"{folder.name}: {kind}", entry) for folder in folders for kind, entry in measured(folder).items()]
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
@@ -46,7 +46,7 @@ def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
 
 
 def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Read the test results in a model's confidence.json, by kind of decoding. Raises InputError if there are
+    """Read the test results in a model's confidence.json: kind of decoding -> results. Raises InputError if there are
     none to draw."""
     read_calibrations(folder)  # raises an error that explains a damaged file
     try:
@@ -66,15 +66,18 @@ def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
-    """Draw one dot for each bin; its area, and the number beside it, show the bin's number of outputs. The diagonal is
-    perfect calibration. entry: one kind of decoding, from `measured`."""
+    """Draw one dot for each bin of confidences. Its area, and the number beside it, show the bin's number of outputs.
+    The diagonal is perfect calibration.
+
+    entry: the test results of one kind of decoding.
+    """
     bins = entry["reliability"]
     said, right, counts = ([bin_[name] for bin_ in bins] for name in ("said", "right", "count"))
     total = max(sum(counts), 1)
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
     axes.scatter(said, right, [max(LARGEST * count / total, 4.0) for count in counts], alpha=0.7, linewidths=0)
     for x, y, count in zip(said, right, counts, strict=True):
-        above = y > x  # away from the diagonal
+        above = y > x  # the number is placed away from the diagonal
         shift, side = (0, 7 if above else -7), "bottom" if above else "top"
         axes.annotate(str(count), (x, y), shift, textcoords="offset points", fontsize=7, ha="center", va=side)
     axes.set_title(

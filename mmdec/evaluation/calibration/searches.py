@@ -1,9 +1,9 @@
-"""Searches for two settings that a folder may not state, the base of rotary positions and the layers, and finds an LM
-head that is not the trained one (a lost head).
+"""Searches for two settings that a checkpoint folder may not state: the base of rotary positions, and the target's
+layers to read. Also finds an LM head that is not the trained one (a lost head).
 
 A search minimises the drafter's mean surprise, -log of the probability, at the target's tokens. With few places, this
-tells more than the share of right tokens. The result of a search is one `Variant`, which `doctor.py` measures like any
-other; its `tries` counts all choices that the search tried.
+tells more than the share of right tokens. The result is one `Variant`, a way to run the network with one setting
+changed, which `doctor.py` measures like any other. Its `tries` is the number of choices that the search tried.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ from mmdec.evaluation.calibration.own_texts import OwnText, Reader, right_tokens
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.training.corpora.text_files import evenly_spaced
 
-PLACES = 1024  # positions in texts that a search uses
+PLACES = 1024  # number of tokens of the texts that a search uses
 BASES = tuple(digit * 10.0**power for power, digit in product(range(2, 9), (1, 2, 5)))  # 100 ... 5e8
 GOLDEN = (math.sqrt(5) - 1) / 2  # factor by which a step of golden-section search shortens the interval
 REFINED = 6  # steps of golden-section search between two bases of the grid: precise to 5 %
-SWEEPS = 3  # the most sweeps over a network's layers
+SWEEPS = 3  # the most times that a search tries every layer for each of the features that the network reads
 RIDGE = 1e-3  # ridge penalty of the fitted LM head, whose input states are scaled to length 1
-FITTED = 2048  # the most places in texts on which an LM head is fitted
+FITTED = 2048  # the most tokens of the texts on which an LM head is fitted
 MOST_BYTES = 8 << 30  # maximum size of all layers' features
 UNSEARCHED = "The features of all layers need over 8 GiB, so that layers were not searched: fewer prompts allow it."
 LOST = 2.0  # an LM head is lost if a fitted head is right at least this many times as often
 
 
 def searchable(model: PreTrainedModel, columns: int) -> set[int]:
-    """Return all layers of a target; none if their features at this number of text positions need over `MOST_BYTES`."""
+    """Return all layers of a target; none if their features at `columns` tokens need over `MOST_BYTES`."""
     config = model.config.get_text_config(decoder=True)
     needed = columns * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
     return {*range(config.num_hidden_layers)} if needed <= MOST_BYTES else set()
 
 
 def searched(reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """Yield the best base of rotary positions and the best layers that a search finds, unless a variant has them.
+    """Yield the best base of rotary positions and the best layers that a search finds, unless they are already tried
+    variants.
 
     model: the target. texts: the target's; layers are searched only if the texts hold all layers' features.
     """
@@ -71,8 +72,8 @@ def _cost(reader: Reader, texts: Sequence[OwnText]) -> np.ndarray:
 
 
 def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """Yield the variant whose base of rotary positions has the least surprise: one of `BASES`, or one between two of
-    them if that is certainly better."""
+    """Yield the variant whose base of rotary positions has the least surprise. It is one of `BASES`, or one between two
+    of them if that is better by two standard errors. target: the target's text config."""
     network, now = reader.network, reader.network.config.rope_theta
     costs: dict[float, np.ndarray] = {}
 
@@ -101,8 +102,8 @@ def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[O
 
 
 def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """Yield the variant whose layers have the least surprise. The search begins at the best published rule and changes
-    one layer at a time. depth: the target's number of layers."""
+    """Yield the variant whose layers have the least surprise. The search begins at the best known rule, and changes one
+    layer at a time. depth: the target's number of layers."""
     recorded = texts[0].context.features.keys()
     if not isinstance(reader.network.config, Eagle3Config) or min(reader.layers) < 0 or not recorded >= {*range(depth)}:
         return
@@ -130,8 +131,8 @@ def fitted_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarr
     """Compare the network's own LM head with a head that is fitted to its states on the other half of the texts.
 
     The fitted head is a ridge regression on the tokens in its dual form: one system with as many equations as places.
-    Returns: which first tokens are right (1 or 0) in each text, with the own head and with the fitted head. None for a
-        network without a head of its own, and for a single text.
+    Returns: for each text (N,), 1 where the first drafted token is right, else 0: with the network's own head, and with
+        the fitted head. None for a network without a head of its own, and for a single text.
     """
     if not isinstance(reader.network, Eagle3) or len(texts) < 2:
         return None
@@ -146,7 +147,8 @@ def fitted_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarr
 
 
 def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Fit a ridge regression to the texts' states and tokens. Returns a function from states (n, H) to tokens (n,)."""
+    """Fit a ridge regression from the texts' states (N, H) to their tokens (N,). Returns a function from states (n, H)
+    to tokens (n,)."""
     x, y = torch.cat([*states]), torch.cat([*answers])
     kept = torch.tensor(evenly_spaced(range(len(x)), FITTED), device=x.device)
     x, (tokens, index) = x[kept], y[kept].unique(return_inverse=True)
@@ -157,7 +159,7 @@ def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tenso
 
 def head_remedy(reader: Reader) -> tuple[str, Remedy]:
     """Return how a lost LM head is called in the report ("the model's rows" or "its own"), and how to mend the
-    folder."""
+    checkpoint folder."""
     network: Any = reader.network
     rows = reader.output.weight
     ids = network.token_ids(torch.arange(network.vocabulary, device=rows.device))

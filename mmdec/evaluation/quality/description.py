@@ -1,7 +1,7 @@
 """Scores a vision-language model on questions about pictures: the right answers by task, and the cost of decoding.
 
-`mmdec.describe` is scored. Questions come from the drawn scenes, a user's own list, or a published benchmark:
-see `corpora/image_text.py`. `mmdec eval vlm` prints the report.
+`mmdec.describe` is scored. Questions are about the project's synthetic pictures (data/scenes), from a user's own list,
+or from a published benchmark; `corpora/image_text.py` reads all of them. `mmdec eval vlm` prints the report.
 
 mmdec's costs are those that `mmdec.describe` returns. transformers' loops run through `model.generate`, on the tensors
 that `describe` would give the model. A call's seconds have three parts: features (pixels and text become tensors),
@@ -38,7 +38,7 @@ from mmdec.types import InputError
 
 @final
 class DescriptionHarness(Harness[ImageQuestion]):
-    """Answers questions with a LoadedVlm, in at most `max_new_tokens` each."""
+    """Answers questions with one loaded model, in at most `max_new_tokens` each, and measures the calls."""
 
     what: ClassVar[str] = "question"
 
@@ -49,11 +49,12 @@ class DescriptionHarness(Harness[ImageQuestion]):
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
     def prompt(self, question: ImageQuestion) -> str:
-        """Write the question's text, with this model's image token at the places of its pictures."""
+        """Write the question's text, with this model's image token where its pictures belong."""
         return question.question.replace(IMAGE, self.vlm.image_token)
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
-        """Answer one batch with mmdec. Raises InputError, or BatchError if some questions of the batch are refused."""
+        """Answer one batch by `mmdec.describe`. Raises InputError, or BatchError if some questions of the batch are
+        refused."""
         images: list[Any] = [question.images for question in questions]
         prompts = [self.prompt(question) for question in questions]
         options: dict[str, Any] = {**self.options, **method.options}
@@ -101,7 +102,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         inputs = tensors(vlm, [render(vlm, [user_message(vlm, question)]) for question in read], read)
         features = stopwatch.lap()
         with timed_passes(self.model.get_encoder("image"), device, lambda seconds, *_: vision.append(seconds)):
-            generated: Any = self.model.generate(  # type: ignore[operator] # torch's types say tensor
+            generated: Any = self.model.generate(  # type: ignore[operator] # torch's types say it is a tensor
                 **inputs, **self.options, **method.options
             )
         rows = [_cut(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
@@ -121,7 +122,8 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
 
 def _cut(row: list[int], model: Any) -> list[int]:
-    """Return a row of tokens up to its first end token, without the padding after it."""
+    """Return a row of tokens up to its first end token, without the padding after it. model: says which tokens end a
+    text."""
     ends = model.generation_config.eos_token_id
     ends = set(ends) if isinstance(ends, list) else {ends}
     return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
@@ -141,15 +143,16 @@ class Answered:
     right: float  # points of the answer, at most `of`
     of: int  # possible points: 1; for a description its number of claims; 0 without a reference
     error: str = ""
-    other_words: bool = False  # the answer is right in other words than the reference, so `right` does not count it
+    other_words: bool = False  # right, but in other words than the reference, so that `right` does not count it
 
 
 def score(question: ImageQuestion, text: str) -> tuple[float, int]:
-    """Score an answer: (right points, possible points). A short answer has 1 point, a description one for each claim;
-    (0, 0) without a reference.
+    """Score an answer. A short answer has 1 point, a description one for each claim that it should make.
 
-    "exact" compares with the listed answers or the reference and ignores case and the full stop. For the scenes'
-    counting questions, only the total must be right.
+    "exact" scoring compares with the listed answers or the reference, and ignores case and the full stop. For counting
+    questions about the synthetic pictures, only the total must be right.
+
+    Returns: the points for right answers, and the possible points; (0, 0) without a reference.
     """
     kind = question.scoring
     if kind == "claims":
@@ -165,7 +168,7 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
 @final
 @dataclass(frozen=True)
 class VlmScoring:
-    """The options of `evaluate_vlm`, see there."""
+    """Keyword options of `evaluate_vlm`, with their defaults. Its docstring describes them."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -189,13 +192,13 @@ def evaluate_vlm(
 ) -> dict[str, Any]:
     """Score a vision-language model. Returns a JSON-ready report.
 
-    questions: a file or folder, see `read_questions`; None: the drawn scenes, or, if images are given, `prompt` about
-        each of them.
+    questions: a file or folder of questions; None: those about synthetic pictures in data/scenes/test.json, or, if
+        images are given, `prompt` about each of them.
     images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in the questions.
     limit: number of questions from each task, evenly spaced.
     swap: show another picture of the same task. Answers that are still right come from the question's text alone.
-    drafter: as for `mmdec.describe`. plan: draft size, as `num_speculative_tokens`. max_new_tokens: the most new tokens
-        of an answer; None: the model's default. worst: number of wrong answers to list.
+    drafter: name, folder or object; None: plain decoding. plan: draft size, as `num_speculative_tokens`; None: learned.
+    max_new_tokens: the most new tokens of an answer; None: the model's default. worst: number of wrong answers to list.
 
     "right" counts answers in the reference's own words. "right_in_any_words" also counts answers that say the same in
     another sentence.
@@ -228,7 +231,7 @@ def evaluate_vlm(
 
 
 def _report(answered: Sequence[Answered], worst: int) -> dict[str, Any]:
-    """Summarise the answers: right ones, cost, refused questions, and `worst` wrong answers."""
+    """Summarise the answers: right ones, cost, refused questions, and at most `worst` wrong answers."""
     scored = [entry for entry in answered if entry.of]
     return {
         "by_task": _by_task(answered),
@@ -246,7 +249,12 @@ def questions_of(
     limit: int | None,
     admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
-    """Read a file's questions, or ask `prompt` about each picture in `images`. Raises InputError for none."""
+    """Read the questions of a file, or ask `prompt` about each picture in `images`. Raises InputError if there are
+    none.
+
+    questions: the file; None: `images` alone, or data/scenes/test.json. images: folder of the pictures, or one picture.
+    limit: number of questions from each task; None: all. admission: which paths in the file are accepted.
+    """
     if questions is None and images is not None:
         return by_task(asked_of(os.fspath(images), prompt), limit)
     listed = os.fspath(QUESTIONS if questions is None else questions)
@@ -317,7 +325,7 @@ def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
 
 
 def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
-    """Compute the rate of right answers. For descriptions, n is the number of claims."""
+    """Compute the rate of right answers, with its interval. For descriptions, n is the number of claims."""
     right: Any = sum(entry.right for entry in answered)  # VQA accuracy gives fractions, which `Rate` accepts
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
 
@@ -337,8 +345,8 @@ def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def _cost(answers: Sequence[Description]) -> dict[str, Any]:
-    """Sum up the cost: rounds after the prompts' passes; seconds; the drafter's share of decoding and of the total; how
-    the drafter compressed the images, if it did."""
+    """Sum up the cost: rounds after the prompts' passes, seconds, the drafter's share of decoding and of the total, and
+    how often each image compressor was used."""
     if not answers:
         return {}
     compressors = Counter(answer.compressor for answer in answers if answer.compressor is not None)
@@ -349,7 +357,8 @@ def _cost(answers: Sequence[Description]) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "rounds": rounds,
-        "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,  # without prompts' tokens
+        # an answer's first token is from the prompt's pass
+        "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,
         "accepted_per_round": sum(answer.accepted for answer in answers) / rounds if rounds else None,
         "drafted_per_round": sum(answer.drafted for answer in answers) / rounds if rounds else None,
         "drafter_share": {

@@ -2,8 +2,7 @@
 
 python -m mmdec.evaluation.quality.drafter_epochs eagle=runs/eagle-1,runs/eagle-2 msd=runs/msd-1 --plot epochs.png
 
-A run's figures were logged by its training after each epoch: `dev/decoded`, from complete decoding of held-out
-questions.
+Training logs the figures after each epoch, as `dev/decoded`: it decodes held-out questions completely.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MEASURE = "dev/decoded"
 
 
 def epochs_of(run: str | Path) -> list[float]:
-    """Read the tokens per round after each epoch of a training run. Raises InputError if the run's folder has none."""
+    """Read the tokens per round after each epoch of a training run. Raises InputError if its folder has none."""
     curves = training_curves(next(Path(run).rglob("metrics.csv"), Path(run) / "metrics.csv"))
     if MEASURE not in curves:
         raise InputError(f"`runs` must have logged {MEASURE}, but '{run}' did not. Train with `decoded` above 0.")
@@ -28,7 +27,10 @@ def epochs_of(run: str | Path) -> list[float]:
 
 def table(groups: Mapping[str, Sequence[Sequence[float]]]) -> str:
     """Write a Markdown table: a row for each drafter with the mean, the least and the most tokens per round over its
-    seeds."""
+    seeds.
+
+    groups: drafter's name -> for each seed, the tokens per round by epoch.
+    """
     longest = max(len(run) for runs in groups.values() for run in runs)
     lines = ["| drafter | seeds | " + " | ".join(f"epoch {epoch + 1}" for epoch in range(longest)) + " |"]
     lines.append("|---" * (2 + longest) + "|")
@@ -40,7 +42,10 @@ def table(groups: Mapping[str, Sequence[Sequence[float]]]) -> str:
 
 
 def draw(groups: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Plot a line for each drafter's mean over its seeds, and a band from the least to the most."""
+    """Plot a line for each drafter's mean over its seeds, and a band from the least to the most.
+
+    groups: drafter's name -> for each seed, the tokens per round by epoch.
+    """
     pyplot = import_pyplot()
     with new_figure(pyplot) as (figure, axes):
         for name, runs in groups.items():

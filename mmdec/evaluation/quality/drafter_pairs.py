@@ -2,7 +2,7 @@
 
 python -m mmdec.evaluation.quality.drafter_pairs --a runs/msd-1 runs/msd-2 --b runs/eagle-1 runs/eagle-2
 
-Each drafter is also run with the visual tokens in another order, while the target sees the picture unchanged. The loss
+Each drafter is also run with its visual tokens in another order, while the target sees the picture unchanged. The loss
 of tokens per round shows how much the drafter uses the picture. Intervals of 95 % come from drawing pictures with
 replacement (Efron, "Bootstrap methods: another look at the jackknife", 1979).
 """
@@ -31,12 +31,13 @@ from mmdec.training.corpora.image_text import ImageQuestion
 from mmdec.types import Context, Drafter, InputError
 
 DRAWS = 2000  # number of bootstrap samples
-BATCH = 16  # questions at once. The plan is fixed, so tokens per round do not depend on the batch
+BATCH = 16  # questions at once. The draft size is fixed, so tokens per round do not depend on the batch
 Counts = np.ndarray  # (pictures, 2): tokens after the first one, rounds after the prompt's
 
 
 class ShuffledPicture(ForwardingDrafter):
-    """Wraps a drafter and shuffles the visual tokens it gets: in one fixed order for each picture size."""
+    """Wraps a drafter, and shuffles the visual tokens that it gets, in one fixed order for each number of visual
+    tokens."""
 
     def start(self, context: Context) -> Any:
         if context.visual is None or context.embeds is None:
@@ -47,8 +48,10 @@ class ShuffledPicture(ForwardingDrafter):
 
 
 def _order(visual: Tensor) -> Tensor:
-    """Return the indices (F,) of F tokens in order, but those of visual tokens shuffled. visual: (F,) bool, True for
-    visual tokens."""
+    """Return indices (F,) that shuffle the visual tokens of F tokens and leave the others in place.
+
+    visual: (F,) bool, True for visual tokens.
+    """
     order = torch.arange(len(visual))
     columns = visual.nonzero()[:, 0].cpu()
     order[columns] = columns[torch.randperm(len(columns), generator=torch.Generator().manual_seed(0))]
@@ -60,7 +63,10 @@ def _taken(values: Tensor, order: Tensor) -> Tensor:
 
 
 def counts(harness: DescriptionHarness, questions: Sequence[ImageQuestion], drafter: Drafter, plan: Nodes) -> Counts:
-    """Decode the questions. Returns (P, 2): tokens and rounds of each picture; the prompt's pass does not count."""
+    """Decode the questions with a drafter. plan: draft size: nodes of a chain, or (nodes, depth) of a tree.
+
+    Returns: (pictures, 2), tokens and rounds of each picture. The pass over the prompt, and its token, do not count.
+    """
     method = Method("drafted", "mmdec", {"drafter": drafter, "num_speculative_tokens": plan})
     pictures = {name: index for index, name in enumerate(dict.fromkeys(map(_picture, questions)))}
     totals = np.zeros((len(pictures), 2))
@@ -76,14 +82,17 @@ def _picture(question: ImageQuestion) -> tuple[str, ...]:
 
 
 def tokens_per_round(totals: Counts) -> float:
-    """Divide all tokens by all rounds."""
+    """Divide all tokens by all rounds. totals: (pictures, 2), tokens and rounds of each picture."""
     tokens, rounds = totals.sum(0)
     return float(tokens / max(rounds, 1))
 
 
 def difference(a: Counts, b: Counts, seed: int = 0) -> dict[str, float]:
-    """Subtract b's tokens per round from a's, over the same pictures, with the bootstrap interval of 95 %. a, b:
-    (pictures, 2), tokens and rounds of each picture."""
+    """Subtract b's tokens per round from a's, over the same pictures, with a bootstrap interval of 95 %.
+
+    a, b: (pictures, 2), tokens and rounds of each picture. seed: of the bootstrap.
+    Returns: "value", and the interval's ends, "low" and "high".
+    """
     draw = np.random.default_rng(seed)
     drawn = draw.integers(0, len(a), (DRAWS, len(a)))
     sides = [values[drawn].sum(1) for values in (a, b)]
@@ -106,6 +115,7 @@ def compare_drafters(
     """Compare two kinds of drafters. Returns a JSON-ready report.
 
     a, b: folders of drafters, one for each seed, as many for a as for b. limit: number of questions from each task.
+    plan: draft size: a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
     Raises InputError.
     """
     if not a or len(a) != len(b):

@@ -35,8 +35,10 @@ def no_log(line: str) -> None:
 
 
 def measured_on(network: nn.Module, batch: int | Sequence[int] = 1, threads: int | None = None) -> dict[str, Any]:
-    """Describe the machine, versions, dtype and batch of a measurement of this network, see `provenance.hardware`.
-    threads: None: torch's present number."""
+    """Describe a measurement of this network: machine, versions, dtype, batch, threads, commit and date.
+
+    threads: None: torch's present number.
+    """
     weight = next(network.parameters())
     count = torch.get_num_threads() if threads is None else threads
     return hardware(device=weight.device, dtype=weight.dtype, batch=batch, threads=count)
@@ -58,8 +60,11 @@ class Method:
 
     @classmethod
     def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
-        """Make the method of decoding by mmdec. drafter: a name or the object; None: plain decoding. nodes: draft size;
-        None: learned."""
+        """Make the method of decoding by mmdec.
+
+        drafter: a name or the object; None: plain decoding.
+        nodes: draft size, nodes of a chain or (nodes, depth) of a tree; None: learned.
+        """
         return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
 
 
@@ -86,14 +91,16 @@ class Measurement:
         return self.drafted_tokens / self.rounds if self.rounds else 1.0
 
 
-Measurements = Mapping[str, Sequence[Sequence[Measurement]]]  # method name -> each group of inputs -> its repeats
+# method's name -> for each batch of inputs, one measurement for each repeat
+Measurements = Mapping[str, Sequence[Sequence[Measurement]]]
 
 
 class Harness(ABC, Generic[Input]):
-    """Compares decoding methods of one model. A subclass defines how one batch is decoded and measured."""
+    """Compares decoding methods of one model on the same inputs. A subclass holds the model, and defines how one batch
+    is decoded and measured."""
 
     what: ClassVar[str] = "recording"  # name of one input in messages
-    clock: ClassVar[str] = "decoder"  # name of the seconds in `Measurement.decoder`
+    clock: ClassVar[str] = "decoder"  # which time `Measurement.decoder` has, as reports name it
 
     @abstractmethod
     def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:
@@ -102,7 +109,8 @@ class Harness(ABC, Generic[Input]):
     def gate(self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log) -> dict[str, list[bool]]:
         """Compare each method's tokens with those of `methods[1]`, greedy decoding, on each group of inputs.
 
-        Returns, for each method's name, whether the tokens of each group are equal.
+        groups: batches of inputs.
+        Returns: method's name -> for each group, whether the tokens are equal.
         Raises MmdecError if one of mmdec's methods differs: wrong output must not be timed.
         """
         equal: dict[str, list[bool]] = {method.name: [] for method in methods}
@@ -123,7 +131,11 @@ class Harness(ABC, Generic[Input]):
     def interleave(
         self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
     ) -> Measurements:
-        """Measure all methods in turn, A B C A B C, group by group. Call `gate` first: it is the warm-up."""
+        """Measure all methods in turn, A B C A B C, group by group. Call `gate` first: it is the warm-up.
+
+        groups: batches of inputs.
+        Returns: method's name -> for each group, the measurements of its repeats.
+        """
         measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
         for repeat in range(repeats):
             for number, inputs in enumerate(groups):
@@ -156,7 +168,8 @@ def quiet() -> Iterator[None]:
 
 
 def parse_plan(plan: str) -> Nodes:
-    """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep)."""
+    """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep). Returns
+    None, 8 or (16, 6)."""
     if plan == "learned":
         return None
     match = PLAN.fullmatch(plan)

@@ -1,9 +1,9 @@
 """An independent judge of speech translation: a multilingual Whisper in a local folder, not used in any of our
 training.
 
-It transcribes the English speech of translators, for ASR-BLEU. It also is a system to compare with: it translates
-French speech, and it transcribes French for a cascade of recogniser, our text translator and our voice. It decodes
-greedily, in windows of 30 s, with `mmdec.transcribe`.
+It transcribes the English speech of translators, for ASR-BLEU. It is also a system to compare with: it translates
+French speech, and it is the recogniser in a cascade with our text translator and our voice. It decodes greedily, in
+windows of 30 s, with `mmdec.transcribe`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FRENCH, ENGLISH = "fr", "en"
 @final
 @dataclass(frozen=True)
 class Said:
-    """One system's translation of a recording: its text, and its sound if it speaks. For `evaluate_speech`."""
+    """One system's translation of a recording: its text, and its sound if it speaks. `evaluate_speech` scores it."""
 
     text: str
     audio: np.ndarray | None = None  # (T,) speech; None: the system only writes text
@@ -63,7 +63,7 @@ class Judge:
         sound = np.asarray(samples, np.float32)
         try:
             return self._write(sound, ENGLISH, sample_rate=SAMPLE_RATE)
-        except InputError:  # too short or silent: the system's voice said nothing
+        except InputError:  # the sound is too short or silent
             return ""
 
     def french(self, recording: Path) -> str:
@@ -100,8 +100,11 @@ class Cascade:
 
 
 def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], Said]]:
-    """Make the systems to compare with our translator, by name: the judge's own translation; and, if our translator
-    reads text, the cascade of the judge's French text, our reader with its autoregressive decoder, and our voice."""
+    """Make the systems to compare with our translator: name -> function that translates a recording.
+
+    One is the judge's own translation. If our translator has French text in between, there is also a cascade: the
+    judge's French transcript, our text encoder with its autoregressive decoder, and our voice.
+    """
     systems: dict[str, Callable[[Path], Said]] = {judge.name: judge.translated}
     if isinstance(translator.parts, HeardParts):
         systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))
@@ -110,8 +113,11 @@ def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Call
 
 @torch.inference_mode()
 def read(parts: HeardParts, text: str) -> str:
-    """Translate French text to English text with a translator's reader and autoregressive decoder. Case and punctuation
-    of the French are removed, because a CTC head writes none."""
+    """Translate French text to English text with a translator's text encoder and autoregressive decoder.
+
+    parts: the translator's networks. text: its case and punctuation are removed, because the recogniser that the
+        networks were trained with (a CTC head) writes none.
+    """
     numbers = parts.heard(text)
     if not numbers:
         return ""

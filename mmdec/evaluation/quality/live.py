@@ -30,23 +30,25 @@ from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words, rate, word_edits
 
-PIECE = SAMPLE_RATE // 2  # samples that arrive together
-PAUSE = 2 * SAMPLE_RATE  # samples of silence between two recordings
+PIECE = SAMPLE_RATE // 2  # number of samples that arrive together
+PAUSE = 2 * SAMPLE_RATE  # number of nearly silent samples before and after each recording
 SHORT = (1.5, 8.0)  # shortest and longest recording, in seconds, to compare short contexts with whole windows
 
 
 @dataclass
 class Heard:
-    """The updates of one stream, each with the time on the simulated clock when it appeared."""
+    """The updates of one live transcription, each with the time on the simulated clock when it appeared."""
 
-    seconds: float = 0.0  # seconds of sound in the stream
+    seconds: float = 0.0  # length of the sound in seconds
     busy: float = 0.0  # seconds that the machine was decoding
     shown: list[tuple[float, StreamUpdate]] = field(default_factory=list[tuple[float, StreamUpdate]])
 
 
 def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None = None) -> Heard:
-    """Feed a recording (T,) to a live transcriber at the speed of speech. clock: returns the seconds of work so far;
-    None: this thread's processor seconds."""
+    """Feed a recording (T,) of 16 kHz to a live transcriber at the speed of speech.
+
+    clock: returns the seconds of work so far; None: this thread's processor seconds.
+    """
     clock = clock or Stopwatch().processor
     heard, now, at = Heard(len(sound) / SAMPLE_RATE), 0.0, 0
 
@@ -68,14 +70,17 @@ def hear(live: LiveTranscriber, sound: Tensor, clock: Callable[[], float] | None
 
 
 def windows(heard: Heard) -> list[tuple[StreamUpdate, list[tuple[float, StreamUpdate]]]]:
-    """Return, for each window of a stream: its final update, and all its updates in order with their times."""
+    """Return for each window of a live transcription its final update, and all its updates in order, as (time,
+    update)."""
     finals = [update for _, update in heard.shown if update.final]
     return [(last, [(at, one) for at, one in heard.shown if one.start == last.start]) for last in finals]
 
 
 def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> list[float]:
-    """Compute the seconds from each word's end to the first update with this word. final: a window's last update, with
-    word timestamps. shown: (time, update) of the window."""
+    """Compute the seconds from each word's end to the first update with this word.
+
+    final: a window's last update, with word timestamps. shown: (time, update) of the window's updates, in order.
+    """
     timed = [word for segment in final.segments for word in segment.words or ()]
     wanted = ["".join(normalise_words(word.text)) for word in timed]
     first = dict[int, float]()
@@ -86,14 +91,14 @@ def delays(final: StreamUpdate, shown: Sequence[tuple[float, StreamUpdate]]) -> 
 
 
 def matched(said: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return the indices of the wanted words that the text `said` contains in the same order."""
+    """Return the indices of the words in `wanted` that `said` has in the same order."""
     blocks = SequenceMatcher(None, said, wanted, autojunk=False).get_matching_blocks()
     return [place for block in blocks for place in range(block.b, block.b + block.size)]
 
 
 def measure(streams: Sequence[Heard]) -> dict[str, Any]:
-    """Summarise streams with word timestamps: delays in seconds, passes of the decoder, words that changed, and the
-    real-time factor.
+    """Summarise live transcriptions with word timestamps: delays in seconds, passes of the decoder, words that changed,
+    and the real-time factor.
 
     Passes without drafts are not run but computed: one for each token, and one for the end token.
     """
@@ -121,8 +126,11 @@ def measure(streams: Sequence[Heard]) -> dict[str, Any]:
 
 
 def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare word errors and processor seconds of transformers, of mmdec with whole windows, and of mmdec with
-    `audio_context="auto"`. recordings: sound (T,) and text. options: of `transcribe`."""
+    """Compare word errors and processor seconds of three ways: transformers, mmdec with whole windows of 30 s, and
+    mmdec with `audio_context="auto"`, whose encoder reads less than a window.
+
+    recordings: (sound (T,) of 16 kHz, text). options: keyword arguments of `transcribe`.
+    """
     found: dict[str, Any] = {name: {"edits": [], "laps": []} for name in ("transformers", "whole", "auto")}
     stopwatch, stock = Stopwatch(), TranscriptionHarness(options["model"], options["language"])
     for sound, text in recordings:

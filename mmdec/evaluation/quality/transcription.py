@@ -1,8 +1,8 @@
 """Scores a Whisper on a split: word and character error rate, and the cost of decoding with and without drafts.
 
 `mmdec.transcribe` is scored and timed; transformers' own loops, through `model.generate`, get the same features and
-arguments. `mmdec eval asr` prints the report. The corpus is in LibriSpeech's layout or a manifest: see
-`corpora/librispeech.py`.
+arguments. `mmdec eval asr` prints the report. The corpus has LibriSpeech's folders, or is a manifest with paths and
+texts; `corpora/librispeech.py` reads both.
 
 mmdec's costs are those that `mmdec.transcribe` returns. A call's seconds have four parts: reading (checks of samples),
 features (log-mel), encoder (all encoder passes, also of an assistant's encoder) and decoder (all the rest up to the
@@ -44,7 +44,7 @@ from mmdec.types import InputError
 
 @final
 class TranscriptionHarness(Harness[Tensor]):
-    """Decodes recordings of one language with a LoadedWhisper, in at most `max_new_tokens` a window."""
+    """Transcribes recordings with one loaded Whisper, in at most `max_new_tokens` a window, and measures the calls."""
 
     def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
         """language: None: detect it. A model of one language ignores it."""
@@ -164,7 +164,7 @@ class Transcribed:
 @final
 @dataclass(frozen=True)
 class AsrScoring:
-    """The options of `evaluate_asr`, see there."""
+    """Keyword options of `evaluate_asr`, with their defaults. Its docstring describes them."""
 
     recordings: Sequence[str | os.PathLike[str]] = ()
     allow_absolute_paths: bool = False
@@ -193,7 +193,7 @@ def evaluate_asr(
     allow_absolute_paths: accept absolute paths in the corpus's lists.
     heads: directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and the
         report has no speedup.
-    plan: draft size, as `num_speculative_tokens` of `mmdec.speculate`.
+    plan: draft size: nodes of a chain, or (nodes, depth) of a tree; None: learned.
     plain: also decode each batch with transformers' own loop, right after mmdec's. Tokens and time are compared.
     language: None: detect it.
     limit: use this many utterances, evenly spaced.
@@ -238,7 +238,11 @@ def _report(
     normalise: Callable[[str], str],
     worst: int,
 ) -> dict[str, Any]:
-    """Summarise the transcripts: errors, cost, speedup, refused recordings, and the `worst` transcripts."""
+    """Summarise the transcripts: errors, cost, speedup, refused recordings, and at most `worst` transcripts with most
+    errors.
+
+    measured: method's name -> the measurements of all calls. normalise: normalises a text before words are compared.
+    """
     report: dict[str, Any] = {
         **_scores(transcribed, normalise),
         "by_speaker": _by_speaker(transcribed, normalise),
@@ -277,8 +281,10 @@ def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan:
 def _decode_all(
     harness: TranscriptionHarness, methods: Sequence[Method], rows: Sequence[Utterance], batch_size: int, log: Log
 ) -> tuple[list[Transcribed], dict[str, list[Measurement]]]:
-    """Decode all utterances. Returns each one's transcript by the first method, and the cost of each batch, by method
-    name."""
+    """Decode all utterances.
+
+    Returns: for each utterance, the transcript by the first method; and method's name -> the measurement of each batch.
+    """
     transcribed: list[Transcribed] = []
     measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
     for start in range(0, len(rows), batch_size):
@@ -296,7 +302,10 @@ def _decode(
     transcribed: list[Transcribed],
     measured: dict[str, list[Measurement]],
 ) -> None:
-    """Decode one batch by all methods in turn; each recording of more than a window is decoded alone."""
+    """Decode one batch by all methods in turn; each recording of more than a window is decoded alone.
+
+    transcribed, measured: the results are appended to these.
+    """
     recordings: list[tuple[Utterance, Tensor]] = []
     for row in rows:
         try:
@@ -310,7 +319,7 @@ def _decode(
         inputs = [samples for _, samples in batch]
         if not any(measured.values()):
             for method in methods:
-                harness.measure(inputs, method)  # the first call includes lazy set-up
+                harness.measure(inputs, method)  # a warm-up: first calls take longer
         results = [harness.measure(inputs, method) for method in methods]
         for method, result in zip(methods, results, strict=True):
             measured[method.name].append(result)
@@ -354,8 +363,7 @@ def _by_speaker(transcribed: Sequence[Transcribed], normalise: Callable[[str], s
 
 
 def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], count: int) -> list[dict[str, Any]]:
-    """List the `count` transcripts with most errors; among equal numbers of errors, those with shorter references come
-    first."""
+    """List the `count` transcripts with most errors; among equal numbers of errors, shorter references come first."""
     scored = [(word_edits(normalise(result.row.text), normalise(result.text)), result) for result in transcribed]
     scored.sort(key=lambda pair: (-pair[0].errors, pair[0].length))
     return [
@@ -373,7 +381,7 @@ def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], 
 
 
 def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> dict[str, Any]:
-    """Sum up the seconds, passes and rounds of one method's calls."""
+    """Sum up the seconds, passes and rounds of one method's calls. calls: one measurement for each batch."""
     if not calls:
         return {}
     total = sum(call.total for call in calls)

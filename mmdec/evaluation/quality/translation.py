@@ -1,9 +1,9 @@
 """Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
-`Systems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems (see
-`judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`. It is read from CVSS with Common
-Voice, or from a manifest of recordings and folders of sentence pairs, which have the translations. `mmdec eval speech`
-prints the report.
+`Systems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems such as a judge's
+translation (`judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`. It is read from CVSS with
+Common Voice, or from a manifest of recordings and folders of sentence pairs, which have the translations. `mmdec eval
+speech` prints the report.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from mmdec.training.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.types import InputError
 
 COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
-NOISES = 32  # number of utterances that are replaced by white noise
-NOISE_LEVEL = 0.1  # standard deviation of the noise, as a share of full scale
+NOISES = 32  # number of white noises that are scored as a lower bound
+NOISE_LEVEL = 0.1  # standard deviation of their samples; full scale is 1
 NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"  # for ASR-BLEU
 
 
@@ -97,7 +97,8 @@ class Source:
 
 @dataclass(frozen=True)
 class SpeechCorpus:
-    """The recordings to translate. lexicon: words' pronunciations. training: path of the table of training texts."""
+    """The recordings to translate. lexicon: the English words' pronunciations; None: unknown. training: path of the
+    table of training texts, from which `recogniser` takes its words."""
 
     split: str
     rows: tuple[Source, ...]
@@ -125,7 +126,7 @@ def cvss_corpus(
     allow_absolute_paths: bool = False,
     limit: int | None = None,
 ) -> SpeechCorpus:
-    """Read a split in the layout of CVSS and Common Voice.
+    """Read a split of a corpus that has the files of CVSS and Common Voice.
 
     corpus: folder with cv/fr and cvss_c, unless `common_voice` and `cvss` name other places. Its tables of several
         references, its alignments and its lexicon are used if they are there.
@@ -153,10 +154,11 @@ def manifest_corpus(
     allow_absolute_paths: bool = False,
     limit: int | None = None,
 ) -> SpeechCorpus:
-    """Read a split of a manifest of recordings (`path`, `split`, `text`), as data/build/natural_french.py writes it.
+    """Read a split of a manifest of recordings, a .tsv or .jsonl with `path`, `split` and `text`.
 
     text: folders of sentence pairs, {train,dev,test}.tsv (name, group, sentence, translations). The file name of a
         recording is FOLDER-SENTENCE, by the names of both; recordings of other folders are left out.
+    allow_absolute_paths: accept absolute paths in the manifest. limit: take this many utterances, evenly spaced.
     Raises: InputError, also if a folder lacks the translations of one of its recordings.
     """
     check_limit(limit)
@@ -277,8 +279,11 @@ def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: met
 
 
 def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
-    """Compute the phone error rate against the reference recording or, where that has fewer errors, against the nearest
-    reference text in the lexicon's phones. pairs: the phones of a translation, and its source."""
+    """Compute the phone error rate of translations. Each is compared with the reference recording and with the
+    pronunciations of the reference texts; the reference with the fewest errors counts.
+
+    pairs: the phones of a translation, and its source.
+    """
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
         "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),
@@ -312,7 +317,7 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
 def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: Log) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {name: [] for name in systems}
     for system in systems.values():
-        _translate(system, rows[0].clip)  # not timed: the first call includes lazy set-up
+        _translate(system, rows[0].clip)  # a warm-up: first calls take longer
     for count, row in enumerate(rows, 1):
         for name, system in systems.items():
             outputs[name].append(_translate(system, row.clip))
@@ -335,7 +340,7 @@ def _translate(system: System, clip: Path) -> Output:
 
 
 def _seconds(path: Path) -> float:
-    """Read a recording's seconds; 0 if it cannot be read: translating it reports the error."""
+    """Read a recording's length in seconds; 0 if it cannot be read, because translating it then reports the error."""
     try:
         return len(read_samples(path)) / SAMPLE_RATE
     except InputError:
@@ -349,13 +354,18 @@ def add_asr_bleu(
     outputs: Mapping[str, Sequence[Output]],
     log: Log,
 ) -> None:
-    """Add to the report ASR-BLEU and ASR-chrF of each system that outputs speech. Lower bounds are ASR-BLEU of shuffled
-    transcripts and of noise; the upper bound is that of the reference recordings, if the corpus has them."""
+    """Add to the report the ASR-BLEU and ASR-chrF of each system that outputs speech, with bounds.
+
+    The judge transcribes the speech, and its transcripts are scored. Lower bounds are the ASR-BLEU of shuffled
+    transcripts and of noise; the upper bound is that of the reference recordings, if the corpus has them.
+
+    outputs: system's name -> its translation of each row.
+    """
     references = [row.references for row in rows]
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
     best = _add_recordings(report, judge, rows, log)
     heard: dict[str, list[str]] = {}
-    known: dict[bytes, str] = {b"": ""}  # equal sounds of two systems are transcribed once
+    known: dict[bytes, str] = {b"": ""}  # sound -> transcript, because two systems may output equal sounds
     for name, said in outputs.items():
         sounds = [output.audio for output in said]
         if any(sound is not None and len(sound) for sound in sounds):
@@ -382,7 +392,8 @@ def add_asr_bleu(
 
 
 def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Source], log: Log) -> float | None:
-    """Add the judge's errors on the reference recordings. Returns their ASR-BLEU; None if some row has no recording."""
+    """Add to the report the judge's errors on the reference recordings. Returns their ASR-BLEU; None if some row has no
+    recording."""
     recordings = [row.recording for row in rows if row.recording is not None]
     if len(recordings) < len(rows):
         return None

@@ -22,7 +22,7 @@ from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcr
 from mmdec.training.metrics.text import normalise_words
 
 PAUSE = 0.25  # seconds of silence beside a word that count as a pause
-FAR = 0.3  # seconds; larger timing errors are counted
+FAR = 0.3  # seconds; the share of larger timing errors is reported
 
 Timed = tuple[str, float, float]  # a word, its start and its end in seconds
 
@@ -38,9 +38,9 @@ class TimeError:
 
 
 def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeError]:
-    """Compute the timing errors of the words that transcript and truth share (their longest common subsequence).
+    """Compute the timing errors of the words that transcript and truth share, in the same order.
 
-    found: words of the transcript. known: the words that were spoken, with their true times.
+    found: (word, start, end) of the transcript, in seconds. known: the same of the words that were really said.
     """
     said, true = (["".join(normalise_words(word)) for word, _, _ in words] for words in (found, known))
     errors = list[TimeError]()
@@ -60,8 +60,11 @@ def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeErro
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:
-    """Summarise errors in seconds: count, median of absolute errors, median error (positive: late), share of more than
-    0.3 s."""
+    """Summarise errors in seconds: number of words, median of absolute errors, median error (positive: late), share of
+    more than 0.3 s.
+
+    errors: positive: late; negative: early.
+    """
     if not errors:
         return {"words": 0}
     return {

@@ -1,1 +1,2 @@
-"""Compares a new model with the shipped one, and promotes it if it measures better."""
+"""Promotion: compares a newly trained model with the shipped one, and replaces the shipped one if the new one is
+better."""

@@ -1,8 +1,10 @@
-"""Promotion of small vision-language models and of their drafters: how they are measured, compared and described.
+"""How small vision-language models and their drafters are promoted, that is, replace the shipped ones: how they are
+measured, compared and described.
 
 A model is promoted together with its drafters: drafters for the old weights would draft worse, and their published
 figures would be false. A promoted drafter is put into its model's folder, in a subfolder named after the drafter's
-system. The model's folder is replaced in one step, because the model's card has a table of its drafters.
+system, such as `eagle3`. The model's folder is replaced in one step, because the model's card has a table of its
+drafters.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from mmdec.nn.fingerprint import fingerprint
 from mmdec.pipelines.threads import keep_threads
 from mmdec.types import InputError
 
-CHAIN = 7  # drafted tokens in a round, as in training's scores: independent of the machine's speed
+CHAIN = 7  # drafted tokens in a round, as in training's scores; fixed, so that the machine's speed does not matter
 HEADING = "## Its drafters"
 SPLITS = {
     "dev": "unseen scenes, which chose the weights",
@@ -42,7 +44,7 @@ SPLITS = {
 
 
 def promotable(system: str) -> Promotable:
-    """Return how drafters of a system are promoted. system: its name in `mmdec.drafters.registry`."""
+    """Return how drafters of a system are promoted. system: its name, such as "eagle3"."""
     return Promotable(
         system=system,
         corpus=Path("data/scenes"),
@@ -73,8 +75,12 @@ def promotable(system: str) -> Promotable:
 
 
 def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
-    """Measure tokens per round of the drafter in `model`, for the model in `setting.home`. Questions are those that ask
-    for descriptions; drafts are chains of `CHAIN` tokens."""
+    """Measure tokens per round of a drafter, with drafts of `CHAIN` tokens in a chain, on the questions that ask for a
+    description.
+
+    model: folder of the drafter. split: name of a split of the corpus. setting: has the folder of the target model
+        (`home`).
+    """
     asked = questions_of(str(setting.corpus / f"{split}.json"), None, PROMPT, setting.limit)
     asked = [question for question in asked if question.scoring == "claims"]
     if not asked:
@@ -88,7 +94,8 @@ def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
         "chain": CHAIN,
         "model": setting.home.name,
         "base": fingerprint(vlm.model),
-        "tokens_per_round": difference(totals, np.zeros_like(totals)),  # subtracts zero, only to get the interval
+        # minus 0, because `difference` also gives the interval
+        "tokens_per_round": difference(totals, np.zeros_like(totals)),
         "hardware": measured_on(vlm.model, DRAFTED_TOGETHER),
     }
 
@@ -106,7 +113,8 @@ def drafter_table(reports: Sequence[Report]) -> list[str]:
 
 
 def place(run: Path) -> Path:
-    """Return the drafter's folder below models/: MODEL/SYSTEM. Raises InputError if the drafter names no model."""
+    """Return the folder below models/ where the drafter belongs: MODEL/SYSTEM. Raises InputError if its config names no
+    model."""
     target = str(read_object(run / CONFIG).get("target") or "")
     if not re.fullmatch(r"\w[\w.-]*", target):
         raise InputError(
@@ -116,8 +124,12 @@ def place(run: Path) -> Path:
 
 
 def check_drafter(run: Path, target: Path, force: bool) -> str:
-    """Raise InputError if the drafter's model does not exist. Returns a warning if the drafter was trained for other
-    weights, else ""."""
+    """Check a drafter before it is promoted.
+
+    run: its new folder. target: the folder in models/ that it replaces. force: not used.
+    Returns: a warning if the drafter was trained for other weights of the model, else "".
+    Raises: InputError if its model does not exist.
+    """
     home = target.parent
     if not hub.kind(home):
         raise InputError(
@@ -128,7 +140,7 @@ def check_drafter(run: Path, target: Path, force: bool) -> str:
 
 
 def trained_for(drafter: Path) -> str:
-    """Read the fingerprint of the model that the drafter was trained for; "" if it is not recorded."""
+    """Read the fingerprint of the model's weights that the drafter was trained for; "" if it is not recorded."""
     return str(read_object(drafter / CONFIG).get("base") or "")
 
 
@@ -138,8 +150,8 @@ def drafters(model: Path) -> list[str]:
 
 
 def list_drafters(model: Path) -> None:
-    """Update the table of drafters in a model's card, from the drafters' provenances, and the hashes of all weights in
-    the model's provenance."""
+    """Update a model's folder after a change of its drafters: the card's table of drafters, and the hashes of all
+    weights in provenance.json."""
     names = drafters(model)
     if names:
         card = model / CARD
@@ -193,13 +205,14 @@ def _figure(rate: Mapping[str, float]) -> str:
 DRAFTERS = {system: promotable(system) for system in auto_names()}
 
 
-SWAPPED = "swapped"  # the split of test questions with other pictures
+SWAPPED = "swapped"  # name for the test split in which each question gets another picture
 COLUMNS = {**SPLITS, SWAPPED: "another picture"}
 BATCH = 8  # questions at once; the answers do not depend on this number
 
 
 def measure(model: Path, split: str, setting: Setting) -> Report:
-    """Score a model's answers to a split's questions, without a drafter. For `SWAPPED`, with other pictures."""
+    """Score a model's answers to a split's questions, without a drafter. For the split `SWAPPED`, each question gets
+    another picture."""
     report = evaluate_vlm(
         _file(setting.corpus, split),
         model=model,
@@ -214,7 +227,8 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """Compute the share of wrong answers, as the mean over tasks: rare tasks count as much as others."""
+    """Compute the share of wrong answers, as the mean over tasks: rare tasks count as much as others. Lower is
+    better."""
     rights = [row["right"]["value"] for row in report["by_task"].values() if row["right"]["n"]]
     if not rights:
         raise InputError(f"`corpus` must say what is right of {report['split']}, but does not. Draw the scenes anew.")
@@ -226,7 +240,7 @@ def summary(report: Report) -> str:
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """Write the lines of the results table: one row for each task, one column for each split."""
+    """Write the lines of the results table: one row for each task, one column for each report (split)."""
     rows = []
     for task in sorted({task for report in reports for task in report["by_task"]}):
         found = [report["by_task"].get(task, {}).get("right", {}) for report in reports]
@@ -246,8 +260,12 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 
 def instead(run: Path, target: Path) -> Path | None:
-    """Return the folder of the run's one new drafter if the run's model is the one in `target`; None if the model is
-    new. Raises InputError if the model is the same and not exactly one drafter is new."""
+    """Find out whether only a drafter in `run`, a newly trained model's folder, is new. target: the shipped model's
+    folder.
+
+    Returns: the folder of the new drafter, if the models are the same; None if the model is new, too.
+    Raises: InputError if the models are the same, and none or several of the drafters are new.
+    """
     if not _same_model(run, target):
         return None
     new = [name for name in drafters(run) if weights(run / name) != weights(target / name)]
@@ -261,8 +279,12 @@ def instead(run: Path, target: Path) -> Path | None:
 
 
 def check(run: Path, target: Path, force: bool) -> str:
-    """Raise InputError if the run lacks drafters of the model in `target` or has drafters for other weights. force:
-    return a warning instead. Returns "" if all is well."""
+    """Check the drafters in `run`, a newly trained model's folder. Each must be trained for this model's weights, and
+    none that is in `target`, the shipped model's folder, may be missing.
+
+    Returns: "" if this is so; a warning if not, with `force`.
+    Raises: InputError if not, without `force`.
+    """
     there, brought = drafters(target), drafters(run)
     if not there and not brought:
         return ""
@@ -284,14 +306,15 @@ def check(run: Path, target: Path, force: bool) -> str:
 
 
 def stale_drafters(run: Path) -> list[str]:
-    """List the names of the drafters in `run` that were trained for other weights."""
+    """List the names of the drafters in `run`, a model's folder, that were trained for other weights than the
+    model's."""
     names = drafters(run)
     own = fingerprint(load_vlm(run, "cpu").model) if names else ""
     return [name for name in names if trained_for(run / name) != own]
 
 
 def _same_model(run: Path, target: Path) -> bool:
-    """Whether both folders have the same model weights; drafters are not compared."""
+    """Return whether both folders have the same model weights; drafters are not compared."""
     first, second = ({name: value for name, value in weights(at).items() if "/" not in name} for at in (run, target))
     return first == second
 

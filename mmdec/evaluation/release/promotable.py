@@ -1,4 +1,5 @@
-"""What `promotion.py` must know about a system: how its models are measured and compared, and their model card."""
+"""What `promotion.py` must know about a kind of model (a system): how it is measured and compared, and its model
+card."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ SPLITS = {
 
 @dataclass(frozen=True)
 class Card:
-    """The parts of a model card that are the same for all models of a system."""
+    """The parts of a model card that are the same for all models of one system."""
 
     pipeline_tag: str
     tags: Sequence[str]
@@ -37,7 +38,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is measured. home: the folder in models/ that a promotion replaces. limit: number of inputs."""
+    """How a model is measured. home: the folder in models/ that a promotion replaces. limit: number of inputs; None:
+    all."""
 
     home: Path
     corpus: Path
@@ -46,33 +48,41 @@ class Setting:
 
 
 def alone(run: Path, target: Path, force: bool) -> str:
-    """Return no warning: the default `Promotable.check`, for models on which nothing else depends."""
+    """Return "", no warning: the default of `Promotable.check`, for models whose folder has no drafters."""
     return ""
 
 
 @dataclass(frozen=True)
 class Promotable:
-    """A system whose models can be promoted."""
+    """How models of one system are promoted, that is, replace the shipped one: functions that measure, compare and
+    describe them."""
 
     system: str  # the system's name in a model's config.json
     corpus: Path
     splits: tuple[str, ...]  # splits to measure for the model card, if the corpus has them
     has_split: Callable[[Path, str], bool]  # (corpus, split) -> whether the corpus has the split
     measure: Callable[[Path, str, Setting], Report]  # (model, split, setting) -> the report
-    score: Callable[[Report], tuple[float, ...]]  # figures of a report: lower is better, and they are compared in order
+    # figures to compare models by, the most important first; lower is better
+    score: Callable[[Report], tuple[float, ...]]
     summary: Callable[[Report], str]  # the main figure of a report, in words
     card: Card
-    place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))  # its folder below models/
-    instead: Callable[[Path, Path], Path | None] = lambda run, target: None  # part of `run` to promote alone; None: all
-    check: Callable[[Path, Path, bool], str] = alone  # run, target, force -> a warning or ""; raises InputError
-    left: Callable[[Path], Sequence[str]] = lambda run: ()  # folders of `run` that are not promoted
-    finish: Callable[[Path], None] = lambda home: None  # updates other records in the folder
+    # run -> the folder below models/ that it replaces
+    place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))
+    # (run, target) -> the only new part; None: all is new
+    instead: Callable[[Path, Path], Path | None] = lambda run, target: None
+    check: Callable[[Path, Path, bool], str] = alone  # (run, target, force) -> warning or ""; raises InputError
+    left: Callable[[Path], Sequence[str]] = lambda run: ()  # run -> its folders that are not copied
+    finish: Callable[[Path], None] = lambda home: None  # updates the promoted folder's tables and hashes
 
 
 def render(
     card: Card, name: str, parameters: Mapping[str, int], reports: Sequence[Report], facts: Sequence[str]
 ) -> str:
-    """Write a model card as Markdown. parameters: their number in each file. facts: lines about the training."""
+    """Write a model card as Markdown.
+
+    parameters: file -> its number of parameters. reports: the results on each split. facts: sentences about the
+        training.
+    """
     machine = reports[0]["hardware"]
     head = ["---", f"language: [{', '.join(card.languages)}]", "license: apache-2.0", f"library_name: {card.library}"]
     head += [f"pipeline_tag: {card.pipeline_tag}", f"tags: [{', '.join(card.tags)}]", "---", "", f"# {name}", ""]
@@ -99,7 +109,7 @@ def render(
 
 
 def split_cell(report: Report) -> str:
-    """Write a table cell: the name of the report's split, and what the split holds."""
+    """Format a table cell: the name of the report's split, and what the split has."""
     return f"`{report['split']}`: {SPLITS.get(report['split'], 'a split')}"
 
 
@@ -109,7 +119,10 @@ def percent(value: float | None) -> str:
 
 
 def rate_cell(entry: Mapping[str, Any]) -> str:
-    """Format a rate with its 95 % interval, as percentages; "-" without a value."""
+    """Format a rate with its 95 % interval, as percentages; "-" without a value.
+
+    entry: "value" in [0, 1] or None, and perhaps "low" and "high".
+    """
     if entry.get("value") is None:
         return "-"
     interval = f" [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]" if entry.get("low") is not None else ""

@@ -1,7 +1,7 @@
 """`mmdec promote RUN`: replaces a model in models/ by a better one from runs/, and writes its card.
 
-Both models are measured on the development split. The new card and provenance have measurements of the new weights
-alone. A drafter is put into the folder of its model, and this whole folder is replaced.
+Both models are measured on the development split. The new card and provenance.json have only measurements of the new
+weights. A drafter is put into the folder of its model, and this whole folder is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mmdec.types import InputError, MmdecError
 
 CHOSEN_BY = "dev"  # the split on which the old and the new model are compared
 SYSTEMS = {system.system: system for system in (TRANSLATION, TRANSCRIPTION, DESCRIPTION)} | DRAFTERS
-SYSTEMS[heard_translator.LAYOUT] = HEARD  # a translator of natural voices has its own tests
+SYSTEMS[heard_translator.LAYOUT] = HEARD  # translators via French text have other tests
 RUNS = "runs"  # name of the folder into which `make train` writes
 
 
@@ -54,9 +54,10 @@ def promote(
     A drafter is put into the folder of the model that its config.json names. If the run's model is not new, but one of
     its drafters is, this drafter is promoted.
 
-    corpus: where the model is measured; None: the system's own. limit: use this many utterances of each split, or
-        questions of each task, evenly spaced. force: replace the old model even if the new one is not better, or lacks
-        drafters that the old one has.
+    run: folder of a model or drafter that training wrote. corpus: where the model is measured; None: its system's usual
+        one.
+    force: replace the old model even if the new one is not better, or lacks drafters that the old one has.
+    limit: use this many utterances of each split, or questions of each task, evenly spaced.
     Returns the folder of the promoted model or drafter.
     Raises InputError for a model that is not better (with both figures), for a folder that is no model, and while `make
         train` writes in runs/.
@@ -95,21 +96,27 @@ def promote(
 
 
 def _system(run: Path) -> str:
-    """Return the run's system, if its models can be promoted (`SYSTEMS`)."""
+    """Return the system of the model in `run`: a key of `SYSTEMS`, or another name or "" if it cannot be promoted."""
     kind = hub.kind(run)
     return heard_translator.LAYOUT if kind == HEARD.system and layout(run) == heard_translator.LAYOUT else kind
 
 
 def _runs(run: Path) -> Path:
-    """Return the folder that `make train` locks while it works: runs/ above the run, else the run's parent."""
+    """Return the folder that `make train` locks while it works: the folder runs/ that contains the run, else the run's
+    parent."""
     return next((folder for folder in run.resolve().parents if folder.name == RUNS), run.parent)
 
 
 def _measured(
     system: Promotable, run: Path, target: Path, setting: Setting, force: bool, log: Log
 ) -> tuple[list[Report], str]:
-    """Measure both models. Returns the reports of `run`, that of the development split first, and a sentence with both
-    scores. Raises InputError if `run` is not better."""
+    """Measure the new model on all splits, and the old one on the development split.
+
+    run: folder of the new model. target: folder of the old one, if there is one. force: accept a model that is not
+        better.
+    Returns: the new model's reports, that of the development split first; and a sentence with both scores.
+    Raises: InputError if the new model is not better.
+    """
     log(f"measuring {run} on {CHOSEN_BY}")
     new = system.measure(run, CHOSEN_BY, setting)
     old = None
@@ -136,20 +143,21 @@ def _measured(
 
 @dataclass(frozen=True)
 class _Found:
-    """Everything needed to publish a new model."""
+    """What a promotion has found out: all that `_publish` needs."""
 
     system: Promotable
     run: Path
     target: Path  # the folder that is replaced: `home`, or a drafter's folder in it
     home: Path
-    weights: dict[str, str]  # path in the folder -> digest of the measured file
+    weights: dict[str, str]  # path in the run's folder -> hash of the file that was measured
     reports: Sequence[Report]
     comparison: str  # a sentence with both models' scores
-    left: Sequence[str]  # folders of the run that are not copied
+    left: Sequence[str]  # folders in `run` that are not copied
 
 
 def _publish(found: _Found) -> None:
-    """Write the folder `home` in one step. If writing fails, the old folder stays.
+    """Write the folder `home`, with the new model or drafter, card and provenance, in one step. If writing fails, the
+    old folder stays.
 
     Raises MmdecError if the weights have changed since they were measured.
     """
@@ -169,7 +177,7 @@ def _publish(found: _Found) -> None:
         reports, comparison = portable(found.reports), portable(found.comparison)
         provenance = {
             **before,
-            "promoted": stamp(torch.device("cpu")),  # this machine, because both models were measured on it
+            "promoted": stamp(torch.device("cpu")),  # on the CPU: both models were measured there
             "weights": found.weights,
             "chosen": comparison,
             "measured": reports,
@@ -184,7 +192,7 @@ def _publish(found: _Found) -> None:
 
 
 def _facts(provenance: Mapping[str, Any]) -> list[str]:
-    """Write lines about the training, from the run's provenance."""
+    """Write sentences about the training, from the run's provenance.json."""
     training = provenance.get("training") or {}
     facts = [f"Written on {provenance.get('date', 'an unknown day')} at commit {str(provenance.get('commit'))[:12]}."]
     if "step" in training:

@@ -1,4 +1,5 @@
-"""Promotion of Whispers with Medusa heads: how they are measured, compared and described."""
+"""How Whispers with Medusa heads are promoted, that is, replace the shipped one: how they are measured, compared and
+described."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """Return the word error rate and, for equal rates, minus the tokens per round: lower is better."""
+    """Return the figures by which models are compared, lower is better: the word error rate and, for equal rates, minus
+    the tokens per round."""
     return float(report["wer"]["value"]), -_tokens_per_round(report)
 
 

@@ -1,5 +1,8 @@
-"""Promotion of translators: how they are measured, compared and described. Translators of natural voices and
-translators of the phrasebook have different tests, so neither replaces the other."""
+"""How speech translators are promoted, that is, replace the shipped one: how they are measured, compared and described.
+
+Translators via French text are tested on everyday French that neural TTS voices read; translators without it, on the
+phrasebook corpus. So neither kind replaces the other.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,17 @@ from mmdec.types import InputError
 
 STRATEGIES = ("lookahead", "autoregressive")
 MANIFEST = "manifest.tsv"
-TEXT = ("everyday", "phrasebook")  # folders of pairs beside the natural voices
-NOTICES = Path(__file__).with_name("notices.md")  # licences of the parts of translators of natural voices
+TEXT = ("everyday", "phrasebook")  # folders of sentence pairs, beside the corpus's folder
+NOTICES = Path(__file__).with_name("notices.md")  # licences of the parts of translators via French text
 
 
 def same_layout(run: Path, target: Path, force: bool) -> str:
-    """Raise InputError if the run's layout differs from that of the model to replace: their tests differ, too."""
+    """Raise InputError if the run's model and the one to replace are of different kinds (via French text or not),
+    because their tests differ.
+
+    run, target: folders of the new and of the old model. force: not used.
+    Returns: "", no warning.
+    """
     if hub.kind(target) and layout(run) != layout(target):
         raise InputError(
             f"`run` must be measured on the tests of '{target}', which has the layout {layout(target)!r}, but '{run}' "
@@ -39,7 +47,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def measure_heard(model: Path, split: str, setting: Setting) -> Report:
-    """Score a translator of natural voices on a split of the manifest in the corpus's folder."""
+    """Score a translator via French text on a split of the manifest in the corpus's folder."""
     folders = [setting.corpus.parent / name for name in TEXT]
     text = [folder for folder in folders if (folder / f"{split}.tsv").is_file()]
     return _figures(manifest_corpus(split, setting.corpus / MANIFEST, text, limit=setting.limit), model, setting)
@@ -47,11 +55,12 @@ def measure_heard(model: Path, split: str, setting: Setting) -> Report:
 
 def _figures(corpus: SpeechCorpus, model: Path, setting: Setting) -> Report:
     report = evaluate_speech(corpus, own_systems(model, STRATEGIES, "cpu", setting.threads))
-    return {name: entry for name, entry in report.items() if name != "texts"}  # a model's report has figures only
+    # the report is stored with the model, so it has no texts
+    return {name: entry for name, entry in report.items() if name != "texts"}
 
 
 def score(report: Report) -> tuple[float, ...]:
-    """Return the phone error rate, mean over strategies: lower is better."""
+    """Return the phone error rate, as mean over strategies. Lower is better."""
     rates = [scores["phone_error_rate_nearest"] or scores["phone_error_rate"] for scores in report["systems"].values()]
     if not all(rates):
         raise InputError(f"`corpus` must have alignments of {report['split']}, but has none. Build it whole.")
@@ -59,7 +68,7 @@ def score(report: Report) -> tuple[float, ...]:
 
 
 def mean_chrf(report: Report) -> float:
-    """Return the report's chrF, mean over strategies."""
+    """Return the report's chrF, as mean over strategies. Higher is better."""
     return sum(scores["chrf"]["value"] for scores in report["systems"].values()) / len(report["systems"])
 
 

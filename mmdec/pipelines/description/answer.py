@@ -1,11 +1,12 @@
-"""Answers one batch of questions about images: the checked request, its rounds, and the `Description` of each answer.
+"""Answers one batch of questions about images: the checked request, the decoding rounds, and the `Description` of each
+answer.
 
-The confidence of an answer also depends on whether a picture shows anything, and whether it is like the model's
-training pictures. Token probabilities do not tell this: a model may be sure about an empty picture, or a picture of
-another style. So there are two measures. `structure` is computed from the pixels. One colour, a gradient or noise is
-equally rough in all squares. In a scene, a page or a photograph the squares differ: edges are rare and close to each
-other (Field, "What is the goal of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if
-the model's folder has statistics of its training pictures: see `mmdec.hub.vlm`.
+The confidence of an answer also depends on two measures of the pictures, because token probabilities do not show two
+kinds of failure: a model may be sure about an empty picture, or about a picture unlike its training pictures.
+`structure` is computed from the pixels. One colour, a gradient or noise is equally rough in all squares of a picture.
+In a scene, a page or a photograph the squares differ: edges are rare and close to each other (Field, "What is the goal
+of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if the model's folder has
+statistics of its training pictures (`mmdec.hub.vlm`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ OnText = Callable[[str], None]
 OnRound = Callable[[Round], None]
 ANSWER = "answer"  # the kind of decoding in confidence.json
 STAGES = ("vision", "prompt", "decoder", "drafter", "core")
-RESERVED_HERE = {  # option of `generate` -> the argument of `describe` that sets it, or "" if there is none
+RESERVED_HERE = {  # option of `generate` -> argument of `describe` that sets it, or "" if there is none
     **RESERVED,
     "attention_mask": "prompt",
     "image_grid_thw": "image",
@@ -46,20 +47,22 @@ RESERVED_HERE = {  # option of `generate` -> the argument of `describe` that set
     "inputs_embeds": "",
     "output_logits": "",
     "output_scores": "",
-    **dict.fromkeys(("cache", "past_key_values"), "Chat"),  # before and since transformers 5.24
+    # names of the key-value cache, since transformers 5.24 and before
+    **dict.fromkeys(("cache", "past_key_values"), "Chat"),
     "pixel_values": "image",
     "position_ids": "",
     "streamer": "on_text",
 }
 STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
-SIDE = 128  # pixels: larger pictures are averaged to sides of 128 to 255
-ENOUGH = 1024  # pixels: larger pictures are first reduced to every second, third... row and column, which saves time
-SQUARE = 8  # side of a square of `structure`, in pixels
-FAINT = 2.0  # grey levels: smaller differences are rounding, not edges
-MOST = 0.1  # higher values count as this: a page of text has less than a single sign, but is as good a picture
-FLOOR = 0.003  # added to the structure before its logarithm is taken
-NEAREST = 1e-3  # smaller distances count as this
-TOGETHER = 32  # number of pictures in one pass of the encoder
+SIDE = 128  # pixels: `structure` is computed on pictures that were reduced to sides of 128 to 255
+ENOUGH = 1024  # pixels: of larger pictures only every n-th row and column is read, which saves time
+SQUARE = 8  # side in pixels of the squares that `structure` compares
+FAINT = 2.0  # in grey levels: smaller differences between pixels are rounding, not edges
+# maximum value of `structure`: a page of text has a lower value than a single sign, but is as good a picture
+MOST = 0.1
+FLOOR = 0.003  # added to `structure` before its logarithm is taken
+NEAREST = 1e-3  # minimum of the distance before its logarithm is taken
+TOGETHER = 32  # maximum number of pictures in one pass of the vision encoder
 
 
 @dataclass(frozen=True)
@@ -67,32 +70,33 @@ class Description:
     """The answer to one question.
 
     timings: stage -> seconds: `read` (the processor makes tensors of pixels and text), `vision` (the vision encoder),
-        `prompt` (the rest of the prompt's pass), `decoder` (all later passes), `drafter`, `core` (verification, cache)
-        and `total`, which includes other time. In a batch each question has a share, and the shares sum to the batch's
-        time: vision is divided by numbers of images, a round equally among its rows, everything else equally.
+        `prompt` (the rest of the pass over the prompt), `decoder` (all later passes), `drafter`, `core` (verification,
+        cache) and `total`, which includes other time. The time of a batch is divided among its questions: vision by
+        numbers of images, each round equally among its rows, everything else equally.
     """
 
     text: str
-    tokens: list[int] = field(repr=False)  # as `generate` returns them, end of text included, without padding
-    rounds: int  # passes of the model for this question, the pass over the prompt included
+    tokens: list[int] = field(repr=False)  # ids as `generate` returns them, the end token included, without padding
+    rounds: int  # number of the model's passes for this question, the pass over the prompt included
     tokens_per_round: float  # mean over the rounds after the prompt's pass; correction, bonus and end tokens count
     timings: Mapping[str, float] = field(repr=False)
-    drafted: int = 0  # tokens that the drafter proposed
-    accepted: int = 0  # drafted tokens that were accepted
-    lossless: bool = True  # False for typical acceptance
-    compressor: str | None = None  # the drafter's compressor of visual tokens; None: it compressed none
-    confidence: float = 0.0  # in [0, 1]: how likely the answer is right, see `mmdec.pipelines.confidence`
-    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
+    drafted: int = 0  # number of tokens that the drafter proposed
+    accepted: int = 0  # number of drafted tokens that were accepted
+    lossless: bool = True  # whether the text equals plain decoding; False for typical acceptance
+    compressor: str | None = None  # name of the drafter's image compressor; None: it compressed no image
+    confidence: float = 0.0  # probability in [0, 1] that the answer is right, see `mmdec.pipelines.confidence`
+    # the values from which the confidence was computed
+    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
     kept: list[float] | None = field(
         default=None, repr=False
     )  # in [0, 1]: the compressor's weight of each visual token; None: it compressed none
 
     def __str__(self) -> str:
-        """Write three lines: the text, the number of rounds, the seconds."""
+        """Write three lines: the text, the number of rounds, the time."""
         return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields except `evidence`, as plain lists, numbers and text."""
+        """Return all fields except `evidence`, as lists, numbers and text."""
         content = asdict(self) | {"timings": dict(self.timings)}
         del content["evidence"]
         return content
@@ -101,22 +105,23 @@ class Description:
 @final
 @dataclass(frozen=True)
 class DescriptionRequest:
-    """What all questions of a call share: the model, the decoding options, the options of `generate`."""
+    """What all questions of one call share: the model, the decoding loop, options of `generate`, and calibrations of
+    the confidence."""
 
     vlm: LoadedVlm
     speculation: Speculation
     options: Mapping[str, Any]
-    on_text: OnText | None = None  # called with each accepted piece of text; only for batches of one
+    on_text: OnText | None = None  # called with each accepted piece of text; only for batches of one question
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
 
     @classmethod
     def of(
         cls, vlm: LoadedVlm, decoding: DecodingOptions, options: Mapping[str, Any], on_text: OnText | None = None
     ) -> DescriptionRequest:
-        """Check all that can be checked before an image is read.
+        """Make a request, and check all that can be checked before an image is read.
 
-        decoding: the options of the drafter and of `Speculation`; its `on_round` gets each round and its text.
-        options: those of the call for `generate`.
+        decoding: the drafter and the options of `Speculation`; its `on_round` is called with each round and its text.
+        options: arguments of `generate`. on_text: called with each accepted piece of text.
         Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
             itself.
         """
@@ -125,8 +130,10 @@ class DescriptionRequest:
         return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
 
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
-        """Decode one batch, and yield each round. inputs: `generate`'s inputs. speculation: this request's, or a copy
-        with a wrapped drafter."""
+        """Decode one batch, and yield each round.
+
+        inputs: the inputs of `generate`. speculation: the request's decoding loop, or a copy with a wrapped drafter.
+        """
         options = with_length(self.options, self.vlm.model)
         if self.on_text or speculation.options.on_round or "stop_strings" in options:
             options["tokenizer"] = self.vlm.tokenizer
@@ -135,7 +142,8 @@ class DescriptionRequest:
 
 @final
 class Observed(ForwardingDrafter):
-    """Wraps a drafter for one run, and stores how it compressed each row's image, if its memory has a field `info`."""
+    """Wraps a drafter for one generate() call. Records how it compressed the image of each row, if the drafter's state
+    has a field `info` that tells."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
@@ -163,12 +171,12 @@ def describe_batch(
     count: int = 0,
     indices: Sequence[int] | None = None,
 ) -> list[Description]:
-    """Answer a batch of questions.
+    """Answer a batch of questions. Returns: a `Description` for each.
 
-    inputs: the batch, as arguments of `generate`. pictures: each question's pictures, (H, W, 3) uint8 each. read:
-        seconds that it took to make the inputs.
+    inputs: the batch, as inputs of `generate`. pictures: the pictures of each question, (H, W, 3) uint8. read: seconds
+        that it took to make the inputs.
     earlier, count: for a chat: the evidence from the `count` pictures of earlier turns.
-    indices: the questions' positions in the call, for `on_round`. Default None: as in the batch.
+    indices: index of each question in the call, for `on_round`. Default None: its index in the batch.
     """
     vlm, speculation = request.vlm, request.speculation
     on_round = numbered(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
@@ -214,10 +222,11 @@ def describe_batch(
 
 
 def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
-    """Return the distances of each question's pictures from the training pictures `familiar`.
+    """Return the distances of each question's pictures to the training pictures: one list for each question.
 
-    summaries: (N, F), the vision encoder's summary of each picture. counts: number of pictures of each question. If a
-    chat lost its cache, `summaries` begins with pictures of earlier turns.
+    familiar: statistics of the training pictures. summaries: (N, F), the vision encoder's features of each picture.
+        counts: number of pictures of each question. If a chat had to compute its cache again, `summaries` begins with
+        pictures of earlier turns, which are skipped.
     """
     new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
     ends = list(accumulate(counts))
@@ -230,7 +239,7 @@ def _plain(weights: Tensor | None) -> list[float] | None:
 
 @final
 class _TextWriter:
-    """Passes text to the callback as it arrives, without a leading space."""
+    """Passes text to the callback `on_text` as it arrives, without leading spaces."""
 
     def __init__(self, on_text: OnText) -> None:
         self.on_text, self.begun = on_text, False
@@ -245,10 +254,11 @@ class _TextWriter:
 def picture_evidence(
     pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
 ) -> dict[str, float]:
-    """Compute a question's evidence from its pictures: the mean logarithms of `structure` and of the distance.
+    """Compute the evidence from a question's pictures: the mean logarithms of `structure` and of `distance`, under
+    these names.
 
     pictures: (H, W, 3) uint8 each. distances: one for each picture, or empty if unknown.
-    earlier, count: the evidence from the `count` pictures of a chat's earlier turns; the question may be about these.
+    earlier, count: the evidence from the `count` pictures of earlier turns of a chat; the question may be about these.
     Returns: {} without pictures.
     """
     logarithms = {STRUCTURE: [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]}
@@ -265,8 +275,11 @@ def picture_evidence(
 
 @torch.inference_mode()
 def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
-    """Summarise N pictures by the vision encoder, for `FamiliarPictures`. Returns (N, F), F features a picture; None if
-    the encoder's output does not show which states belong to which picture."""
+    """Compute the features of N pictures from which `FamiliarPictures` measures the distance to the training pictures.
+    Returns: (N, F); None if the vision encoder's output does not show which states belong to which picture.
+
+    sources: the pictures, as paths, bytes or arrays.
+    """
     processor: Any = vlm.processor
     model: Any = vlm.model
     seen: list[Tensor] = []
@@ -281,15 +294,15 @@ def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
 
 
 def structure(pixels: np.ndarray) -> float:
-    """Measure how unevenly the edges of a picture (H, W, 3) are spread: 0 if all squares are equally rough, nearly 1 if
-    one square has all edges.
+    """Measure how unevenly edges are spread over a picture (H, W, 3): 0 if all of its squares are equally rough, nearly
+    1 if one square has all edges.
 
-    Brightness does not change this measure. Contrast changes it only in very faint pictures.
+    Brightness does not change the measure. Contrast changes it only for very faint pictures.
     """
     high, wide = (max(side // ENOUGH, 1) for side in pixels.shape[:2])
     read = to_pil(pixels[::high, ::wide])
     reduced = read.reduce((max(read.width // SIDE, 1), max(read.height // SIDE, 1)))
-    levels = np.asarray(reduced, np.float32)  # (h, w, 3), the colours of the reduced picture
+    levels = np.asarray(reduced, np.float32)  # (h, w, 3), pixel values of the reduced picture
     across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
     squares = _means((across**2 + down**2).mean(2))
     average, effective = float(np.sqrt(squares).mean()), math.sqrt(float(squares.mean()))
@@ -297,7 +310,8 @@ def structure(pixels: np.ndarray) -> float:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Average values (h, w) over each complete square. Images narrower than a square get smaller squares."""
+    """Average values (h, w) over squares of `SQUARE` pixels; incomplete squares at the edges are left out. In smaller
+    images the squares are smaller."""
     high, wide = (min(SQUARE, side) for side in values.shape)
     rows, columns = values.shape[0] // high, values.shape[1] // wide
     return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

@@ -1,6 +1,6 @@
-"""`mmdec.Chat`: a dialogue about images, turn by turn over one key-value cache.
+"""`mmdec.Chat`: a dialogue about images that keeps its key-value cache from turn to turn.
 
-Each answer equals that of `model.generate` on the whole dialogue so far, over the same cache. Earlier turns are not
+Each answer equals that of `model.generate` on the whole dialogue so far with the same cache. Earlier turns are not
 computed again, and the drafter's state continues with the cache.
 """
 
@@ -42,12 +42,12 @@ from mmdec.pipelines.description.describe import (
 from mmdec.pipelines.threads import with_threads
 from mmdec.types import CACHE, InputError
 
-LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that a chat does not take
+LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that a chat does not accept
 
 
 @final
 class Chat:
-    """A dialogue with a vision-language model.
+    """A dialogue with a vision-language model. Holds its messages, pictures and key-value cache.
 
         chat = mmdec.Chat()
         chat.ask("What is this?", "menu.png")
@@ -58,7 +58,8 @@ class Chat:
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        """Load the model and its drafter. options: see the class. Raises InputError if an option is refused."""
+        """Load the model and its drafter. options: those of `mmdec.describe`, except batch_size, on_text and on_round.
+        Raises InputError if an option is rejected."""
         remaining: dict[str, Any] = {**options}
         for name in LACKING:
             if name in remaining:
@@ -71,21 +72,23 @@ class Chat:
         names = ("rule", "num_speculative_tokens", "seed", "statistics")
         decoding = DecodingOptions(drafter, *(remaining.pop(name, None) for name in names))
         self._request = DescriptionRequest.of(vlm, decoding, remaining)
-        self._messages: list[Message] = []  # the dialogue so far, questions and answers
+        self._messages: list[Message] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
-        self._seen: Evidence = {}  # the last answer's evidence, which covers all pictures so far
-        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)  # without the last end token
-        self._cache: DynamicCache | None = None  # of `_ids`, perhaps without the last one; None: compute it again
+        self._seen: Evidence = {}  # evidence of the last answer, which covers all pictures so far
+        # the dialogue's token ids, without the last end token
+        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)
+        # cache of `_ids` (the last token may be missing); None: compute it again
+        self._cache: DynamicCache | None = None
         self._lock = threading.Lock()
 
     @property
     def messages(self) -> list[Message]:
-        """Return the dialogue up to the last answer, in the format of chat templates."""
+        """Return the messages up to the last answer, in the format of chat templates."""
         return [{**message, "content": list(message["content"])} for message in self._messages]
 
     @property
     def tokens(self) -> list[int]:
-        """Return the dialogue's token ids, image tokens included, without the last answer's end token."""
+        """Return the token ids of the dialogue, image tokens included, without the last answer's end token."""
         return self._ids[0].tolist()
 
     def ask(self, prompt: str, image: Pictures = (), *, on_text: OnText | None = None) -> Description:
@@ -111,7 +114,7 @@ class Chat:
             remedy = "Shorten it, or begin a new chat: the dialogue so far counts."
             for error in too_long(self._request.vlm, inputs, remedy).values():
                 raise error
-            self._cache = None  # only a complete answer leaves a valid cache
+            self._cache = None  # valid again only after a complete answer
             request, shown = replace(self._request, on_text=on_text), len(self._pictures)
             with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
                 (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
@@ -128,13 +131,16 @@ class Chat:
 
     def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
         """Make the model's inputs: token ids of the whole dialogue, and the images of this turn (of all turns if there
-        is no cache). message: this turn's."""
+        is no cache).
+
+        question: this turn's question with its images. message: the same in the format of chat templates.
+        """
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
         try:
             inputs = tensors(vlm, [text], [question], begins=not self._messages)
         except Exception:
-            check_accepted(vlm, question)  # raises a clearer error if the images are at fault
+            check_accepted(vlm, question)  # raises a clearer error if the images are the cause
             raise
         ids: Tensor = torch.cat([self._ids, inputs["input_ids"]], 1)
         inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -148,7 +154,8 @@ class Chat:
         return inputs
 
     def _turn(self, message: Message) -> str:
-        """Render what the chat template adds after the last answer: its end, the question, the next answer's start."""
+        """Return the text that the chat template adds for this turn: the end of the last answer, the question, the
+        beginning of the next answer."""
         mark = "(answer)"
         while any(mark in part.get("text", "") for part in message["content"]):
             mark += ")"
@@ -157,7 +164,8 @@ class Chat:
         return text.rpartition(mark)[2]
 
     def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
-        """Append an answer to the dialogue's ids (1, L). The end token is left out: the template writes it."""
+        """Append an answer's tokens to the dialogue's ids (1, L), without its end token, which the chat template writes
+        in the next turn."""
         config: Any = self._request.vlm.model.generation_config
         given = self._request.options.get("eos_token_id")
         end: Any = config.eos_token_id if given is None else given
@@ -166,32 +174,34 @@ class Chat:
         return torch.cat([ids, ids.new_tensor([continued])], 1)
 
 
-MAX_PIXELS = 8_000_000  # the most pixels of a picture from an untrusted client; a larger JPEG is decoded smaller
+# maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
+MAX_PIXELS = 8_000_000
 DECODING = ("rule", "num_speculative_tokens", "seed", "statistics", "on_round")
 
 
 @final
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue that the model can continue."""
+    """A dialogue that was read and checked, so that the model can continue it."""
 
-    question: Question  # the rendered text and the pictures of the whole dialogue
-    tokens: int  # number of prompt tokens, those of pictures included
+    question: Question  # the whole dialogue as text, with all of its pictures
+    tokens: int  # number of prompt tokens, image tokens included
 
     @classmethod
     def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
-        """Read a dialogue.
+        """Read and check a dialogue.
 
-        messages: in the format of chat templates, each with a list of parts. images: in the order of the messages'
+        messages: in the format of chat templates, the content of each as a list of parts. images: in the order of the
             image parts.
-        Raises: InputError if the template or the processor refuses the dialogue, or it exceeds the model's positions.
+        Raises: InputError if the template or the processor rejects the dialogue, or it exceeds the model's maximum
+            length.
         """
         pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
         question = Question("", pictures, _written(vlm, messages))
         try:
             inputs = tensors(vlm, [question.text], [question])
         except Exception:
-            check_accepted(vlm, question)  # raises a clearer error if the pictures are at fault
+            check_accepted(vlm, question)  # raises a clearer error if the pictures are the cause
             raise
         for error in too_long(vlm, inputs, "Shorten it, or send fewer or smaller pictures.").values():
             raise error
@@ -199,7 +209,8 @@ class Dialogue:
 
 
 def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Render a dialogue by the chat template. Raises InputError if the template refuses it or drops a text."""
+    """Write a dialogue as text by the chat template. Raises InputError if the template rejects it or leaves out a
+    text."""
     said = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
     if any(vlm.image_token in text for text in said):
         raise InputError(f"`messages` must have no {vlm.image_token!r} in a text, but have one. Send the picture.")
@@ -214,11 +225,11 @@ def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
 
 
 def answer(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]) -> list[Description]:
-    """Continue several dialogues as one batch. The answers are exactly those of `model.generate`.
+    """Continue several dialogues as one batch. The answers equal those of `model.generate`.
 
     options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
         arguments of `generate`.
-    Returns: a `Description` for each dialogue, in order. Raises: InputError if an option is refused.
+    Returns: a `Description` for each dialogue, in order. Raises: InputError if an option is rejected.
     """
     given: dict[str, Any] = {**options}
     threads = given.pop("threads", None)

@@ -36,7 +36,7 @@ from mmdec.types import InputError
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
 
 PROMPT = "Describe this image."
-MAX_IMAGES = 256  # the most images of one question
+MAX_IMAGES = 256  # maximum number of images of one question
 VLM = System(
     load_vlm,
     LoadedVlm,
@@ -51,20 +51,21 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Question:
-    """One question about some images, each (H, W, 3) uint8, in the order of their places in the prompt."""
+    """One question about some images. Images are (H, W, 3) uint8, in the order of their places in the prompt."""
 
     prompt: str
     pictures: tuple[np.ndarray, ...] = ()
-    text: str = ""  # the chat template's output; "" before it is rendered
+    text: str = ""  # the prompt as the chat template writes it; "" before that
 
     @property
     def argument(self) -> str:
-        """Return the argument's name for errors about the question as a whole."""
+        """Return the name of the argument that errors about the question as a whole name."""
         return "image" if self.pictures else "prompt"
 
 
 def user_message(vlm: LoadedVlm, question: Question) -> Message:
-    """Make the user's message for the chat template: images at the prompt's image tokens, else all before the text.
+    """Make the user's message in the format of chat templates. Images stand where the prompt has image tokens, else all
+    before the text.
 
     Raises: InputError if the prompt has image tokens, but not one for each image.
     """
@@ -91,7 +92,8 @@ def user_message(vlm: LoadedVlm, question: Question) -> Message:
 
 
 def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Render the dialogue up to where the model continues. Raises InputError if the template drops an image."""
+    """Write a dialogue as text by the chat template, up to where the model continues. Raises InputError if the template
+    leaves out an image."""
     text: str = vlm.processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     images = [part for message in messages for part in message["content"] if part["type"] == "image"]
     if text.count(vlm.image_token) != len(images):
@@ -105,13 +107,13 @@ def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
 def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True) -> dict[str, Any]:
     """Make the inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
-    begins: whether the texts begin a dialogue; then the tokenizer's start token is added if the template writes none.
-
-    Raises whatever the processor raises for images that it cannot take.
+    texts: prompts written by the chat template. questions: their images. begins: whether the texts begin a dialogue;
+        then the tokenizer's start token is added if the template did not write it.
+    Raises: any exception of the processor for images that it rejects.
     """
     pictures = [[to_pil(pixels) for pixels in question.pictures] for question in questions]
     begin = vlm.tokenizer.bos_token
-    processor: Any = vlm.processor  # each processor class has its own options
+    processor: Any = vlm.processor  # type Any, because each class of processors has other options
     inputs = processor(
         images=pictures if any(pictures) else None,
         text=list(texts),
@@ -120,19 +122,20 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
         return_tensors="pt",
         add_special_tokens=begins and not (begin and texts[0].startswith(begin)),
     )
-    inputs.pop("labels", None)  # PaliGemma's processor adds them, but only training needs them
+    inputs.pop("labels", None)  # PaliGemma's processor adds labels, which only training needs
     return dict(inputs.to(vlm.model.device, vlm.model.dtype))
 
 
 def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """Return an error for each prompt that exceeds the model's positions, by row. inputs: from `tensors`. remedy: the
-    message's last sentence."""
+    """Return an error for each prompt that is longer than the model's maximum: row -> error. inputs: from `tensors`.
+    remedy: last sentence of the message."""
     rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
     return call.too_long(vlm.model, inputs, rule, remedy)
 
 
 def check_accepted(vlm: LoadedVlm, question: Question) -> None:
-    """Raise InputError if the processor refuses the question's images (for example, sides that are too unequal)."""
+    """Raise InputError if the processor rejects a question's images, for example because their sides are too
+    unequal."""
     try:
         tensors(vlm, [render(vlm, [user_message(vlm, question)])], [question])
     except PASSED_ON:
@@ -200,7 +203,7 @@ def describe(
     """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
 
     image: a path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question (it
-        may be empty). A list holds one such entry for each of several questions.
+        may be empty). A list holds such entries, one for each of several questions.
     prompt: the question; with a list of images either one question for all or a list of as many. The images stand where
         the prompt has the model's image token ("<image>", "<|image_pad|>"), else before it.
     model: the shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
@@ -211,20 +214,21 @@ def describe(
         hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
         `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found
         there, else one shipped for the model's weights, else "lookup".
-    batch_size: questions answered together. Default 8.
-    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed and learned draft sizes,
-        as for `mmdec.generate`.
+    batch_size: number of questions answered together. Default 8.
+    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed, and acceptance rates
+        measured in earlier calls, as for `mmdec.generate`.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
     dtype: precision of a model given by name. Default None: float32.
-    threads: torch's CPU threads for this call. Default None: chosen as by `translate_speech`.
+    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else chosen
+        by the model's size and the idle processors.
     on_text: called with each accepted piece of the answer; for one question only. An exception from it ends the call.
-    on_round: called with each `Round` and its text; its `rows` count the questions of the call. An exception from it
-        ends the call.
-    min_confidence: in [0, 1]: refuse answers whose `confidence` is lower. Default None: refuse none.
+    on_round: called with each decoding round (a `Round`) and its text; its `rows` are indices of the questions in the
+        call. An exception from it ends the call.
+    min_confidence: in [0, 1]: reject answers whose `confidence` is lower. Default None: reject none.
     options: arguments of `generate`: max_new_tokens (512 if the model names none), do_sample, temperature and so on.
     Returns: a `Description`, or for a list of images a list of them in the same order.
-    Raises: InputError if an argument or an image is refused, or a prompt exceeds the model's positions; BatchError for
-        a list with such questions; it holds the results of the others.
+    Raises: InputError if an argument or an image is rejected, or a prompt exceeds the model's maximum length; for a
+        list with such questions BatchError, which holds the results of the others.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
@@ -249,7 +253,8 @@ def describe(
 
 
 def read_question(images: Any, prompt: object) -> Question:
-    """Read the images of one question and check its prompt. Raises InputError."""
+    """Read the images of one question, and check its prompt. images: one image, or a tuple of images. Raises
+    InputError."""
     sources = images if isinstance(images, tuple) else (images,)
     if len(sources) > MAX_IMAGES:
         raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")
@@ -263,7 +268,7 @@ def read_question(images: Any, prompt: object) -> Question:
 
 
 def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
-    """Return the (images, prompt) pair of each question; no image is read yet."""
+    """Pair images and prompts. Returns: (images, prompt) of each question; images are not read yet."""
     if not isinstance(image, list):
         return [(image, prompt)]
     if not isinstance(prompt, list):
@@ -278,8 +283,10 @@ def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
 def _in_batches(
     request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
 ) -> dict[int, Description]:
-    """Answer questions, keyed by index, `batch_size` at a time. If the processor refuses a question, its error is added
-    to `errors`."""
+    """Answer questions, `batch_size` at a time. Returns: index -> `Description`.
+
+    questions: index -> question. errors: index -> error; questions that the processor rejects are added.
+    """
     descriptions: dict[int, Description] = {}
     indices = list(questions)
     for start in range(0, len(indices), batch_size):
@@ -299,14 +306,18 @@ def _tensors(
     batch: Sequence[int],
     errors: dict[int, InputError],
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """Make the model's inputs of a batch. Returns them, and the indices of the questions that the processor accepts.
-    Errors of other questions are added to `errors`."""
+    """Make the model's inputs for a batch. Returns: the inputs, and the indices of the questions that the processor
+    accepts.
+
+    questions: index -> question. batch: indices of the batch's questions. errors: index -> error; questions that the
+        processor rejects are added.
+    """
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
         inputs = tensors(vlm, [question.text for question in chosen], chosen)
     except MemoryError:
         raise
-    except Exception as error:  # find the question of the batch that causes the error
+    except Exception as error:  # find out which question of the batch causes the error
         refused = dict[int, InputError]()
         for index in batch:
             try:
@@ -329,8 +340,8 @@ def _tensors(
 
 
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
-    """List the drafters with weights for this model, in "auto"'s order of preference: name -> a one-line
-    description."""
+    """List the drafters with weights that belong to this model: name -> description in one line. They are in the order
+    in which "auto" prefers them."""
     names = [name for name in auto_names() if beside(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}

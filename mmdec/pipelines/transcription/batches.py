@@ -1,7 +1,8 @@
-"""Runs the recordings of a `transcribe` call: in batches, or cut at pauses and side by side.
+"""Decodes the recordings of a `transcribe` call with Whisper, in batches, or cut at pauses into pieces that are decoded
+at the same time.
 
 `in_batches` decodes each batch by one call of `generate`, as transformers does. `in_pieces` decodes each piece of a
-recording by its own call; calls that run side by side share the passes of the decoder.
+recording by its own call of `generate`; calls that run at the same time share the passes of the decoder.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ from mmdec.targets.whisper_call import can_twin
 from mmdec.targets.whisper_together import Together
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
-UNSURE = 0.7  # if the shipped model's confidence is lower, the note names another model
-FOR_PEOPLE = "openai/whisper-base"  # the model that the note names
-Progress = Callable[[float, float], None]  # (seconds of sound done, seconds of sound in total)
-NOBODY = "without a voice"  # the note's words for a long recording in which no speech was found
+UNSURE = 0.7  # if the shipped model's confidence is lower, the transcript's note recommends another model
+FOR_PEOPLE = "openai/whisper-base"  # the model that the note recommends
+Progress = Callable[[float, float], None]  # called with (seconds of audio done, seconds of audio in total)
+NOBODY = "without a voice"  # text of the note for a long recording in which no speech was found
 OnTranscript = Callable[[int, Transcript], None]
 Languages = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The result and the cost of decoding one recording, or a piece of it."""
+    """The result and the cost of decoding one recording, or one piece of it."""
 
     segments: list[Segment]
     language: str | None  # language code; None if the model has only one language
     usage: Usage
-    samples: int  # length of the sound in samples of 16 kHz
-    features: float  # seconds that computing the log-mel features took
-    rest: float  # seconds of decoding that belong to no stage
+    samples: int  # duration in samples at 16 kHz
+    features: float  # seconds for computing the log-mel features
+    rest: float  # seconds of decoding outside the stages that are measured
 
 
 def in_batches(
@@ -63,8 +64,11 @@ def in_batches(
     progress: Progress | None = None,
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
-    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. progress, on_transcript: as for `transcribe`.
-    Returns the transcripts by index."""
+    """Transcribe recordings, `batch_size` at a time. Returns: index -> transcript.
+
+    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
+        called with each index and transcript, in order.
+    """
     transcripts = silent_transcripts(request.languages, samples)
     tell = in_order(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
@@ -88,8 +92,12 @@ def in_pieces(
     progress: Progress | None = None,
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
-    """Transcribe recordings (T,), keyed by index. Recordings longer than one window are cut at pauses, and `batch_size`
-    pieces are decoded side by side. progress, on_transcript: as for `transcribe`. Returns the transcripts by index."""
+    """Transcribe recordings, those longer than one window in pieces that are cut at pauses. Up to `batch_size` pieces
+    are decoded at the same time. Returns: index -> transcript.
+
+    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
+        called with each index and transcript, in order.
+    """
     transcripts = silent_transcripts(request.languages, samples)
     most = request.whisper.extractor.n_samples
     cuts = {
@@ -123,8 +131,8 @@ def in_pieces(
 
 
 def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
-    """Join the decoded pieces of a recording. parts: (the first sample's index, the piece) for each. samples: the
-    recording's number of samples."""
+    """Join the decoded pieces of one recording. parts: (index of the first sample in the recording, decoded piece) for
+    each. samples: the recording's number of samples."""
     if len(parts) == 1 and parts[0][1].samples == samples:
         return parts[0][1]
     usage = Usage()
@@ -139,8 +147,10 @@ def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
 def in_order(
     wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
 ) -> Callable[[], None]:
-    """Make a function that calls `on_transcript` for each new transcript, in the order of the recordings. wanted: the
-    recordings (T,) by index. found: finished transcripts by index; the caller fills it."""
+    """Return a function that calls `on_transcript` for each new transcript, in the order of the recordings.
+
+    wanted: index -> recording (T,). found: index -> finished transcript, to which the caller adds.
+    """
     left = list(wanted)
 
     def tell() -> None:
@@ -152,15 +162,19 @@ def in_order(
 
 
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
-    """Return the empty transcripts of silent recordings, by index. languages: the call's argument `language`. samples:
-    all recordings (T,) of the call, by index."""
+    """Return an empty transcript for each silent recording: index -> transcript. languages: the argument `language` of
+    the call. samples: index -> recording (T,)."""
     levels = {index: silent(recording) for index, recording in samples.items()}
     return {index: _nothing(languages, index, samples[index], level) for index, level in levels.items() if level}
 
 
 def _nothing(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
-    """Make an empty transcript of a recording without speech. The model does not get the recording: it would invent
-    words. level: the end of the note "the recording is ..."."""
+    """Make an empty transcript of a recording without speech, which is not decoded, because the model would invent
+    words.
+
+    languages: the argument `language` of the call. index: index of the recording. level: the end of the note "the
+        recording is ...".
+    """
     return Transcript(
         text="",
         language=languages if languages is None or isinstance(languages, str) else languages[index],
@@ -182,10 +196,11 @@ def transcribe_batch(
     recordings: Sequence[Tensor],
     on_window: Callable[[Tensor], None] | None,
 ) -> list[Transcript]:
-    """Transcribe one batch of 16 kHz recordings (T,), either all within one window or all longer.
+    """Transcribe one batch of 16 kHz recordings (T,), all of at most one window, or all longer.
 
-    indices: positions of the recordings in the whole call, which select their languages.
-    on_window: called before each window with the progress (B, 2): frames done and frames in total.
+    indices: index of each recording in the call, by which its language is selected.
+    on_window: called before each window with a tensor (B, 2): for each recording the frames done and the frames in
+        total.
     """
     with _decoding(request):
         return [_transcript(request, one) for one in _decoded(request, indices, recordings, on_window)]
@@ -198,8 +213,11 @@ def _decoded(
     on_window: Callable[[Tensor], None] | None,
     together: Together | None = None,
 ) -> list[Decoded]:
-    """Decode one batch of recordings (T,); the caller holds `_decoding`'s locks. indices: their positions in the call.
-    on_window: see `transcribe_batch`. together: shares decoder passes with other batches; None: share none."""
+    """Decode one batch of recordings (T,); the caller must hold the locks of `_decoding`.
+
+    indices: index of each recording in the call. on_window: called before each window with (B, 2): frames done and
+        frames in total. together: lets several calls of `generate` share decoder passes; None: this call has its own.
+    """
     model = request.whisper.model
     stopwatch = Stopwatch(model.device)
     inputs = request.features(recordings)
@@ -229,12 +247,13 @@ def _decoded(
 
 
 def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
-    """Make the transcript of a decoded recording, with its confidence."""
+    """Make the transcript of a decoded recording, and compute its confidence."""
     whisper, usage = request.whisper, decoded.usage
     tokens = [token for segment in decoded.segments for token in segment.tokens]
     seen = evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(whisper.model), decoded.samples)}
     sure = confidence(seen, request.calibrations, TRANSCRIPT)
-    if TRANSCRIPT not in request.calibrations:  # probable tokens may be a loop, which only a fitted curve detects
+    # without a calibration, repeated text would get a high confidence: it consists of probable tokens
+    if TRANSCRIPT not in request.calibrations:
         sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
     return Transcript(
         text=whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
@@ -255,8 +274,8 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
 
 
 def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
-    """Call `generate` with these arguments and `meter` as its loop. Raises InputError for an option that it refuses,
-    and callbacks' exceptions unchanged."""
+    """Call `generate` with these arguments, and `meter` as its decoding loop. Raises InputError for an option that
+    `generate` rejects; exceptions of the caller's callbacks are passed on unchanged."""
     try:
         return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
     except PASSED_ON:
@@ -264,14 +283,16 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
     except _CallerError as error:
         raise error.own from None
     except Exception as error:
-        # transformers raises ValueError for refused arguments. Wrong types raise any error, before the first window.
+        # transformers raises ValueError for rejected options, and any exception for wrong types, before the first
+        # window
         if isinstance(error, ValueError) or not meter.prompts:
             raise options_error(request.given, error, option_names(request.whisper.model)) from error
         raise
 
 
 def _advice(whisper: LoadedWhisper, sure: float) -> str:
-    """Return a note that advises another model if the shipped one, trained on synthetic voices, is unsure; else ""."""
+    """Return a note that recommends another model if the shipped one, which was trained on synthetic speech, is unsure;
+    else "". sure: the confidence."""
     shipped = whisper.directory is not None and whisper.directory.name == DEFAULT_MODEL
     if not shipped or sure >= UNSURE:
         return ""
@@ -279,14 +300,14 @@ def _advice(whisper: LoadedWhisper, sure: float) -> str:
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
-    """Compute the logarithm of text tokens per second of sound. first: id of the first timestamp token; timestamps are
-    not counted. samples: the recording's number of samples."""
+    """Compute the natural logarithm of the text tokens per second of audio. first: id of the first timestamp token;
+    timestamp tokens are not counted. samples: number of samples."""
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
 def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
-    """Return a transcript's seconds by stage. usage: its rounds and the stages' seconds. features: seconds of computing
-    features. rest: seconds outside all stages."""
+    """Return a transcript's time by stage, in seconds. usage: counts and times of its rounds. features: seconds for
+    computing features. rest: seconds outside all stages."""
     parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
     return {**parts, "total": sum(parts.values()) + rest}
 
@@ -294,10 +315,11 @@ def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
 def _segments(
     request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None, seconds: float
 ) -> list[Segment]:
-    """Convert transformers' segments: add their text and, if requested, words with times that fit the segments.
+    """Convert transformers' segments to `Segment`s: add their text and, if word timestamps were requested, their words.
+    The times of words and segments are made consistent.
 
-    timed: transformers' segments, with times in seconds. seconds: the recording's length. No segment ends later,
-    although the model also reads the silence after the sound.
+    timed: transformers' segments, with times in seconds. seconds: duration of the recording. No segment ends later,
+        although the model also reads the silence after the recording.
     """
     tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
@@ -325,7 +347,8 @@ def _segments(
 
 
 def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
-    """Return the language of each recording: the token after the start token in its prompt. prompts: token ids."""
+    """Return each recording's language code: that of the token after the start token in its prompt. prompts: token ids
+    of each recording's prompt."""
     settings: Any = whisper.model.generation_config
     codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
     start: int = settings.decoder_start_token_id
@@ -333,7 +356,8 @@ def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list
 
 
 class _CallerError(Exception):
-    """Wraps an exception of the caller's `progress` or `on_round`, so that it is not attributed to an option."""
+    """Wraps an exception of the caller's callback (`progress` or `on_round`), so that no option of `generate` is blamed
+    for it."""
 
     def __init__(self, own: Exception) -> None:
         super().__init__(str(own))
@@ -341,7 +365,7 @@ class _CallerError(Exception):
 
 
 def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Wrap a callback so that its exceptions are recognised as the caller's."""
+    """Wrap a callback so that its exceptions are raised as `_CallerError`; None stays None."""
     if function is None:
         return None
 
@@ -355,10 +379,10 @@ def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | No
 
 
 def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
-    """Make the callback `on_window`, which turns a window's progress in frames into a call of `progress`, in seconds of
-    sound.
+    """Return a callback `on_window`, which converts the frames of a window's progress to seconds of audio, and calls
+    `progress`.
 
-    done: seconds of sound in earlier batches. total: seconds of sound in all batches.
+    done: seconds of audio in earlier batches. total: seconds of audio in all batches.
     """
     seconds = whisper.extractor.hop_length / SAMPLE_RATE
     return lambda frames: progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
@@ -366,7 +390,8 @@ def _window_progress(progress: Progress, done: float, total: float, whisper: Loa
 
 @contextmanager
 def _decoding(request: TranscriptionRequest) -> Iterator[None]:
-    """Hold the model's locks and silence warnings while `generate` runs."""
+    """Context manager around a call of `generate`: holds the locks of the model and the drafter, and silences
+    warnings."""
     model, words = request.whisper.model, request.timestamps == "word"
     with _attention(model, words, request.speculation.networks), without_own_warnings():
         yield
@@ -376,11 +401,12 @@ def _decoding(request: TranscriptionRequest) -> Iterator[None]:
 def _attention(
     model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
 ) -> Iterator[None]:
-    """Hold the locks of the model and of the drafter's networks (`others`) for one call of `generate`.
+    """Context manager for one call of `generate`: holds the locks of the model and of the drafter's networks
+    (`others`).
 
     words: whether word timestamps are wanted; then a warning of NumPy 2 is silenced. If a module's `forward` was
-        replaced, `generate` sets the model's attention to "eager" and does not set it back. Then the lock is exclusive:
-        a mask made for one attention must not be used by another.
+        replaced, `generate` switches the model's attention to "eager" and does not switch it back. Then the lock is
+        exclusive, because a mask made for one kind of attention must not be used by another.
     """
     if not words:
         with reading(model, *others):

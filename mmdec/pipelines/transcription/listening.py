@@ -1,7 +1,7 @@
-"""Transcribes with audio language models (Qwen2-Audio, Voxtral, ...). The tokens equal those of `model.generate` on the
-inputs of the model's own processor: the recordings, and its request to transcribe them.
+"""Transcribes with audio language models (Qwen2-Audio, Voxtral, ...). The tokens equal those of `model.generate` with
+the inputs that the model's processor makes: the recordings, and an instruction to transcribe them.
 
-These models have no windows, timestamps, tasks or fallback, so these options of Whisper are refused.
+These models have no windows, timestamps, tasks or temperature fallback, so these options of Whisper are rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mmdec.pipelines.transcription.transcript import Transcript
 from mmdec.targets.whisper import LANGUAGE_CODES
 from mmdec.types import InputError
 
-RESERVED_HERE = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
+RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets it, or "" if there is none
     **RESERVED,
     "attention_mask": "audio",
     "input_features": "audio",
@@ -39,7 +39,7 @@ RESERVED_HERE = {  # option of `generate` -> the argument of `transcribe` that s
     "position_ids": "",
     "streamer": "on_round",
 }
-WINDOWED = (  # options of Whisper's windows
+WINDOWED = (  # options of `generate` that only Whisper's windows have
     "compression_ratio_threshold",
     "condition_on_prev_tokens",
     "logprob_threshold",
@@ -51,13 +51,14 @@ WINDOWED = (  # options of Whisper's windows
 @final
 @dataclass(frozen=True)
 class ListeningRequest:
-    """The options that apply to every recording of a call."""
+    """The options of one call of `transcribe` with an audio language model; they apply to all of its recordings."""
 
-    heard: LoadedAudioLm  # the model with its processor
+    heard: LoadedAudioLm  # the audio language model with its processor
     speculation: Speculation
     options: Mapping[str, Any]  # further arguments of `generate`
-    prompt: str | None  # the request to transcribe; None: the processor's own
-    languages: str | Sequence[str] | None  # one for the whole call, or one for each recording
+    prompt: str | None  # the instruction in the prompt; None: the processor's own
+    # one language for all recordings, or a list with one for each; None: the model detects it
+    languages: str | Sequence[str] | None
     calibrations: Mapping[str, Calibration]
 
     @classmethod
@@ -69,10 +70,12 @@ class ListeningRequest:
         recordings: int,
         spoken: Spoken,
     ) -> ListeningRequest:
-        """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
+        """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
+        support.
 
-        heard: the model with its processor. decoding: with a drafter from `as_drafter`. options: further arguments of
-            `generate`. recordings: their number in the call. spoken: the options about language and text.
+        heard: the audio language model with its processor. decoding: options of decoding, with a drafter from
+            `as_drafter`. options: further arguments of `generate`. recordings: number of recordings. spoken: options
+            about language and text.
         """
         name = type(heard.model).__name__
         whisper = "Leave it out, or use a Whisper."
@@ -107,16 +110,17 @@ class ListeningRequest:
         return cls(heard, speculation, options, prompt if prompt and prompt.strip() else None, languages, calibrations)
 
     def check(self, samples: Tensor) -> Tensor:
-        """Raise InputError if the model cannot take samples (T,). Returns them."""
+        """Return samples (T,); raise InputError if the model cannot take them."""
         return self.heard.check(samples)
 
     def language(self, index: int) -> str | None:
-        """Return the language that the caller gave for a recording, or None. index: its position in the call."""
+        """Return the language that the caller gave for a recording, or None. index: index of the recording in the
+        call."""
         languages = self.languages
         return languages if languages is None or isinstance(languages, str) else languages[index]
 
     def inputs(self, samples: Mapping[int, Tensor]) -> dict[str, Any]:
-        """Make the inputs of `generate` for recordings (T,), keyed by their positions in the call."""
+        """Make the inputs of `generate`. samples: index of the recording in the call -> samples (T,)."""
         languages = None if self.languages is None else [self.language(index) for index in samples]
         return self.heard.inputs([*samples.values()], self.prompt, languages)
 
@@ -129,9 +133,12 @@ def listen(
     on_transcript: Callable[[int, Transcript], None] | None,
     errors: dict[int, InputError],
 ) -> dict[int, Transcript]:
-    """Transcribe recordings (T,), keyed by index, `batch_size` at a time. progress, on_transcript: as for `transcribe`.
-    Errors of recordings that are too long for the model's positions are added to `errors`. Returns the transcripts by
-    index."""
+    """Transcribe recordings, `batch_size` at a time. Returns: index -> transcript.
+
+    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
+        called with each index and transcript, in order. errors: index -> error; recordings that exceed the model's
+        maximum length are added.
+    """
     transcripts = silent_transcripts(request.languages, samples)
     tell = in_order(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
@@ -191,7 +198,7 @@ def _transcript(
 ) -> Transcript:
     processor, language = cast(Any, request.heard.processor), request.language(index)
     text: str = request.heard.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
-    if hasattr(processor, "parse_output"):  # the model writes the language before the text
+    if hasattr(processor, "parse_output"):  # the model's output begins with the name of the language
         found = processor.parse_output(text)
         text, language = found["transcription"], language or found["language"]
     seen = evidence(usage.logprobs)
@@ -214,7 +221,8 @@ def _transcript(
 def _languages(
     heard: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
 ) -> str | Sequence[str] | None:
-    """Check a call's languages by trying each with the processor. Raises InputError for an unknown language."""
+    """Check the languages of a call: the processor is called with each of them. Raises InputError for an unknown
+    language. recordings: number of recordings."""
     if language is None:
         return None
     if "language" not in heard.requests:

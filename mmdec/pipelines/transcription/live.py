@@ -1,8 +1,9 @@
-"""`mmdec.transcribe_stream`: transcribes sound while it arrives; the text is provisional at first, then final.
+"""`mmdec.transcribe_stream`: transcribes audio while it arrives. Text is provisional at first, and final later.
 
-A window of speech is decoded again and again while it grows. Its text is provisional until the window closes: at a
-pause, or when it is full. Then the window is decoded once more, as `transcribe` decodes the same samples. Each decoding
-uses the text of the last decoding as draft, so that text that did not change costs a pass or two of the decoder.
+A window of speech is decoded again and again while it grows. Its text is provisional until the window closes, at a
+pause or when it is full. Then the window is decoded once more, as `transcribe` decodes the same samples. Each decoding
+uses the previous text of the window as its draft, so that text which did not change takes only one or two passes of the
+decoder.
 """
 
 from __future__ import annotations
@@ -46,29 +47,30 @@ from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter
 from mmdec.pipelines.transcription.transcript import Segment, Transcript, moved
 from mmdec.types import InputError
 
-HEAD = 12  # first bytes of a pipe, which tell a sound file from samples without a header
-MARGIN = 5.0  # seconds that the encoder reads after the sound of provisional text; see docs/guide/transcribe.md
-CHAIN = 31  # drafted tokens of a round, from the window's last text
-TEXTS = 3  # number of a window's last texts that are kept for drafts
-TIMES = 50  # timestamp tokens in a second
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # bounds of the argument `pause`, in seconds
-LOUDEST = 8.0  # times full scale; louder samples are refused
+HEAD = 12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
+# for provisional text: seconds of silence that the encoder reads after the audio, see docs/guide/transcribe.md
+MARGIN = 5.0
+CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
+TEXTS = 3  # number of the window's previous texts that are kept for drafts
+TIMES = 50  # number of timestamp tokens per second of audio
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # in seconds: minimum and maximum of the argument `pause`
+LOUDEST = 8.0  # maximum absolute sample value, 1 is full scale; larger ones are rejected
 Chunk = np.ndarray | Tensor | bytes
 Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True)
 class StreamUpdate:
-    """The text of one window of a stream, as it is known now.
+    """The current text of one window of a stream.
 
-    A provisional update replaces the window's earlier update. A final update is the last update of its window, and its
-    transcript equals that of `transcribe` on the same samples.
+    A provisional update replaces the previous update of its window. A final update is the last one of its window, and
+    its transcript equals that of `transcribe` for the same samples.
     """
 
-    start: float  # the window's beginning, in seconds from the stream's beginning
-    end: float  # the end of the sound that was decoded, in seconds from the stream's beginning
+    start: float  # beginning of the window, in seconds from the beginning of the stream
+    end: float  # end of the decoded audio, in seconds from the beginning of the stream
     final: bool
-    transcript: Transcript  # its times count from the window's beginning
+    transcript: Transcript  # its times are relative to the beginning of the window
 
     @property
     def text(self) -> str:
@@ -77,8 +79,8 @@ class StreamUpdate:
 
     @property
     def segments(self) -> list[Segment]:
-        """Return the window's segments and words with times from the stream's beginning; empty unless timestamps were
-        asked for."""
+        """Return the window's segments and words, with times relative to the beginning of the stream; empty unless
+        timestamps were requested."""
         return [moved(segment, self.start) for segment in self.transcript.segments]
 
 
@@ -116,20 +118,21 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
         channel. A microphone's queue, a pipe or a socket, for instance.
     sample_rate: Hz of the samples. Default 16000.
     encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
-    every: seconds of new sound after which provisional text is renewed. Default 1. At most once for each chunk, so that
-        a slow machine renews it less often and does not fall behind. Provisional text is decoded with
-        `audio_context=5` and has no words' times. None: no provisional text.
+    every: seconds of new audio after which provisional text is decoded anew. Default 1. At most once for each chunk, so
+        that a slow machine does so less often and does not fall behind. Provisional text is decoded with
+        `audio_context=5` and has no word times. None: no provisional text.
     pause: seconds of silence that end a window. Default 1.
-    pauses: how pauses are detected: "energy" (default) or "webrtc", as for `translate_speech`.
-    drafter: as for `transcribe`, for a window's first decoding. Later decodings use its last text as the draft. None:
-        no drafts at all.
+    pauses: how pauses are detected: "energy" (default): by the level, compared with loud speech and with the noise;
+        "webrtc" (extra `mmdec[vad]`): where WebRTC's detector finds no voice.
+    drafter: as for `transcribe`, for a window's first decoding. Later decodings use its previous text as the draft.
+        None: no drafts at all.
     model, processor, timestamps, task, prompt, audio_context, rule, seed, statistics, device, dtype, threads: as for
         `transcribe`.
-    language: as for `transcribe`; where it is None, each window's is detected.
+    language: a name or a code. Default None: detected for each window.
     options: arguments of `generate`, as for `transcribe`.
-    Returns: an iterator of `StreamUpdate`, in the order of the sound.
-    Raises: InputError if an argument is refused; while iterating, for a chunk that cannot be read, after the updates of
-        all earlier chunks.
+    Returns: an iterator of `StreamUpdate`, in the order of the audio.
+    Raises: InputError if an argument is rejected; during iteration, for a chunk that cannot be read, after the updates
+        of all earlier chunks.
     """
     live = LiveTranscriber(**options)
 
@@ -144,7 +147,12 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
 @final
 @dataclass(frozen=True)
 class StreamedSound:
-    """Options of `transcribe_stream` on the sound and on when it is decoded; `transcribe_stream` documents them."""
+    """The audio options of `transcribe_stream`.
+
+    sample_rate: in Hz. encoding: format of bytes, such as "s16". every: seconds of new audio between two provisional
+        texts; None: no provisional text.
+    pause: seconds of silence that end a window. pauses: how silence is detected, "energy" or "webrtc".
+    """
 
     sample_rate: int = SAMPLE_RATE
     encoding: str = "s16"
@@ -162,16 +170,17 @@ class StreamedSound:
 
 
 def _taken(kind: type[Taken], options: dict[str, Any]) -> Taken:
-    """Move the options that are fields of a dataclass out of `options`, and make the dataclass from them."""
+    """Make a dataclass of type `kind` from those of the options that are its fields, and remove them from `options`."""
     return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
 
 
 @final
 class LiveTranscriber:
-    """Does the same as `transcribe_stream` by calls: `feed` each chunk when it arrives, then `end`."""
+    """Transcribes a stream by method calls, as `transcribe_stream` does for an iterable: `feed` each chunk when it
+    arrives, then `end`. Holds the open window and its texts."""
 
     def __init__(self, **options: Unpack[StreamOptions]) -> None:
-        """Load the model. options: those of `transcribe_stream`. Raises InputError if one is refused."""
+        """Load the model. options: those of `transcribe_stream`. Raises InputError if one is rejected."""
         left = dict[str, Any](options)
         sound, spoken = _taken(StreamedSound, left), _taken(Spoken, left)
         threads = left.pop("threads", None)
@@ -183,7 +192,8 @@ class LiveTranscriber:
         self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)
         first = fitting(self._decoding, whisper.model)
         self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
-        # For provisional text: no words' times, and no silence up to 30 s. The tokens are nearly always the same.
+        # options for provisional text: no word times, and less silence than up to 30 s, which hardly ever changes a
+        # token
         self._quick = replace(
             request,
             margin=MARGIN if request.margin is None else request.margin,
@@ -191,21 +201,22 @@ class LiveTranscriber:
         )
         self._threads, self._encoding = threads, sound.encoding
         self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
-        self._half = b""  # the first bytes of a sample whose rest has not arrived
+        self._half = b""  # first bytes of a sample whose other bytes have not arrived
         self._resampler = StreamResampler(whole_rate(sound.sample_rate))
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
-        self._decoded: Window | None = None  # the window that was decoded last
-        self._settled: Transcript | None = None  # transcript of `_decoded`, if equal to that of `transcribe`
-        self._texts: list[list[int]] = []  # token ids of the window's provisional texts, the newest first
+        self._decoded: Window | None = None  # the window that was decoded last; None: no decoding of the open window
+        # transcript of `_decoded`, if it equals that of `transcribe`; else None
+        self._settled: Transcript | None = None
+        self._texts: list[list[int]] = []  # token ids of the window's previous texts, the newest first
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of sound that were fed so far."""
+        """Return the seconds of audio that were passed to `feed` so far."""
         return self._windows.heard / SAMPLE_RATE
 
     def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
-        """Add a chunk of samples or bytes to the stream, and yield the windows' new texts. Raises InputError for a
-        chunk that cannot be read."""
+        """Add a chunk of samples or bytes to the stream. Yields new texts of windows. Raises InputError for a chunk
+        that cannot be read."""
         for window in self._windows.add(self._resampler.add(self._samples(chunk))):
             yield self._final(window)
         provisional = self._provisional()
@@ -213,7 +224,7 @@ class LiveTranscriber:
             yield provisional
 
     def end(self) -> Iterator[StreamUpdate]:
-        """End the stream: yield the final updates. Then raise InputError if the last chunk ended inside a sample."""
+        """End the stream. Yields the final updates. Then raises InputError if the last chunk ended inside a sample."""
         closed = self._windows.add(self._resampler.add(np.zeros(0), last=True))
         for window in [*closed, *self._windows.end()]:
             yield self._final(window)
@@ -224,7 +235,7 @@ class LiveTranscriber:
             )
 
     def _samples(self, chunk: Chunk) -> np.ndarray:
-        """Convert a chunk to one channel (T,) in [-1, 1]. Raises InputError if it cannot be read."""
+        """Convert a chunk to mono samples (T,) in [-1, 1]. Raises InputError if it cannot be read."""
         if isinstance(chunk, (bytes, bytearray, memoryview)):
             whole = self._half + bytes(chunk)
             used = len(whole) - len(whole) % BYTES[self._encoding]
@@ -234,7 +245,7 @@ class LiveTranscriber:
             sound = samples_of(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
-        wrong = ~(np.abs(sound) <= LOUDEST)  # so written because it is then True for NaN, too
+        wrong = ~(np.abs(sound) <= LOUDEST)  # written with ~, so that NaN counts as wrong, too
         if wrong.any():
             raise InputError(
                 f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {len(sound)} of one are NaN or "
@@ -243,17 +254,18 @@ class LiveTranscriber:
         return sound.clip(-1.0, 1.0)
 
     def _final(self, window: Window) -> StreamUpdate:
-        """Decode a closed window, unless its last decoding had the same sound and options."""
+        """Return the final update of a closed window. It is decoded unless its last decoding had the same samples and
+        options."""
         decoded, settled = self._decoded, self._settled
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
         self._decoded = self._settled = None
-        self._texts = []  # the next window has another text
+        self._texts = []  # they are no drafts for the next window
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
-        """Decode the window that still grows, if enough sound was added to it or a pause has begun; else return
-        None."""
+        """Decode the open window, if enough audio was added to it or a pause has begun. Returns: its provisional
+        update, or None."""
         window = None if self._every is None else self._windows.open()
         if window is None or self._every is None:
             return None
@@ -267,7 +279,8 @@ class LiveTranscriber:
         return _update(sound, transcript, final=False)
 
     def _transcript(self, window: Window, request: TranscriptionRequest) -> Transcript:
-        """Decode a window; its last provisional text is the draft. request: the options, exact or quick."""
+        """Decode a window with its previous text as draft. request: the options, those for final or for provisional
+        text."""
         if self._texts and self._texts[0] and self._decoding.drafter is not None:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
@@ -279,23 +292,25 @@ class LiveTranscriber:
         return transcript
 
     def _ending(self, window: Window, request: TranscriptionRequest, last: int) -> list[int]:
-        """Guess the tokens that end a window's text. last: the last token of the window's previous text."""
+        """Guess the token ids that end a window's text, as a draft. last: last token of the window's previous text."""
         settings: Any = request.whisper.model.generation_config
         ends: list[int] = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
         first = first_time(request.whisper.model)
         if last < first:  # the text has no timestamp tokens, so only the end token follows
             return ends[:1]
-        short = request is self._quick  # then the text ends with the timestamp of the second in which the sound ends
+        short = request is self._quick  # provisional text ends with the timestamp of the second in which the audio ends
         return [first + TIMES * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last, *ends[:1]]
 
 
 def piped(
     stream: BinaryIO, rate: int | None = None, encoding: str | None = None
 ) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
-    """Read sound from a pipe: samples without a header, a wav stream, or another sound file.
+    """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
 
-    rate, encoding: of samples without a header. Both None: 16000 and "s16", unless the pipe begins like a sound file.
-    Returns: the rate in Hz and pieces of samples (T,) as they arrive; for another sound file, all of it as file object.
+    rate, encoding: sample rate in Hz and sample format (such as "s16") of samples without a header. Both None: 16000
+        and "s16", unless the first bytes are those of a sound file.
+    Returns: (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content
+        as a file object.
     Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
     """
     if encoding is not None:
@@ -315,6 +330,6 @@ def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate
 
 
 def _check_seconds(name: str, value: object, least: float, most: float) -> None:
-    """Check an argument in seconds: a number from `least` to `most`. Raises InputError."""
+    """Raise InputError unless an argument is a number of seconds from `least` to `most`. name: the argument's name."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise InputError(f"`{name}` must be {least} to {most} seconds, but is {show(value)}. Leave it out.")

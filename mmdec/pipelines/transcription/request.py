@@ -1,16 +1,16 @@
-"""Prepares a `transcribe` call for Whisper's `generate`: checks its options, turns them into arguments, and runs the
-loop.
+"""Prepares a `transcribe` call for Whisper's `generate`: checks options, converts them to arguments, and runs the
+decoding loop.
 
 `UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
-temperature; it runs the rounds and counts them. It must also know two things that happen outside of it. First, the
-encoder runs earlier: a copy of the encoder, which remembers windows, times the passes. Second, transformers drops
-recordings that have ended, and decodes some again at another temperature, but does not say which. `monitor_progress`
-shows which have ended; a comparison of the encoder's features shows which are decoded again. (Row numbers cannot be
-passed along: for rows that it decodes again, transformers selects only features and prompts.)
+temperature; it runs the rounds and counts them. It must also know two things that happen elsewhere. First, the encoder
+runs earlier: a copy of the encoder, which remembers windows, measures its time. Second, transformers drops recordings
+that have ended, and decodes some again at another temperature, but does not tell which. `monitor_progress` shows which
+have ended. A comparison of the encoder's features shows which are decoded again. (Row numbers cannot be passed along:
+for rows that it decodes again, transformers selects only features and prompts.)
 
-Limit: equal recordings of one batch have equal features. If sampling made their texts differ and one is decoded again,
-the first of them is assumed. Then their rounds, seconds and confidence may be exchanged; their texts and the batch's
-total are right.
+Limit: equal recordings in one batch have equal features. If sampling made their texts differ, and one is decoded again,
+    the first of them is assumed. Then their rounds, seconds and confidence may be exchanged; their texts and the
+    batch's total are right.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from mmdec.types import CACHE, InputError
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 AudioContext = Literal["auto"] | float | None
-AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # `audio_context` in seconds: "auto", and the most; see docs/guide/transcribe.md
-FITTED = "whisper-base"  # its calibration is an upper limit for models that have no calibration
-GUARDED = 16  # number of tokens between two checks whether a text repeats itself
+AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # in seconds: `audio_context="auto"`, and the maximum
+FITTED = "whisper-base"  # the model whose calibration limits the confidence of models without one
+GUARDED = 16  # number of new tokens between two checks whether the text repeats itself
 TASKS = ("transcribe", "translate")
-HOTTEST = 100.0  # highest temperature that is accepted
+HOTTEST = 100.0  # maximum temperature that is accepted
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
-RESERVED_HERE = {  # option of `generate` -> the argument of `transcribe` that sets it, or "" if there is none
+RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets it, or ""
     **RESERVED,
     "attention_mask": "audio",
     "decoder_input_ids": "prompt",
@@ -75,8 +75,8 @@ RESERVED_HERE = {  # option of `generate` -> the argument of `transcribe` that s
 
 
 def first_time(model: WhisperForConditionalGeneration) -> int:
-    """Return the id of the first timestamp token; the vocabulary's size if the model has none. Timestamp tokens do not
-    count for confidence."""
+    """Return the id of the first timestamp token; the vocabulary's size if the model has none. The confidence ignores
+    timestamp tokens."""
     settings: Any = model.generation_config
     mark: int | None = getattr(settings, "no_timestamps_token_id", None)
     return int(model.config.vocab_size) if mark is None else mark + 1
@@ -85,7 +85,12 @@ def first_time(model: WhisperForConditionalGeneration) -> int:
 @final
 @dataclass(frozen=True)
 class Spoken:
-    """Options of `transcribe` about the language and the form of the text; `transcribe` documents them."""
+    """The options of `transcribe` about the text.
+
+    timestamps: None, "segment" or "word". language: name or code, or one for each recording; None: detect. task:
+        "transcribe" or "translate".
+    prompt: text before the recording. audio_context: seconds that the encoder reads after the audio; None: up to 30 s.
+    """
 
     timestamps: Timestamps = None
     language: str | Sequence[str] | None = None
@@ -97,18 +102,19 @@ class Spoken:
 @final
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """The options that apply to every recording of a call."""
+    """The options of one call of `transcribe` with a Whisper; they apply to all of its recordings."""
 
     whisper: LoadedWhisper
     speculation: Speculation
     timestamps: Timestamps
-    languages: str | Sequence[str] | None  # a language code for all recordings, or a code for each; None: detect
+    # a language code for all recordings, or a list with one for each; None: detect
+    languages: str | Sequence[str] | None
     options: Mapping[str, Any]  # further arguments of `generate`
-    has_timestamps: bool  # whether the model has timestamps; without them it can only transcribe one window
-    given: tuple[str, ...] = ()  # names of the options that the caller passed
+    has_timestamps: bool  # whether the model has timestamp tokens; without them only one window is possible
+    given: tuple[str, ...] = ()  # names of the options that the caller passed, for errors
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
-    margin: float | None = None  # seconds that the encoder reads after the sound; None: whole windows
-    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # of `FITTED`: limits the confidence
+    margin: float | None = None  # seconds that the encoder reads after the audio; None: up to 30 s in all
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # of `FITTED`, an upper limit
 
     @classmethod
     def of(
@@ -119,10 +125,11 @@ class TranscriptionRequest:
         recordings: int,
         spoken: Spoken,
     ) -> TranscriptionRequest:
-        """Check a call's options, as for `transcribe`. Raises InputError if this model does not support one.
+        """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
+        support.
 
-        speculation: the loop, with a drafter that fits the model. options: for `generate`. recordings: their number in
-            the call.
+        speculation: the decoding loop, with a drafter that fits the model. options: for `generate`. recordings: number
+            of recordings.
         """
         settings: Any = whisper.model.generation_config
         timestamps, prompt = spoken.timestamps, spoken.prompt
@@ -159,7 +166,7 @@ class TranscriptionRequest:
         return samples // extractor.hop_length > extractor.nb_max_frames
 
     def check(self, samples: Tensor) -> Tensor:
-        """Raise InputError if samples (T,) cannot be transcribed. Returns them."""
+        """Return samples (T,); raise InputError if they cannot be transcribed."""
         if self.is_long(len(samples)) and not self.has_timestamps:
             raise InputError(
                 f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
@@ -168,22 +175,23 @@ class TranscriptionRequest:
         return samples
 
     def batches(self, lengths: Mapping[int, int], batch_size: int) -> list[list[int]]:
-        """Group recordings into batches of indices. lengths: samples of each recording, by index.
+        """Group recordings into batches of indices. lengths: index -> number of samples.
 
-        Recordings within one window and longer ones are separated, because `generate` decodes them differently.
+        A batch has either recordings of up to one window or longer ones, because `generate` decodes these differently.
         """
         temperature = self.options.get("temperature")
         if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
-            # on a fallback, transformers uses the lengths of the whole batch for the rows that are decoded again
+            # for rows that are decoded again, transformers uses the lengths of the whole batch, so rows must be decoded
+            # one by one
             batch_size = 1
-        if self.margin is not None:  # all rows of a batch would get equally long encoder states
+        if self.margin is not None:  # a batch would give all rows equally long encoder states
             batch_size = 1
         kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Compute input_features (B, mels, T) and attention_mask (B, T), T frames, for a batch of samples (T,). They
-        equal those of single recordings."""
+        """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames.
+        They equal those of each recording alone."""
         extractor, model = self.whisper.extractor, self.whisper.model
         whole: dict[str, Any] = {"padding": "longest", "truncation": False} if self.is_long(len(recordings[0])) else {}
         features = [
@@ -208,8 +216,8 @@ class TranscriptionRequest:
         }
 
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
-        """Return the arguments of `generate` without features and loop. indices: the recordings' positions in the call.
-        long: whether they are longer than one window."""
+        """Return the arguments of `generate` except features and loop. indices: index of each recording in the call.
+        long: whether the recordings are longer than one window."""
         arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
         if isinstance(self.languages, str):
             arguments["language"] = self.languages
@@ -233,7 +241,7 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             f"`num_beams` must be 1, but is {show(beams)}. Drafts are verified for greedy decoding and sampling; pass "
             "num_beams=1, or call `model.generate` for beams."
         )
-    for name in ("logprob_threshold", "no_speech_threshold"):  # transformers reads these in two places
+    for name in ("logprob_threshold", "no_speech_threshold"):  # transformers reads these options in two places
         own = getattr(settings, name, None)
         if own is not None:
             chosen.setdefault(name, own)
@@ -245,7 +253,7 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     if "logprob_threshold" in chosen:
         chosen.setdefault("temperature", 0.0)
     if "max_new_tokens" in chosen:
-        chosen.setdefault("max_length", None)  # otherwise transformers warns about the config's value in every window
+        chosen.setdefault("max_length", None)  # or transformers warns of the config's value in each window
     temperature = chosen.get("temperature", 0.0)
     temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
     if not temperatures or not all(type(item) in (int, float) and 0 <= item <= HOTTEST for item in temperatures):
@@ -307,7 +315,7 @@ def language_code(settings: Any, language: object) -> str:
 
 
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
-    """Encode the previous text as P token ids (P,); the first is the token that introduces it."""
+    """Encode the argument `prompt` as token ids (P,), which begin with the token that introduces previous text."""
     most = whisper.model.config.max_target_positions // 2 - 1
     try:
         ids: Tensor = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
@@ -324,7 +332,7 @@ def _home(name: str) -> Path | None:
 
 
 def _margin(context: AudioContext) -> float | None:
-    """Check `audio_context`. Returns the seconds that the encoder reads after the sound; None: whole windows."""
+    """Check `audio_context`. Returns the seconds that the encoder reads after the audio; None: up to 30 s in all."""
     if context is None:
         return None
     if context == "auto":
@@ -343,7 +351,7 @@ def _multilingual(settings: Any) -> bool:
 
 @final
 class UsageMeter:
-    """Runs and counts the rounds of one `generate` call.
+    """Runs the decoding rounds of one `generate` call and counts them, for each recording.
 
     Use `meter.model.generate(..., custom_generate=meter, monitor_progress=meter.window)`.
     """
@@ -359,27 +367,28 @@ class UsageMeter:
         begins: Begins | None = None,
         together: Together | None = None,
     ) -> None:
-        """recordings: number in the batch. on_window: called with the progress that `window` gets. on_round: called
-        with each round, whose rows are recordings of the batch. margin: see `TranscriptionRequest`. begins: tells which
-        tokens begin a word, for word timestamps. together: shares decoder passes with other calls; None: share none."""
+        """recordings: batch size. on_window: called with the argument of `window`. on_round: called with each round;
+        its rows are indices in the batch. margin: seconds that the encoder reads after the audio; None: up to 30 s in
+        all. begins: tells which tokens begin a word, for word timestamps. together: lets several calls share decoder
+        passes; or None."""
         once = encoding_once(model, self._encoder_pass, can_twin(model), margin, together)
         self._target = target_of(model) if together is None else WhisperTarget(model, together)
-        self.model, self._encoding = once  # the model with a timed encoder, for this call alone
+        self.model, self._encoding = once  # a model for this call alone, whose encoder is timed
         if begins is not None:
             time_tokens(self.model, begins, lambda: self._encoding.sound)
         self.usage = [Usage() for _ in range(recordings)]
-        self.prompts: list[list[int]] = []  # token ids of the first window's prompt, for each recording
+        self.prompts: list[list[int]] = []  # token ids of each recording's prompt in the first window
         self._model, self._speculation = model, speculation
         self._on_window, self._on_round = on_window, on_round
         self._first_time = first_time(model)
         self._stopwatch = Stopwatch(model.device)
-        self._recordings: Sequence[int] = range(recordings)  # batch indices of the rows that are being decoded
-        self._begins = True  # whether the current window has not been decoded yet
-        self._earlier = [0] * recordings  # number of log-probabilities from earlier windows
-        self._rounds: dict[int, float] = {}  # recording -> rounds of this window, each divided by its rows
-        self._encoder = 0.0  # seconds of the encoder that are not yet shared among recordings
-        self._encoded: Tensor = torch.empty(0)  # (b, mels, T) features that the encoder read last, b rows of T frames
-        self._decoded: Tensor = torch.empty(0)  # features of the last `__call__`, to recognise its rows
+        self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
+        self._begins = True  # True until the current window is first decoded
+        self._earlier = [0] * recordings  # number of log-probabilities from earlier windows, per recording
+        self._rounds: dict[int, float] = {}  # recording -> its share of this window's rounds
+        self._encoder = 0.0  # seconds of the encoder that were not yet divided among recordings
+        self._encoded: Tensor = torch.empty(0)  # (b, mels, F), the encoder's last input: b rows of F frames
+        self._decoded: Tensor = torch.empty(0)  # the encoder's input in the last `__call__`, to recognise its rows
 
     def start(self) -> None:
         """Start the clock: time before `generate` is called does not count."""
@@ -387,7 +396,7 @@ class UsageMeter:
 
     def window(self, progress: Tensor) -> None:
         """Start a window. progress: (B, 2), for each of B recordings the current frame and the number of frames."""
-        if not self.prompts:  # so far, encoder and decoder ran only to detect the language
+        if not self.prompts:  # until now the model only detected the language
             self._share(decoder=self._stopwatch.lap() - self._encoder)
         self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
         self._begins = True
@@ -397,14 +406,14 @@ class UsageMeter:
     def __call__(
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Any:  # as `Speculation` returns it: ids or a dict
-        """Decode one window at one temperature. input_ids: (b, P), prompts of P tokens of the b rows that take part.
-        Returns what `generate` expects of its loop."""
+        """Decode one window at one temperature. input_ids: (b, P), prompts of P tokens of the b rows that are decoded.
+        Returns what `generate` expects of a `custom_generate`."""
         begins = self._begins
         self._recordings = self._taking_part()
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
-            del self.usage[index].logprobs[self._earlier[index] :]  # a window decoded again counts once
+            del self.usage[index].logprobs[self._earlier[index] :]  # count a window that is decoded again only once
         if not self.prompts:
             self.prompts = input_ids.tolist()
         self._share()
@@ -424,13 +433,13 @@ class UsageMeter:
     def _run(
         self, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any], seconds: float | None
     ) -> tuple[Any, float]:
-        """Run the rounds of one window. input_ids: (b, P), the prompts. inputs: `generate`'s further inputs. seconds:
-        length of the part of the window that the encoder read; None: all.
+        """Run the rounds of one window. input_ids: (b, P), prompts. inputs: further inputs of `generate`. seconds: how
+        much of the window the encoder read; None: all.
 
-        Returns: the output, and the drafter's seconds. The output is None if only a part was read and the text does not
-            end or repeats itself.
+        Returns: (the output, the drafter's seconds). The output is None if the encoder read only a part and the text
+            does not end or repeats itself.
         """
-        model = self._model  # the caller's model, to which locks and statistics belong
+        model = self._model  # the caller's model, which has the locks and statistics
         run = self._speculation.begin(self._target, model, input_ids, config, **inputs)
         drafter, tokens, looked = 0.0, list[int](), 0
         for round_ in run.rounds:
@@ -447,17 +456,17 @@ class UsageMeter:
         return run.output(config), drafter
 
     def _taking_part(self) -> Sequence[int]:
-        """Find the recordings of this call's rows. In a new window they are all; else find those that are decoded again
-        by their features."""
+        """Return the recordings of this call's rows. In a new window these are all; else those that are decoded again,
+        which are recognised by their features."""
         last, self._decoded = self._decoded, self._encoded
         if self._begins:
             self._begins = False
             return self._recordings
-        recordings = iter(zip(self._recordings, last, strict=True))  # rows keep their order: one pass is enough
+        recordings = iter(zip(self._recordings, last, strict=True))  # rows are in order, so one pass finds them all
         return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
 
     def _count(self, round_: Round) -> float:
-        """Add a round to the usage of its rows' recordings. Returns the drafter's seconds."""
+        """Add a round to the counts of its recordings. Returns the drafter's seconds."""
         drafts = self._speculation.drafter_for(self._model) is not None
         logprobs = (
             [[0.0] * len(tokens) for tokens in round_.tokens] if round_.logprobs is None else round_.logprobs.tolist()
@@ -472,8 +481,8 @@ class UsageMeter:
         return round_.drafter if drafts else 0.0
 
     def _share(self, decoder: float = 0.0) -> None:
-        """Divide seconds among the recordings that took part: the encoder's equally, the decoder's by rounds. decoder:
-        the decoder's seconds in this window."""
+        """Divide seconds among the recordings that were decoded: the encoder's equally, the decoder's by rounds.
+        decoder: the decoder's seconds in this window."""
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)

@@ -1,8 +1,8 @@
 """`mmdec.transcribe`: speech to text by Whisper, or by an audio language model, with speculative decoding.
 
-transformers' own long-form code handles windows, timestamps, prompts, fallback and recordings over 30 s; the text
-equals that of `model.generate` with the same arguments. This module checks the call and its drafter. `batches` decodes
-with Whisper, `listening` with audio language models.
+transformers' own long-form code handles windows, timestamps, prompts, temperature fallback and recordings over 30 s;
+the text equals that of `model.generate` with the same arguments. This module checks the call and its drafter. `batches`
+decodes with Whisper, `listening` with audio language models.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["AUTO", "HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "l
 
 LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
 
-FOR = "ForConditionalGeneration"  # end of the name of a model's class
+FOR = "ForConditionalGeneration"  # ending of the class names of models that generate
 WHISPER = System(
     load_whisper,
     LoadedWhisper,
@@ -127,9 +127,9 @@ def transcribe(
 ) -> Transcript | list[Transcript]:
     """Transcribe speech: exactly the text of `model.generate` with the same arguments, in fewer passes of the decoder.
 
-    audio: a path, a file object, bytes or samples, as for `translate_speech`; at most an hour long. A list is
-        transcribed in batches.
-    sample_rate: Hz of samples; None for files, which name theirs.
+    audio: a path, a file object, bytes, or samples (T,), (T, channels) or (channels, T); at most an hour long. A list
+        of these is transcribed in batches.
+    sample_rate: Hz of samples; None for files, whose header has it.
     model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an audio
         language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). Such a model has no windows: with it `timestamps`,
         `audio_context`, `cut_at_pauses`, other tasks than "transcribe", and Whisper's thresholds are refused.
@@ -148,28 +148,31 @@ def transcribe(
     audio_context: NOT the stock model: the encoder reads the sound and this many seconds after it, instead of 30 s,
         which makes short recordings faster; "auto": 12 s. A text that does not end, or that repeats itself, is decoded
         again with the whole window. Recordings are then decoded one by one. Default None: whole windows.
-    batch_size: recordings decoded together. Default 8. Those longer than one window (30 s) are batched separately.
+    batch_size: number of recordings decoded together. Default 8. Those longer than one window (30 s) have batches of
+        their own.
     cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
         transcribed by itself, and `batch_size` of them side by side: when one ends, the next one begins. The stock
         model's windows are others: they follow each other and overlap. Default False.
-    rule, num_speculative_tokens, seed, statistics: as for `mmdec.generate`. Each window restarts from the seed.
+    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed (set again for each
+        window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
     dtype: precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
-    threads: torch's CPU threads for this call. Default None: chosen as by `translate_speech`.
-    progress: called with the seconds of sound done and in total. An exception from it ends the call.
+    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else chosen
+        by the model's size and the idle processors.
+    progress: called with the seconds of audio done and in total. An exception from it ends the call.
     on_transcript: called with each recording's index and `Transcript`, in the order of the recordings, as soon as it
         and all earlier ones are transcribed.
-    min_confidence: in [0, 1]: refuse transcripts whose `confidence` is lower. Default None: refuse none.
-    on_round: called with each `Round` of the decoder; its `rows` count the recordings of the call. An exception from it
-        ends the call.
+    min_confidence: in [0, 1]: reject transcripts whose `confidence` is lower. Default None: reject none.
+    on_round: called with each decoding round (a `Round`); its `rows` are indices of the recordings in the call. An
+        exception from it ends the call.
     options: arguments of `generate`: temperature (a tuple is the fallback ladder), logprob_threshold,
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
         max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps, recordings are decoded one by
         one.
     Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and
         its `note` says so.
-    Raises: InputError if an argument or a recording is refused; BatchError for a list with such recordings; it holds
-        the results of the others.
+    Raises: InputError if an argument or a recording is rejected; for a list with such recordings BatchError, which
+        holds the results of the others.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
@@ -205,8 +208,8 @@ def _request(
     spoken: Spoken,
     cut_at_pauses: bool,
 ) -> TranscriptionRequest | ListeningRequest:
-    """Make the request for a Whisper or a language model from a call's options. Raises InputError for those that the
-    model does not support. recordings: their number in the call."""
+    """Check the options of a call, for a Whisper or an audio language model. Raises InputError for an option that the
+    model does not support. recordings: number of recordings."""
     with naming_options(TranscribeOptions.__annotations__):
         if isinstance(loaded, LoadedWhisper):
             return TranscriptionRequest.of(loaded, fitting(decoding, loaded.model), options, recordings, spoken)
@@ -223,25 +226,30 @@ def load_transcriber(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> LoadedTranscriber:
-    """Load a Whisper or an audio language model; once for each model, device and dtype. Arguments and errors are those
-    of `load_whisper` and `load_audio_lm`."""
+    """Load a Whisper or an audio language model. It is loaded once for each folder, device and dtype; later calls
+    return the same object.
+
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
+        the weights; None: float32.
+    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
+    """
     system = _system(model)
     return system.load(model, device, check_dtype(dtype, system.integers))
 
 
 def _system(model: object) -> System[Any]:
-    """Return how the model is loaded: as an audio language model, or as a Whisper. model: `transcribe`'s argument."""
+    """Return how to load the model: as an audio language model or as a Whisper. model: the argument of `transcribe`."""
     if isinstance(model, (str, os.PathLike)):
         return AUDIO_LM if family(find(model, KIND, (*FILES, *AUDIO_FILES))) else WHISPER
     return AUDIO_LM if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(FOR) in HEARD else WHISPER
 
 
 def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
-    """Resolve `transcribe`'s argument `drafter` to a value that `speculate` takes.
+    """Convert the argument `drafter` of `transcribe` to a value that `speculate` accepts.
 
-    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds, "medusa" the Medusa heads in its folder,
-    "ctc" the folder of its CTC head, and a folder or hub id the Medusa heads in it. Heads are loaded once, on the
-    model's device and in its precision. Anything else is returned unchanged.
+    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds; "medusa" becomes the Medusa heads in its
+    folder; "ctc" becomes the folder of its CTC head; a folder or hub id of Medusa heads becomes these heads. Heads are
+    loaded once, on the model's device and in its precision. Other values are returned unchanged.
     Raises: InputError if there are no heads for this model.
     """
     if isinstance(whisper, LoadedAudioLm):
@@ -254,7 +262,7 @@ def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
         return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter
     if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
-        return drafter  # a folder of another system: `speculate` reads it
+        return drafter  # a folder of another kind of drafter, which `speculate` reads
     if isinstance(drafter, (str, bytes, os.PathLike)):
         return whisper.heads(None if drafter == HEADS else drafter)
     return drafter

@@ -1,8 +1,8 @@
 """`Transcript`: the text of one recording, and its formats: text, JSON, SubRip (.srt) and WebVTT (.vtt) subtitles.
 
-Times are seconds from the recording's beginning. `words` turns timed tokens into timed words. Words begin at spaces;
-scripts without spaces are cut at every complete character. Punctuation stays with its word. `agree` makes segments and
-their words consistent.
+Times are seconds from the recording's beginning. `words` makes words with times from tokens with times. A word begins
+at a space; in scripts without spaces every complete character is a word. Punctuation belongs to its word. `agree` makes
+the times of segments and words consistent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mmdec.types import InputError
 FORMATS = ("text", "json", "srt", "vtt")
 SUBTITLES = ("srt", "vtt")
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-UNSPACED_FROM = "\u0e00"  # the first letter of the scripts that write no spaces
+UNSPACED_FROM = "\u0e00"  # in the order of Unicode, the first letter of the scripts without spaces
 OPENING = frozenset("\"'“‘«¿¡([{-")
-BROKEN = "\ufffd"  # what the tokenizer writes for a token that is only a part of a character
-MOST = 4  # the most tokens of a character: it has at most 4 bytes, and a token has at least one
+BROKEN = "\ufffd"  # the character that a tokenizer writes for a token that is only a part of a character
+MOST = 4  # maximum number of tokens of one character, because a character has at most 4 bytes
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word with its punctuation, and with a leading space if its script uses spaces."""
+    """A word with its punctuation and its times. In scripts with spaces it begins with a space."""
 
     text: str
     start: float
@@ -38,56 +38,57 @@ class Word:
 class Segment:
     """The text between two timestamp tokens of the model.
 
-    Without words, `start` and `end` are these two timestamps. With words, they are the first word's start and the last
-    word's end, which are more exact: see `agree`.
+    Without words, `start` and `end` are the times of these two tokens. With words, they are the first word's start and
+    the last word's end, which are more accurate.
     """
 
     start: float
     end: float
     text: str
-    tokens: list[int] = field(repr=False)  # the segment's token ids, both timestamp tokens included
-    words: list[Word] | None = field(default=None, repr=False)  # None unless word timestamps were requested
+    tokens: list[int] = field(repr=False)  # ids of the segment's tokens, both timestamp tokens included
+    words: list[Word] | None = field(default=None, repr=False)  # None if no word timestamps were requested
 
 
 def moved(segment: Segment, by: float) -> Segment:
-    """Return the segment with `by` seconds added to all times, those of its words, too."""
+    """Return the segment with `by` seconds added to all times, also to those of its words."""
     words = segment.words and [replace(word, start=word.start + by, end=word.end + by) for word in segment.words]
     return replace(segment, start=segment.start + by, end=segment.end + by, words=words)
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """The text of one recording, and its cost.
+    """The text of one recording, and what decoding it took.
 
     timings: stage -> seconds: `features`, `encoder`, `drafter`, `decoder` (everything between the encoder and the
         tokens except the drafter: passes, verification, caches, language detection) and `total`, which includes other
-        time. In a batch each recording has a share, and the shares sum to the batch's time: features are divided by
-        length, the encoder by windows, a round equally among its rows, everything else equally.
+        time. The time of a batch is divided among its recordings: features by duration, the encoder by windows, each
+        round equally among its rows, everything else equally.
     """
 
     text: str
     language: str | None  # language code, given or detected; None if the model has only one language
-    segments: list[Segment] = field(repr=False)  # empty unless timestamps were requested
+    segments: list[Segment] = field(repr=False)  # empty if no timestamps were requested
     tokens: list[int] = field(repr=False)  # the token ids that `generate` returns, without padding
-    rounds: int  # decoder passes for this recording, the passes over prompts included
-    tokens_per_round: float  # mean over the rounds after prompts' passes; correction, bonus and end tokens count
+    rounds: int  # number of decoder passes for this recording, those over prompts included
+    tokens_per_round: float  # mean over the rounds after the prompts' passes; correction, bonus and end tokens count
     timings: Mapping[str, float] = field(repr=False)
-    seconds: float = 0.0  # the recording's length
-    lossless: bool = True  # False for typical acceptance
-    confidence: float = 0.0  # in [0, 1]: the share of words that are likely right, see `mmdec.pipelines.confidence`
-    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)  # the evidence for the confidence
-    windows: int = 1  # prompts' passes: one per window and temperature
+    seconds: float = 0.0  # duration of the recording
+    lossless: bool = True  # whether the text equals plain decoding; False for typical acceptance
+    confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.pipelines.confidence`
+    # the values from which the confidence was computed
+    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
+    windows: int = 1  # number of decoded windows; a window counts once for each temperature at which it was decoded
     calibrated: bool = True  # whether the confidence was fitted for this model
-    note: str = ""  # why there is no text (a silent recording), or the advice to use another model
+    note: str = ""  # why there is no text (a silent recording), or a recommendation of another model
 
     def __str__(self) -> str:
-        """Write three lines: the text, or why there is none; the number of rounds; the seconds."""
+        """Write three lines: the text, or why there is none; the number of rounds; the time."""
         return three_lines(
             self.text or self.note, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields except `evidence`, as plain lists, numbers and text."""
+        """Return all fields except `evidence`, as lists, numbers and text."""
         content = asdict(self) | {"timings": dict(self.timings)}
         del content["evidence"]
         return content
@@ -95,8 +96,8 @@ class Transcript:
     def format(self, kind: str = "text") -> str:
         """Write the transcript as the content of a file.
 
-        kind: "text" (default), "json", "srt" or "vtt". Subtitles need timestamps; word timestamps give cues of readable
-            length.
+        kind: "text" (default), "json", "srt" or "vtt". Subtitles need timestamps; with word timestamps they have a
+            readable length.
         Raises: InputError for another kind, or for subtitles without timestamps.
         """
         if not isinstance(kind, str) or kind not in FORMATS:
@@ -115,24 +116,25 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Cue:
-    """One subtitle: a text and when it is shown."""
+    """One subtitle: its text, and when it is shown."""
 
     start: float
     end: float
     text: str
 
 
-CUE_LETTERS, CUE_SECONDS = 84, 6.0  # the most letters and seconds of a cue: two lines of 42 letters, as in broadcasting
-CUE_LEAST = 21  # shortest cue, in letters, that may end with a sentence or clause
+# maximum letters and seconds of a subtitle: two lines of 42 letters, as in broadcasting
+CUE_LETTERS, CUE_SECONDS = 84, 6.0
+CUE_LEAST = 21  # minimum letters of a subtitle that ends at a sentence or clause
 SENTENCE, CLAUSE = tuple(".?!…。？！"), tuple(",;:–—、，；：")
 CLOSING = "\"'”’»)]"  # characters that may follow a sentence or clause mark
-PAUSE = 0.5  # seconds of silence that end a cue
+PAUSE = 0.5  # seconds of silence at which a subtitle ends
 
 
 def cues(segments: Iterable[Segment]) -> list[Cue]:
-    """Turn segments into subtitles: segments with words are cut to readable length, empty ones are dropped.
+    """Convert segments to subtitles. Segments with words are cut to a readable length, empty segments are dropped.
 
-    A cue ends at a pause and with a sentence; a cue that would be too long ends with its last clause.
+    A subtitle ends at a pause and at the end of a sentence; one that would be too long ends after its last clause.
     """
     cues = []
     for segment in segments:
@@ -157,7 +159,8 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
 
 
 def _clause(group: Sequence[Word]) -> int:
-    """Return the number of words after which a too long cue is cut: after its last clause, else all words."""
+    """Find where to cut a subtitle that is too long. Returns: the number of words up to the end of its last clause;
+    without a clause, all words."""
     able = (
         count
         for count in range(len(group), 0, -1)
@@ -175,7 +178,7 @@ def _ends(word: Word, marks: tuple[str, ...]) -> bool:
 
 
 def srt(segments: Iterable[Segment], first: int = 1) -> str:
-    """Write subtitles in SubRip's format. first: number of the first cue."""
+    """Write segments as subtitles in SubRip format. first: number of the first subtitle."""
     blocks = [
         f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text}\n"
         for number, cue in enumerate(cues(segments), first)
@@ -184,7 +187,7 @@ def srt(segments: Iterable[Segment], first: int = 1) -> str:
 
 
 def vtt(segments: Iterable[Segment]) -> str:
-    """Write subtitles in WebVTT's format. &, < and > in a text would be markup, so they are escaped."""
+    """Write segments as subtitles in WebVTT format. &, < and > in a text are escaped, because they would be markup."""
     blocks = ["WEBVTT\n"]
     for cue in cues(segments):
         text = cue.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -210,7 +213,7 @@ def spoken(words: Iterable[Word]) -> str:
 
 @dataclass
 class _Piece:
-    """Consecutive tokens that form complete characters."""
+    """Consecutive tokens that together form complete characters: their text and times."""
 
     text: str
     start: float
@@ -224,10 +227,10 @@ def words(
     decode: Callable[[list[int]], str],
     spaced: bool = True,
 ) -> list[Word]:
-    """Build words with their times. No word ends before it begins.
+    """Make words with times from tokens with times. No word ends before it begins.
 
-    tokens: ids of the text, without timestamps. starts, ends: when each token is spoken, in seconds. decode: tokens ->
-    text. spaced: whether the script uses spaces.
+    tokens: ids of the text, without timestamp tokens. starts, ends: times of each token in seconds. decode: function
+        from token ids to text. spaced: whether the script writes spaces between words.
     """
     joined: list[_Piece] = []
     opening = False
@@ -239,19 +242,20 @@ def words(
         if new and not opening:
             joined.append(piece)
         else:
-            start = piece.start if opening else joined[-1].start  # an opening mark is not spoken, so it has no start
+            # an opening mark has no sound, so its start is not used
+            start = piece.start if opening else joined[-1].start
             joined[-1] = _Piece(joined[-1].text + piece.text, start, piece.end)
         opening = opens
     return [Word(piece.text, piece.start, max(piece.start, piece.end)) for piece in joined if piece.text.strip()]
 
 
 def agree(segments: Sequence[Segment]) -> list[Segment]:
-    """Make segments and their words consistent: a segment begins with its first word, ends with its last, and nothing
-    overlaps.
+    """Make the times of segments and their words consistent: a segment begins with its first word, ends with its last,
+    and nothing overlaps.
 
-    Segment times are tokens that the model writes; word times come from an alignment to the sound, which is more exact.
-    If two words overlap, the first one is ended where the second one starts. A segment without words keeps its times,
-    unless its neighbours overlap it.
+    Segment times are timestamp tokens that the model writes. Word times come from an alignment to the audio, which is
+    more accurate. If two words overlap, the first one ends where the second one starts. A segment without words keeps
+    its times, unless it overlaps its neighbours.
     """
     begins, floors, at = list[list[float]](), list[float](), 0.0
     for segment in segments:
@@ -274,10 +278,10 @@ def agree(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> list[bool | None]:
-    """Return for each token whether it begins a word; None for a token that is not spoken, such as punctuation.
+    """Return for each token whether it begins a word; None for a token without sound, such as punctuation.
 
-    decode: tokens -> text, without special tokens. In scripts without spaces (Thai and all scripts after it in Unicode)
-        each token may begin a word.
+    decode: function from token ids to text, without special tokens. In scripts without spaces (Thai and all scripts
+        after it in Unicode) each token may begin a word.
     """
     found = list[bool | None]()
     for token in tokens:

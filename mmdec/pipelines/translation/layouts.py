@@ -1,8 +1,9 @@
-"""The two layouts of a translator: the parts before and after the decoders. The decoders are the same in both.
+"""The two kinds of translators ("layouts"). They differ in the parts before and after the decoders; the decoders are
+the same.
 
-`phones` is the paper's DASpeech: the encoder reads filterbanks, the graph's states drive the acoustic model, and phones
-become words by a lexicon and an n-gram. `pieces` is for natural voices: the decoders write pieces of English words,
-these make the text, and a separate voice reads the text aloud.
+`phones` is DASpeech as in the paper: the encoder reads filterbanks, the graph's states are the input of the acoustic
+model, and phones become words by a lexicon and an n-gram. `pieces` is for real speech: the decoders write pieces of
+English words, which make the text, and a separate voice network speaks the text.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from mmdec.targets.units import EOS
 
 
 class Layout(Protocol):
-    """The parts of a translator that depend on its layout. In all methods, rows are lists of unit ids without special
-    units."""
+    """The methods in which the two kinds of translators differ. In all of them, a row is the list of unit ids (phones
+    or word pieces) of one translation, without special units."""
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Convert 16 kHz sounds [(T,), ...] into the inputs of `source`, on the model's device."""
+        """Convert 16 kHz samples (T,) of each recording to the inputs of `source`, on the model's device."""
         ...
 
     def source(self, features: tuple[Tensor, ...]) -> Source:
-        """Encode the output of `features` into the decoders' input."""
+        """Encode recordings for the decoders. features: the output of `features`."""
         ...
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -39,17 +40,18 @@ class Layout(Protocol):
     def mels(
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """Compute a log mel (F, 80) of F frames for each row of units; empty for a row without units.
+        """Compute a log mel (F, 80) for each row of units; an empty one for a row without units.
 
-        texts: the rows' English texts. hidden: (K + 1, D) for each row, the graph's states of width D for its K units
-            and </s>; None: the autoregressive decoder chose the units.
+        texts: the English text of each row. hidden: for each row (K + 1, D), the graph's states at its K units and
+            </s>; None: the units are those of the autoregressive decoder.
         """
         ...
 
 
 @final
 class PhoneLayout:
-    """DASpeech's layout: the acoustic model's input is the states of the graph's path, or phone embeddings."""
+    """The kind of the paper's DASpeech: the input of the acoustic model is the states on the graph's path, or phone
+    embeddings."""
 
     def __init__(self, parts: DASpeechParts) -> None:
         self.model, self.words, self.units = parts.model, parts.words, parts.units
@@ -74,7 +76,7 @@ class PhoneLayout:
         spoken = [at for at, row in enumerate(rows) if row]
         if not spoken:
             return mels
-        # the acoustic model also gets </s>, with zero frames, as in training
+        # as in training, the acoustic model also gets </s>, with duration 0
         if hidden is None:
             inputs = [self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in spoken]
         else:
@@ -87,7 +89,7 @@ class PhoneLayout:
 
 @final
 class PieceLayout:
-    """The layout of translators that write English pieces. A voice speaks the text, whichever decoder wrote it."""
+    """The kind that translates word pieces: a voice network speaks the text, whichever decoder wrote it."""
 
     def __init__(self, parts: HeardParts) -> None:
         self.model, self.voice, self.english, self.speller = parts.model, parts.voice, parts.english, parts.speller
@@ -107,7 +109,7 @@ class PieceLayout:
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
         device = _device(self.model)
-        known = self.phones  # the speller's endings (cats, played) may have phones that a small voice lacks
+        known = self.phones  # the speller adds phones for endings (cats, played), which a small voice may not have
         spoken = [[known[phone] for phone in self.speller.phones(text) if phone in known] for text in texts]
         if not any(spoken):
             return [torch.zeros(0, audio.MELS, device=device) for _ in rows]
@@ -116,12 +118,12 @@ class PieceLayout:
 
 
 def layout_of(parts: DASpeechParts | HeardParts) -> Layout:
-    """Choose the layout of a translator with these parts: phones or pieces."""
+    """Return the methods for a translator with these parts: a `PhoneLayout` or a `PieceLayout`."""
     return PieceLayout(parts) if isinstance(parts, HeardParts) else PhoneLayout(parts)
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad B tensors [(N, ...), ...] of different lengths N with zeros. Returns (B, max N, ...), and lengths (B,)."""
+    """Pad B tensors (N, ...) of different lengths N with zeros. Returns: (B, max N, ...), and the lengths (B,)."""
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.nn.utils.rnn.pad_sequence([row.to(device) for row in rows], batch_first=True), lengths
 

@@ -34,31 +34,31 @@ from mmdec.types import InputError
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]
 
-PAUSE = 0.3  # seconds of silence between two translated pieces of a recording
+PAUSE = 0.3  # seconds of silence that are put between two translated pieces of a recording
 
 
 @dataclass(frozen=True)
 class Translation:
-    """English speech and text for one recording."""
+    """The translation of one recording: English speech and text."""
 
     text: str
-    audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1]
+    audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1], the English speech
     sample_rate: int  # Hz
-    units: list[str] = field(repr=False)  # phones or word pieces, of all parts of a long recording in order
-    # stage -> seconds; a recording of a padded batch (GPU) gets an equal share
+    units: list[str] = field(repr=False)  # phones or word pieces of the translation, in order
+    # stage -> seconds; the time of a padded batch (on a GPU) is divided equally among its recordings
     timings: dict[str, float] = field(repr=False)
-    seconds_source: float = 0.0  # length of the French recording in seconds
-    passes: int = 1  # passes of the linguistic decoder, summed over all pieces
-    confidence: float = 0.0  # in [0, 1]: the share of words that are likely right, see `mmdec.pipelines.confidence`
+    seconds_source: float = 0.0  # duration of the French recording in seconds
+    passes: int = 1  # number of passes of the decoder that writes units, summed over all pieces
+    confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.pipelines.confidence`
 
     def __str__(self) -> str:
-        """Write three lines: the text, the number of passes, the seconds."""
+        """Write three lines: the text, the number of passes, the time."""
         each = len(self.units) / max(self.passes, 1)
         passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
         return three_lines(self.text, passes, self.timings)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the speech as a 16-bit audio file.
+        """Write the English speech to a sound file, 16 bits per sample.
 
         path: the file; its suffix chooses the format. If writing fails, an existing file stays as it was.
         Returns: the path.
@@ -66,7 +66,7 @@ class Translation:
         return sound.save_audio(path, self.audio, self.sample_rate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field except the audio, as plain lists, numbers and text."""
+        """Return all fields except the audio, as lists, numbers and text."""
         content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "audio"}
         return content | {"units": list(self.units), "timings": dict(self.timings)}
 
@@ -114,26 +114,26 @@ def translate_speech(
 
     audio: a path, a file object, or samples: (T,), (T, channels) or (channels, T), floats or integers up to 32 bit. A
         list holds several recordings; on a CPU its results equal single calls exactly.
-    sample_rate: Hz of samples; None for files.
+    sample_rate: Hz of samples; None for files, whose header has it.
     model: a shipped name, a directory, a hub id, or a translator from `load`.
     strategy: lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None: the
         model's own.
-    verify: True means strategy "verified": exactly the autoregressive decoder's units, in a few passes over drafts from
-        the graph.
+    verify: True chooses the strategy "verified": exactly the autoregressive decoder's units, in few passes, because the
+        graph drafts them.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
-    dtype: float32, or the dtype of the matrix products (except the vocoder's). Default None: float32.
+    dtype: dtype of matrix products; the vocoder always uses float32. Default None: float32.
     threads: torch's CPU threads for this call. Default None: as OMP_NUM_THREADS or `torch.set_num_threads` say, else
-        chosen by the model's size and the free processors.
+        chosen by the model's size and the idle processors.
     vocoder: "griffin-lim" (no weights needed), or published HiFi-GAN weights: a directory or a hub id. Default None:
         the model's own.
-    min_confidence: in [0, 1]: refuse translations whose `confidence` is lower. Default None: refuse none.
+    min_confidence: in [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
     pauses: where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector finds no voice
         ("webrtc", extra `mmdec[vad]`).
-    on_pass: called after each pass of the linguistic decoder with a `Pass`: the units that it made final, its time, and
-        the graph; for one recording only. An exception from it ends the call.
+    on_pass: called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the graph;
+        for one recording only. An exception from it ends the call.
     Returns: a `Translation`, or for a list a list of them in the same order.
-    Raises: InputError for a recording that cannot be translated, also if the model finds no unit in it; BatchError for
-        a list with such recordings; it holds the results of the others.
+    Raises: InputError for a recording that cannot be translated, also if the model finds no unit in it; for a list with
+        such recordings BatchError, which holds the results of the others.
     """
     check_threads(threads)
     least = check_min_confidence(min_confidence)
@@ -169,7 +169,8 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """Load a translator, once for each model, device, dtype and vocoder; again if the folder's files have changed.
+    """Load a translator. It is loaded once for each folder, device, dtype and vocoder, and again if the folder's files
+    have changed.
 
     model: a shipped name, a directory or a hub id.
     device: None: a GPU if there is one.
@@ -195,11 +196,11 @@ def as_translator(
     vocoder: str | os.PathLike[str] | None,
     dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """Resolve `translate_speech`'s argument `model` to a translator.
+    """Convert the arguments of `translate_speech` to a translator.
 
-    model: a name, directory or hub id for `load`, or a loaded translator. With a loaded translator, `vocoder` must be
+    model: a name, directory or hub id, which is loaded; or a loaded translator. For a loaded one, `vocoder` must be
         None, and `device` and `dtype` must be None or those of the translator.
-    Raises: InputError if these arguments do not fit, or if `load` raises it.
+    Raises: InputError if these arguments do not fit, or the model cannot be loaded.
     """
     if not isinstance(model, SpeechTranslator):
         return load(model, device, vocoder=vocoder, dtype=dtype)
@@ -220,7 +221,8 @@ def _products(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
-    """Check `strategy` and `verify`, and combine them. Returns None for the model's own strategy. Raises InputError."""
+    """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own. Raises
+    InputError."""
     if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
     if strategy is not None:
@@ -231,14 +233,19 @@ def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
 def _translate(
     translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, pauses: str, on_pass: OnPass | None
 ) -> list[Translation]:
-    """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results."""
+    """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results.
+
+    strategy: None: the model's own. pauses: how pauses are found, "energy" or "webrtc". on_pass: called after each
+        decoder pass.
+    """
     pieces: list[Tensor] = []
     owners: list[int] = []
     for owner, samples in enumerate(recordings):
         parts = [
             sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples, detector=pauses)
         ]
-        spoken = [part for part in parts if peak(part) >= SILENCE]  # the model would invent words for a silent piece
+        # silent pieces are left out, because the model would invent words for them
+        spoken = [part for part in parts if peak(part) >= SILENCE]
         pieces += spoken
         owners += [owner] * len(spoken)
     results = translator.translate(pieces, strategy, on_pass)

@@ -1,8 +1,9 @@
-"""Runs the networks of a French-to-English speech translator in order, and times them.
+"""Runs the networks of a French-to-English speech translator in order, and measures their time.
 
-The order is: features, encoder, linguistic decoder (a path through the graph, or the autoregressive baseline), words,
-acoustic model, vocoder. Each pass of the linguistic decoder, and the graph, can be reported: `Pass`. The differences
-between the two layouts of models are in `layouts.py`; for loading, files and long recordings see `translate.py`.
+The order is: features, encoder, linguistic decoder (a path through the graph, or the autoregressive decoder), words,
+acoustic model, vocoder. Each pass of the linguistic decoder, and its graph, can be reported to the caller (`Pass`).
+`layouts.py` has the differences between the two kinds of translators, `translate.py` loading, files and long
+recordings.
 """
 
 from __future__ import annotations
@@ -42,41 +43,44 @@ from mmdec.types import InputError
 __all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
 
 STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
-GPU_ROWS = 16  # rows of a padded batch on a GPU
-RERANKED = 8  # number of the graph's best texts that the autoregressive decoder scores, for "reranked"
-DRAFT_NODES = 192  # the most nodes of a draft from the graph: an utterance's units and alternatives
+GPU_ROWS = 16  # maximum rows of a padded batch on a GPU
+RERANKED = 8  # for "reranked": number of the graph's best texts that the autoregressive decoder scores
+DRAFT_NODES = 192  # maximum nodes of a draft that is made from the graph: an utterance's units and their alternatives
 
 GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
 
 Rows = list[dict[str, float]]
 Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
-# for each unit of a text and its end: the decoder's log-probability, and whether this unit is its first choice
+# the autoregressive decoder's scores of one text: ln P of each unit and of </s>; whether each is its first choice
 Reading = tuple[list[float], list[bool]]
-# for each row: its K units; the graph's states (K + 1, D) of these and </s>; number of passes; evidence
+# for each row: unit ids; the graph's states (K + 1, D) at its K units and </s>; number of passes; evidence for the
+# confidence
 _Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], Rows]
-SPECIALS = 4  # <s> <pad> </s> <unk> are the first four units of every vocabulary
+SPECIALS = 4  # the first four units of every vocabulary are special: <s> <pad> </s> <unk>
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The graph of one utterance, on the CPU."""
+    """The graph decoder's output for one utterance, on the CPU."""
 
     emissions: Tensor = field(repr=False)  # (L, V) log-probabilities of V units at L vertices
-    links: Tensor = field(repr=False)  # (L, L) log-probabilities of links from row to column, -inf where there is none
-    units: list[str] = field(repr=False)  # the V units' names, by id
-    path: list[int]  # vertices of the chosen path in order; empty if the graph only drafts
-    chosen: list[str]  # the unit of each vertex on the path, <s> and </s> included
+    # (L, L) log-probabilities of links from vertex i (row) to j (column); -inf: no link
+    links: Tensor = field(repr=False)
+    units: list[str] = field(repr=False)  # names of the V units, ordered by id
+    path: list[int]  # vertices on the chosen path, in order; empty if the graph only makes drafts
+    chosen: list[str]  # the unit at each vertex on the path, <s> and </s> included
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a network: it makes units final, or, for strategy "verified", the graph's pass drafts them."""
+    """One pass of a decoder, as it is reported to the caller. It makes units final; but for strategy "verified", the
+    graph's pass only drafts units."""
 
-    piece: int  # index of the piece: a long recording is cut at its pauses
-    units: list[str]  # units that this pass made final, in order
-    tokens: int  # number of units that it made final, special units such as </s> included
-    seconds: float  # since the piece's linguistic decoding began, without the time in `on_pass`
-    graph: Graph | None = None  # the graph that this pass made; None for a pass of the autoregressive decoder
+    piece: int  # index of the piece of the recording; long recordings are cut into pieces at pauses
+    units: list[str]  # names of the units that this pass made final, in order
+    tokens: int  # number of units that this pass made final, special ones such as </s> included
+    seconds: float  # seconds since decoding of the piece began, without the time spent in `on_pass`
+    graph: Graph | None = None  # the graph that this pass predicted; None for a pass of the autoregressive decoder
 
 
 OnPass = Callable[[Pass], None]
@@ -84,18 +88,19 @@ OnPass = Callable[[Pass], None]
 
 @final
 class PassListener:
-    """Reports one utterance's tokens to `on_pass` as timed passes. Does nothing without `on_pass`."""
+    """Reports the decoder passes of one utterance to the callback `on_pass`, with their times. Without a callback it
+    does nothing."""
 
     def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
-        self.limit: int | None = None  # the most tokens to report, because a decoder may run one step more
-        # whether the row has ended: on a GPU the decoder checks this rarely, so it runs a few steps more
+        self.limit: int | None = None  # maximum number of units to report, because a decoder may run one step more
+        # whether the row has ended: on a GPU the decoder checks this rarely, so a few more steps follow
         self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
-        """Report a pass that made these token ids final, special ones included. graph: the graph of this pass, if it
-        made one."""
+        """Report a pass that made these unit ids final, special ones included. graph: the graph that the pass
+        predicted, or None."""
         if self._on_pass is None:
             return
         self._seconds += self._stopwatch.lap()
@@ -107,7 +112,8 @@ class PassListener:
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:
-        """Report a step of `ArDecoder.generate`, as its callback. tokens: (1,). Skips steps after the row's end."""
+        """Report one step of `ArDecoder.generate`, which calls this function. tokens: (1,), the step's unit. Steps
+        after the row's end are skipped."""
         if self._on_pass is not None and not self._ended:
             token = int(tokens)
             self._ended = token in (EOS, PAD)
@@ -116,10 +122,10 @@ class PassListener:
     def graph(
         self, emissions: Tensor, links: Tensor, tokens: Tensor | None = None, vertices: Tensor | None = None
     ) -> None:
-        """Report one row's graph. If a path is given, its units are final.
+        """Report the graph of one row. If a path is given, its units are final.
 
         emissions: (L, V) log-probabilities of V units at L vertices. links: (L, L) log-probabilities. tokens, vertices:
-        (K,) of the path's K steps, padded with -1.
+            (K,), unit and vertex of each of the path's K steps, padded with -1.
         """
         if self._on_pass is None:
             return
@@ -130,10 +136,11 @@ class PassListener:
 
 
 def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> list[Reading]:
-    """Score each row's units in one pass of the autoregressive decoder.
+    """Score the units of each row in one pass of the autoregressive decoder. Returns: for each row the ln P of its
+    units and of </s>, and whether each is the decoder's first choice.
 
-    decoder: takes units (B, M), source states and their lengths, and gives logits (B, M, V) over V units. tokens: each
-    row's unit ids. source: the encoded recordings.
+    decoder: function from units (B, M), encoder states and their lengths to logits (B, M, V). tokens: unit ids of each
+        row. source: the encoded recordings.
     """
     rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
     said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -146,29 +153,32 @@ def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) 
 
 def second_opinion(reading: Reading) -> dict[str, float]:
     """Compute evidence from the autoregressive decoder's scores of a text: its log-probabilities of the units, and the
-    share of units for which it prefers another unit."""
+    share of units for which it prefers another one. reading: one row of `readings`."""
     logprobs, agrees = reading
     return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
-    """Compute evidence from the graph's path. scores: (B,) log-probability of each row's path. lengths: (B,) number of
-    vertices on it."""
+    """Compute evidence from the graph's path. scores: (B,), ln P of each row's path. lengths: (B,), its number of
+    vertices."""
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
 
 def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
-    """Compute evidence from the graph's probabilities of the units on each row's path. emissions: (B, L, V)
-    log-probabilities of V units at L vertices. vertices, tokens: (B, K) of the path's K steps, padded with -1."""
+    """Compute evidence from the graph's probabilities of the units on each row's path.
+
+    emissions: (B, L, V) log-probabilities of V units at L vertices. vertices, tokens: (B, K), vertex and unit of each
+        of the path's K steps, padded with -1.
+    """
     rows = zip(emissions, vertices, tokens, strict=True)
     return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
 
 
 def head_evidence(source: Source) -> Rows:
-    """Compute evidence from a CTC head: its probabilities of the transcript's pieces; of each frame's likeliest piece
-    or blank; and the number of pieces per frame, which is unusual for other languages and noise. Empty without a CTC
-    head."""
+    """Compute evidence from the CTC head; empty without one. It has three parts: the head's probabilities of the
+    transcript's pieces; its probabilities of the best piece or blank at each frame; and the number of pieces per frame,
+    which is unusual for other languages and noise."""
     heard = source.heard
     if heard is None:
         return [{} for _ in source.limits]
@@ -186,21 +196,23 @@ def head_evidence(source: Source) -> Rows:
 
 @dataclass(frozen=True)
 class SpokenTranslation:
-    """The translation of one utterance."""
+    """The translation of one utterance: English text and speech."""
 
     text: str
     units: list[str]  # names of its phones or word pieces
-    samples: Tensor  # (T,) float32 on the CPU, 16 kHz
-    timings: dict[str, float]  # stage -> seconds; utterances of a batch get equal shares
-    passes: int = 1  # passes of the linguistic decoder that was used
-    confidence: float = 0.0  # 0 to 1: the share of words that are likely right
-    evidence: Mapping[str, float] = field(default_factory=lambda: {})  # the evidence for the confidence
+    samples: Tensor  # (T,) float32 on the CPU, the English speech at 16 kHz
+    timings: dict[str, float]  # stage -> seconds; the time of a batch is divided equally among its utterances
+    passes: int = 1  # number of passes of the decoder that wrote the units
+    confidence: float = 0.0  # in [0, 1]: expected share of right words
+    # the values from which the confidence was computed
+    evidence: Mapping[str, float] = field(default_factory=lambda: {})
 
 
 class SpeechTranslator:
-    """A translator. It holds weights only, so several callers may share it.
+    """A French-to-English speech translator. Holds networks and tables that do not change, so several callers may share
+    it.
 
-    `vocoder` has the interface of `Vocoder`: mel (B, F, 80) of F frames, lengths (B,) -> samples (B, F * 256).
+    `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
     """
 
     def __init__(
@@ -209,9 +221,9 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """parts: the networks and tables. calibrations: of the confidence, by kind of decoding; None: use token
-            probabilities.
-        dtype: for matrix products. The vocoder keeps float32: bfloat16 would make its sound noisy.
+        """parts: the networks and tables. calibrations: kind of decoding -> calibration of the confidence; None: use
+        token probabilities.
+        dtype: dtype of matrix products. The vocoder always uses float32, because bfloat16 would make its sound noisy.
         """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
@@ -233,8 +245,8 @@ class SpeechTranslator:
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
         """Write the model's folder. If writing fails, an existing folder stays as it was.
 
-        Card, confidence and provenance are copied only if the weights were not changed. Raises: InputError for another
-        vocoder than the model's own, or if the folder holds other files.
+        The model card, calibrations and provenance are copied only if the weights were not changed. Raises: InputError
+        for a vocoder that is not the model's own, or if the folder holds other files.
         """
         return save_parts(directory, self.parts)
 
@@ -249,7 +261,7 @@ class SpeechTranslator:
         """Translate 16 kHz utterances [(T,), ...], in order.
 
         On a CPU utterances are processed one by one, so a batch gives exactly the same as single calls. On a GPU they
-        are padded into groups, and the rows of a group share its time equally. With `on_pass` they are processed one by
+        are padded into groups, whose time is divided equally among their rows. With `on_pass` they are processed one by
         one everywhere.
 
         strategy: None: the model's own. "verified" gives the autoregressive decoder's greedy output in fewer passes:
@@ -267,8 +279,7 @@ class SpeechTranslator:
             ]
 
     def checked(self, strategy: str | None) -> str:
-        """Check the strategy, and return it; for None return the model's own. Raises InputError if this model does not
-        have the strategy."""
+        """Return the strategy, or for None the model's own. Raises InputError if the model does not support it."""
         if strategy is None:
             return self.decoding.strategy
         check_strategy(strategy)
@@ -288,10 +299,10 @@ class SpeechTranslator:
     def translate_together(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
-        """Translate one padded batch (on a CPU a single utterance). The caller holds the model's lock.
+        """Translate one padded batch (on a CPU a single utterance). The caller must hold the model's lock.
 
-        A row's units are the same as without the batch; its samples differ by rounding only. on_pass: only for a batch
-        of one. piece: index of this utterance, for `on_pass`.
+        The units of a row are the same as without the batch; its samples differ only by rounding. on_pass: only for a
+        batch of one utterance. piece: index of this utterance, which `on_pass` gets.
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self._translate_together(samples, strategy, on_pass, piece)
@@ -318,8 +329,10 @@ class SpeechTranslator:
     def _translated(
         self, source: Source, strategy: str, listener: PassListener, clock: Stopwatch
     ) -> list[SpokenTranslation]:
-        """Translate each row: text, units and sound, without timings. source: the encoded recordings; no row may be
-        empty. listener: gets the passes. clock: measures the stages."""
+        """Translate each row: text, units and speech, without timings.
+
+        source: the encoded recordings; no row may be empty. listener: reports the passes. clock: measures the stages.
+        """
         with clock.stage("linguistic"):
             kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
             run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
@@ -350,7 +363,8 @@ class SpeechTranslator:
         return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
     def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
-        """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them."""
+        """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them, the decoder
+        verifies them."""
         listener.limit = source.limits[0]
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         listener.graph(lattice.emissions[0], lattice.links[0])
@@ -358,7 +372,8 @@ class SpeechTranslator:
         target = UnitTarget(self.baseline)
         proposing.check(target)
         prompt = torch.full((len(source.states), 1), BOS, device=self.device)
-        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))  # as in `ArDecoder.generate`: equal units
+        # equal to those of `ArDecoder.generate`, so that the units are equal
+        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))
         text = Sequences(prompt, stop)
         inputs = {"states": source.states, "state_lengths": source.lengths}
         passes = [0] * len(source.states)
@@ -384,19 +399,21 @@ class SpeechTranslator:
         seen = path_evidence(path.scores, path.lengths)
         if read:
             seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
-        if self.model.ar is None:  # no autoregressive decoder can judge: take the graph's own probabilities
+        # there is no autoregressive decoder to score the text, so the graph's probabilities are used
+        if self.model.ar is None:
             own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             seen = [row | new for row, new in zip(seen, own, strict=True)]
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
 
     def _graphs_own(self, lattice: Lattice) -> Rows:
-        """Compute evidence for a text of the autoregressive decoder: the log-probability of the graph's own path."""
+        """Compute evidence for a text of the autoregressive decoder: the log-probability of the path that the graph
+        itself would choose."""
         guided = getattr(self.model, "written", None) is not None
         path = self._path(lattice, "beam" if guided else "lookahead")
         return path_evidence(path.scores, path.lengths)
 
     def _path(self, lattice: Lattice, strategy: str) -> LatticePath:
-        """Find each row's path through the graph; for "reranked", each row's best paths, one after another."""
+        """Find each row's path through the graph. For "reranked": several paths for each row, one after the other."""
         if strategy in ("beam", "reranked"):
             count = RERANKED if strategy == "reranked" else 1
             return lattice.beam(getattr(self.model, "written", None), self.decoding.collapse, count)
@@ -408,9 +425,9 @@ class SpeechTranslator:
         )
 
     def _likeliest(self, paths: LatticePath, source: Source) -> tuple[LatticePath, list[Reading]]:
-        """Choose each row's best path: the highest sum of beam search score and log-probability of the path's text by
-        the autoregressive decoder, which scores all texts in one pass. Returns the paths, and these scores of their
-        texts.
+        """Choose the best of several paths for each row: the one with the highest sum of beam search score and ln P of
+        its text by the autoregressive decoder, which scores all texts in one pass. Returns: the chosen paths, and the
+        decoder's scores of their texts.
 
         Source: after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
         """
@@ -418,14 +435,14 @@ class SpeechTranslator:
         count = len(paths.scores) // rows
         _, texts = _spoken(paths)
         repeated = source.select([row for row in range(rows) for _ in range(count)])
-        assert paths.beams is not None  # for type checkers: paths of a beam search have `beams`
+        assert paths.beams is not None  # for type checkers: a beam search always sets `beams`
         read = readings(self.baseline, texts, repeated)
         worth = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in read])
         best = torch.arange(rows, device=worth.device) * count + worth.view(rows, count).argmax(-1)
         return paths.select(best), [read[row] for row in best.tolist()]
 
     def _voice(self, mels: list[Tensor]) -> list[Tensor]:
-        """Turn log mels [(F, 80), ...] into samples [(T,), ...] on the CPU, within [-1, 1]."""
+        """Convert log mels (F, 80) of each utterance to samples (T,) on the CPU, within [-1, 1]."""
         spoken = [row for row, mel in enumerate(mels) if len(mel)]
         voices = [torch.zeros(0) for _ in mels]
         if spoken:
@@ -438,13 +455,14 @@ class SpeechTranslator:
 
 
 def _spoken(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
-    """Return for each path the steps (N,) whose unit is not a special unit, and these units."""
+    """Return for each path the indices (N,) of its steps whose unit is not special, and the ids of these units."""
     keep = [row.nonzero()[:, 0] for row in paths.tokens >= SPECIALS]  # padding is -1
     return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
 
 
 def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
-    """Cut rows of unit ids to their limits (the most units of each), and remove special units."""
+    """Cut rows of unit ids to their maximum lengths, and remove special units. limits: maximum number of units of each
+    row."""
     return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
 
 
@@ -457,5 +475,5 @@ def check_strategy(strategy: str) -> None:
 
 
 def total_timings(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sum each stage's seconds over several utterances."""
+    """Sum the seconds of each stage over several utterances."""
     return {stage: sum(part[stage] for part in parts) for stage in STAGES}

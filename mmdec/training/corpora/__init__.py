@@ -1,1 +1,1 @@
-"""Readers of corpora as they are published."""
+"""Readers of speech, text and picture corpora in the formats in which they are published."""

@@ -1,7 +1,7 @@
 """Checks of a corpus: its lists must name files inside it, and only a small share of its rows may be bad.
 
-Recordings and pictures are read once as a check before training. Later runs read only files whose size or modification
-time has changed.
+Recordings and pictures are read once as a check before training. Later training runs check only the files whose size or
+modification time has changed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mmdec.training.corpora.text_files import shown
 from mmdec.training.processes import end_with_parent
 from mmdec.types import InputError
 
-MAX_BAD_SHARE = 0.1  # maximum share of bad rows in a split; with more, the corpus is wrong
+MAX_BAD_SHARE = 0.1  # default for the largest share of bad rows in a split; with more, the corpus is probably wrong
 
 
 @dataclass
 class BadRows:
-    """The names of rows that were left out, grouped by reason."""
+    """The rows of a corpus that were left out. names: maps each reason to the names of its rows."""
 
     names: dict[str, list[str]] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class BadRows:
         self.names.setdefault(reason, []).append(name)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """Iterate over the (reason, name) of each row."""
+        """Yield (reason, name) for each row."""
         return ((reason, name) for reason, names in self.names.items() for name in names)
 
     @property
@@ -43,7 +43,8 @@ class BadRows:
         return sum(len(names) for names in self.names.values())
 
     def report(self, shown: int = 5, between: str = "\n") -> str:
-        """Write one line for each reason: the number of rows and the first `shown` names. between: separator."""
+        """Describe the rows: for each reason one line, with the number of rows and the first `shown` names. between:
+        text between two lines."""
         return between.join(
             f"{reason}: {len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
             for reason, names in sorted(self.names.items())
@@ -52,11 +53,11 @@ class BadRows:
 
 @dataclass(frozen=True)
 class Admission:
-    """Rules for a corpus.
+    """Rules that decide which rows and files of a corpus are used.
 
-    allow_absolute_paths: allow absolute names in the corpus's lists, and links that lead out of it.
-    max_bad_share: stop the run if a larger share of a split's rows is bad. Fewer bad rows are left out; their names and
-        number are logged.
+    allow_absolute_paths: allow absolute paths in the corpus's lists, and symbolic links that lead out of the corpus.
+    max_bad_share: the largest share of a split's rows that may be bad. With more bad rows, training stops with an
+        error. With fewer, they are left out; their names and number are logged.
     """
 
     allow_absolute_paths: bool = False
@@ -67,12 +68,16 @@ class Admission:
             raise InputError(f"`max_bad_share` must be from 0 to 1, but is {self.max_bad_share}. 0.1 is usual.")
 
     def names(self, folder: Path) -> Names:
-        """Return a function that turns names, relative to `folder`, into paths."""
+        """Return a function that turns file names in a list, relative to `folder`, into checked paths."""
         return Names(folder, self.allow_absolute_paths)
 
     def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
-        """Raise InputError if too many of `total` rows are bad. of, rule: words for the message; `of` says what the
-        rows are, such as "rows of 'a.tsv'"."""
+        """Raise InputError if more than `max_bad_share` of the rows are bad.
+
+        total: number of rows, bad ones included.
+        of: what the rows are, for the message, such as "rows of 'a.tsv'". rule: what the corpus must do, for the
+            message.
+        """
         if bad.count > self.max_bad_share * total:
             raise InputError(
                 f"`corpus` must {rule}, but {bad.count} of the {total} {of} are bad, more than a share of "
@@ -81,12 +86,12 @@ class Admission:
 
 
 STRICT = Admission()
-ANYWHERE = Admission(allow_absolute_paths=True)  # for calls that read only texts, and open no file that a list names
+ANYWHERE = Admission(allow_absolute_paths=True)  # for callers that do not open the files that a list names
 
 
 class Names:
-    """Turns names in a corpus's list into paths inside one folder. If the folder itself is a link, its target counts as
-    the folder."""
+    """Turns file names in a corpus's list into paths, and checks that they are inside one folder. If the folder is a
+    symbolic link, its target counts. State: `inside`, a cache of folders that were checked."""
 
     def __init__(self, folder: Path, allow_absolute_paths: bool = False) -> None:
         self.folder, self.allow = folder, allow_absolute_paths
@@ -94,8 +99,8 @@ class Names:
         self.inside: dict[Path, bool] = {}  # folder -> whether it is in `root` after links are resolved
 
     def __call__(self, name: str, place: str) -> Path:
-        """Return a name's path. place: where the list has the name, for the error. Raises InputError if the path is
-        outside the folder, or the name is impossible."""
+        """Return the path of a file name. place: where the list has the name, for messages. Raises InputError if the
+        path is outside the folder, or no file can have this name."""
         if not name or "\0" in name or os.path.normpath(name) == "." or not _encodable(name):
             raise self._refuse(place, f"has {_cut(name)}", "Write a file's name there.")
         path = self.folder / name
@@ -140,8 +145,11 @@ def _encodable(name: str) -> bool:
 
 
 def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None:
-    """Raise InputError if training and development splits share an item. what: the items' name in the
-    message. remedy: the message's last sentence."""
+    """Raise InputError if the training split and the development split share an item.
+
+    splits: the items' names in the training split, and in the development split.
+    what: what the items are, for the message. remedy: the message's last sentence.
+    """
     train, dev = map(set, splits)
     both = sorted(train & dev)
     if both:
@@ -151,20 +159,20 @@ def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None
         )
 
 
-MANY = 2000  # with at least this many files, several processes read them
+MANY = 2000  # with at least this many files, several processes read them, to save time
 
 Measure = Callable[[Path], float]
 
 
 def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
-    """Measure each recording in seconds; for a bad one, return a text that says what is wrong. kept: folder where the
-    results are stored; None: not stored."""
+    """Return the duration of each recording in seconds; for a bad one, a text that says what is wrong. kept: folder
+    that caches the results; None: no cache."""
     return _inspected(paths, kept, "recordings", sound_seconds)
 
 
 def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
-    """Count the pixels of each picture; for a bad one, return a text that says what is wrong. kept: folder where the
-    results are stored; None: not stored. side: required width and height; None: any."""
+    """Return the number of pixels of each picture; for a bad one, a text that says what is wrong. kept: folder that
+    caches the results; None: no cache. side: width and height that each picture must have; None: any."""
     return _inspected(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
 
@@ -191,8 +199,8 @@ def _inspected(paths: Sequence[Path], kept: Path | None, what: str, measure: Mea
 
 
 def _read(file: Path, count: int) -> list[list]:
-    """Read the stored size, modification time and result of each path, in order; empty lists if the file is damaged or
-    does not have `count` entries."""
+    """Read the cached [size in bytes, modification time in ns, result] of each path, in order. Return empty lists if
+    the file is damaged or does not have `count` entries."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -219,7 +227,8 @@ def _measured(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
 
 
 def _value(path: Path, measure: Measure) -> float | str:
-    """Return the measured value; for a bad file, the part of the error that states the rule."""
+    """Return the measured value of a file. For a bad file, return the first part of the error message: the rule that it
+    breaks."""
     try:
         return round(measure(path), 3)
     except InputError as error:

@@ -1,13 +1,13 @@
-"""Reads conversations with a model, with or without pictures, from a file of one of three kinds.
+"""Reads conversations with a model, with or without pictures, from a file of one of three formats.
 
-| file | layout |
+| file | format |
 |---|---|
-| .json | llava_v1_5_mix665k's: a list of `conversations` (`from`, `value`), each with `image` or without |
-| .jsonl | in each line `messages` (`role`, `content`), `conversations` as above, or a `question`; perhaps `image` |
+| .json | as llava_v1_5_mix665k: a list of `conversations` (`from`, `value`), each with `image` or without |
+| .jsonl | on each line `messages` (`role`, `content`), `conversations` as above, or a `question`; perhaps `image` |
 | .txt | one question a line |
 
-Rows of a .json may also be in the layouts of a .jsonl. A single question may also be named `prompt` or `text`. If
-`turns` is a list of questions (Spec-Bench's layout), the first one is taken.
+A .json list may also hold rows in a format of .jsonl. A single question may also be named `prompt` or `text`. If
+`turns` is a list of questions, as in Spec-Bench, only the first is taken.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from mmdec.training.corpora.text_files import check_text, json_lines, read_json,
 from mmdec.types import InputError
 
 SUFFIXES = (".json", ".jsonl", ".txt")
-ASKED = ("question", "prompt", "text")  # names of the field that holds a single question
+ASKED = ("question", "prompt", "text")  # possible names of the field with a single question
 LAYOUTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"user": 0, "human": 0, "assistant": 1, "gpt": 1}
 SYSTEM = "system"  # the key of the system message in a conversation's notes
-MAX_LIST_BYTES = 8_000_000_000  # llava_v1_5_mix665k's list has one gigabyte
-MAX_TURNS = 1000  # the most turns of one conversation
+MAX_LIST_BYTES = 8_000_000_000  # size limit of a .json file, to save memory; llava_v1_5_mix665k's has 1 GB
+MAX_TURNS = 1000  # the most (question, answer) pairs in a conversation; more are an error
 IMAGE = "<image>"
-PARTS = ("text", "image")  # types of a message's parts
+PARTS = ("text", "image")  # types of the parts that a message's content may consist of
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row of a file. turns: (question, answer) pairs; the questions are without the image token, and the last
-    answer may be "". notes: the row's other fields, and the system message."""
+    """One conversation, read from one row of a file.
+
+    images: its pictures.
+    turns: (question, answer) pairs. Questions are without the image token. The last answer may be "".
+    notes: the row's other fields, by name, and the system message under the key "system".
+    """
 
     id: str
     images: tuple[Path, ...]
@@ -47,10 +51,11 @@ class Conversation:
 def read_chats(
     listed: str | Path, images: str | Path | None = None, admission: Admission = STRICT
 ) -> list[Conversation]:
-    """Read the conversations of a file. Pictures are not opened.
+    """Read the conversations of a file. Picture files are not opened.
 
-    images: folder that image paths are relative to; by default "images" beside the file, or the file's own folder.
-    Raises InputError for a file that is missing, empty or of another kind, naming the row.
+    images: folder that image paths are relative to. Default: the folder "images" beside the file, else the file's own
+        folder.
+    Raises: InputError for a file that is missing, empty or in another format. The message names the row.
     """
     path = check_listed(Path(listed))
     if path.suffix == ".json":
@@ -69,10 +74,10 @@ def read_chats(
 def read_conversations(
     listed: str | Path, images: str | Path | None = None, admission: Admission = STRICT
 ) -> list[Conversation]:
-    """Read the conversations of a .json list. Every question must have an answer. Pictures are not opened.
+    """Read the conversations of a .json list. Every question must have an answer. Picture files are not opened.
 
-    images: folder that the rows' image paths are relative to; by default "images" beside the list.
-    Raises InputError for a list that is missing, too large or in another format, naming the row.
+    images: folder that image paths are relative to. Default: the folder "images" beside the list.
+    Raises: InputError for a list that is missing, too large or in another format. The message names the row.
     """
     path = Path(listed)
     rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))
@@ -87,28 +92,31 @@ def _list(path: Path, argument: str) -> Iterable[tuple[str, Any]]:
 
 
 def check_listed(path: Path) -> Path:
-    """Raise InputError unless this is a file of one of the three kinds, by its name."""
+    """Check that this is an existing .json, .jsonl or .txt file, and return the path. Raises InputError otherwise."""
     if path.suffix not in SUFFIXES or not path.is_file():
         raise InputError(f"`data` must be a file that ends in {', '.join(SUFFIXES)}, but '{path}' is not. Name one.")
     return path
 
 
 def picture_folder(listed: Path, images: str | Path | None) -> Path:
-    """Return the folder that a list's image paths are relative to: the given one, "images" beside the list, or the
-    list's own."""
+    """Return the folder that a list's image paths are relative to: `images` if given, else the folder "images" beside
+    the list if there is one, else the list's own folder."""
     beside = listed.parent / "images"
     return Path(images) if images is not None else beside if beside.is_dir() else listed.parent
 
 
 def _conversation(row: object, place: str, names: Names, answered: bool) -> Conversation:
-    """Check a row and return its conversation. answered: whether the last question must have an answer.
-    place: where the row is, for errors. names: turns the names of pictures into paths."""
+    """Turn one row of a file into a conversation. Raises InputError for a malformed row.
+
+    place: where the row is, for messages. names: turns picture names into paths.
+    answered: whether the last question must have an answer.
+    """
     if not isinstance(row, dict):
         raise malformed(place, "fields", row)
     name = row.get("id", place.split()[1])
     if not isinstance(name, str | int):
         raise malformed(place, "a string or a number as `id`", name)
-    row = {name: value for name, value in row.items() if value is not None}  # null means missing
+    row = {name: value for name, value in row.items() if value is not None}  # null counts as a missing field
     named = row.get("image", row.get("images", []))
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
@@ -132,7 +140,7 @@ def _conversation(row: object, place: str, names: Names, answered: bool) -> Conv
 
 
 def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
-    """Yield the (role, text) of each message of a row. place: where the row is, for errors."""
+    """Yield the (role, text) of each message of a row. place: where the row is, for messages."""
     for name, (role, value) in LAYOUTS.items():
         if name not in row:
             continue
@@ -153,8 +161,8 @@ def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: object) -> str | None:
-    """Return the text of a message's content: a string, or a list of text parts and image parts in chats with
-    pictures. None for any other content."""
+    """Return the text of a message's content, which is a string or a list of parts of the types "text" and "image".
+    Returns None for any other content."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") in PARTS for part in content):
@@ -164,5 +172,6 @@ def _text(content: object) -> str | None:
 
 
 def malformed(place: str, rule: str, value: object) -> InputError:
-    """Build the error of a row that lacks what `rule` names. place: where the row is. value: what it has instead."""
+    """Build the error of a malformed row. place: where the row is. rule: what it must have. value: what it has
+    instead."""
     return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")

@@ -26,8 +26,10 @@ from mmdec.types import InputError
 
 
 def parse_alignment(text: str) -> list[tuple[str, float]]:
-    """Parse an alignment: "pau:0.224 w:0.262" -> [("pau", 0.224), ("w", 0.262)]. Raises InputError for an empty text,
-    or if an end is no finite number or lies before the previous end."""
+    """Parse an alignment, each phone with its end in seconds: "pau:0.224 w:0.262" -> [("pau", 0.224), ("w", 0.262)].
+
+    Raises InputError for an empty text, for an end that is not a finite number, and for an end before the previous one.
+    """
     phones = []
     last = 0.0
     for item in text.split():
@@ -49,7 +51,8 @@ def parse_alignment(text: str) -> list[tuple[str, float]]:
 
 
 def phone_names(text: str) -> list[str]:
-    """List the phones of an alignment, without times, and without the pauses at both ends. Times are not checked."""
+    """Return the phones of an alignment such as "pau:0.224 w:0.262", without the pauses at both ends. Times are not
+    checked."""
     names = [item.rpartition(":")[0] for item in text.split()]
     return names[spoken(names)]
 
@@ -61,20 +64,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SpeechPair:
-    """One sentence, spoken in both languages."""
+    """One sentence as French and English speech, with texts and the phones of the English recording."""
 
-    name: str  # name of the clip, as both corpora write it
-    clip: Path  # source speech
-    recording: Path  # target speech
-    translation: str  # the sentence that the recording speaks
-    references: tuple[str, ...]  # every accepted translation; the recording's own if no others are listed
-    alignment: tuple[tuple[str, float], ...]  # (phone, its end in seconds) of the recording, with pauses
-    source_text: str = ""  # the source sentence; "" if it was not read
+    name: str  # file name of the French recording, which both corpora use as the key
+    clip: Path  # recording of the source sentence (French)
+    recording: Path  # recording of the translation (English)
+    translation: str  # text of the English recording
+    references: tuple[str, ...]  # all accepted translations; only `translation` if no list exists
+    alignment: tuple[tuple[str, float], ...]  # (phone, end in seconds) of `recording`, pauses included
+    source_text: str = ""  # the source sentence in words; "" if it was not read
     speaker: str = ""
 
     @property
     def units(self) -> list[str]:
-        """Return the phones of the recording without the pauses at both ends; [] without an alignment."""
+        """Return the phones of the English recording without the pauses at both ends; [] if there is no alignment."""
         phones = [phone for phone, _ in self.alignment]
         return phones[spoken(phones)]
 
@@ -82,10 +85,11 @@ class SpeechPair:
 def read_pairs(
     common_voice: Path, cvss: Path, split: str, *, scoring: bool = False, admission: Admission = STRICT
 ) -> tuple[list[SpeechPair], BadRows]:
-    """Read a split. Returns its usable rows, in the order of its table, and its bad rows.
+    """Read one split of the corpus.
 
-    scoring: rows without a source sentence or an alignment are usable, too. Raises InputError for a missing table, for
-    names that lead out of their folders, and if no row can be used.
+    scoring: also use rows without a source sentence or an alignment, which only training needs.
+    Returns: the usable rows, in the order of the split's table, and the bad rows.
+    Raises: InputError for a missing table, for names that lead out of their folder, and if no row is usable.
     """
     translations = read_translations(cvss, split, admission)
     sentences = {} if scoring else _read_sentences(common_voice, split)
@@ -127,10 +131,10 @@ def no_rows(split: str, bad: BadRows) -> InputError:
 
 
 def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> list[tuple[str, str]]:
-    """Read the (name, translation) of each row of a split; an empty translation if the row has none."""
+    """Read the (name, translation) of each row of a split. The translation is "" if the row has none."""
     table = _check_exists(cvss / f"{split}.tsv")
     names = admission.names(cvss / split)
-    rows: dict[tuple[str, str], None] = {}  # repeated lines count once
+    rows: dict[tuple[str, str], None] = {}  # a dict, so that repeated lines count once
     first: dict[str, tuple[str, int]] = {}
     for number, (name, *rest) in read_table(table):
         names(f"{name}.wav", f"line {number} of {shown(table)}")
@@ -142,7 +146,8 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
 
 
 def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, str]:
-    """Read the text of each recording's alignment, by name. required: raise InputError for a missing table."""
+    """Map each recording's name to the text of its alignment, such as "pau:0.224 w:0.262". required: raise InputError
+    if the table is missing; otherwise return {}."""
     table = cvss / f"{split}.alignment.tsv"
     if required:
         _check_exists(table)
@@ -150,8 +155,8 @@ def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, 
 
 
 def _keyed(table: Path) -> dict[str, list[str]]:
-    """Map the first column of a table to the other columns; {} if there is no table. Raises InputError if two rows
-    differ but have the same first column."""
+    """Map the first column of a table to the list of the other columns; {} if there is no table. Raises InputError if
+    two rows with the same first column differ."""
     rows: dict[str, list[str]] = {}
     first: dict[str, tuple[list[str], int]] = {}
     for number, (name, *rest) in read_table(table):
@@ -161,7 +166,11 @@ def _keyed(table: Path) -> dict[str, list[str]]:
 
 
 def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Path, number: int) -> None:
-    """Raise InputError if a name is repeated with a different value. first: the value and line of each name so far."""
+    """Raise InputError if a name is repeated with a different value.
+
+    first: the value and line number of each name so far; a new name is added.
+    table, number: the file, and the current line's number, for the message.
+    """
     known, line = first.setdefault(name, (value, number))
     if known != value:
         raise InputError(
@@ -177,8 +186,8 @@ def normalise(text: str) -> str:
 
 
 def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
-    """Give all recordings of a source sentence the translation of the first, by name: one target for each sentence.
-    Returns the pairs sorted by name."""
+    """Give each source sentence a single target. All its recordings get the translation, alignment and English
+    recording of the first one by name. Returns the pairs sorted by name."""
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):
@@ -189,7 +198,7 @@ def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
 
 
 def vocabulary(pairs: Iterable[SpeechPair]) -> list[str]:
-    """List the special units, then all phones in alphabetical order."""
+    """Return the special tokens (<s>, <pad>, </s>, <unk>), then all phones of the pairs in alphabetical order."""
     return [*SPECIALS, *sorted({unit for pair in pairs for unit in pair.units})]
 
 
@@ -216,7 +225,7 @@ def _parse_or_empty(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]]:
-    """Read the source sentence and the speaker of each clip, by the clip's name."""
+    """Map the name of each French recording to its (sentence, speaker)."""
     table = common_voice / f"{split}.tsv"
     table = _check_exists(table if table.is_file() else common_voice / "validated.tsv")
     lines = read_table(table)
@@ -239,6 +248,7 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
 
 
 def corpus_lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
-    """Read the pronunciations of the corpus's English words, in lower case; None if `root` has no lexicon.tsv."""
+    """Read the corpus's pronunciation lexicon. Returns a dict from each lower-case English word to its pronunciations,
+    which are tuples of phones; None if `root` has no lexicon.tsv."""
     path = root / "lexicon.tsv"
     return lower_case(read_lexicon(path)) if path.is_file() else None

@@ -1,13 +1,13 @@
 """Reads questions about pictures with their right answers, from a user's own list or from published benchmarks.
 
-| file of questions | layout |
+| file of questions | format |
 |---|---|
 | .jsonl | a user's own, and LLaVA-Bench-in-the-Wild's: `image`, `text` or `question`; perhaps `answer`, `category` |
 | .jsonl with `turns` | MMSpec's: `image` in images/ beside the list, `topic`; the first of the `turns` is asked |
 | .json with `data` | TextVQA 0.5.1: pictures are {image_id}.jpg |
 | .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie beside the file |
-| .json, a list | llava_v1_5_mix665k's, and the drawn scenes' |
-| .tsv | the sample pictures' (`data/samples/images`): `file`, `task`, `question`, `answer`, pictures beside the list |
+| .json, a list | llava_v1_5_mix665k's, and that of the built-in synthetic test pictures |
+| .tsv | `data/samples/images`: columns `file`, `task`, `question`, `answer`; pictures beside the list |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmdec.training.corpora.chats import Conversation, malformed, read_conversat
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table, shown
 from mmdec.types import InputError
 
-MAX_IMAGES = 64  # the most pictures of one question
+MAX_IMAGES = 64  # the most pictures of one question in a .jsonl list; more are an error
 COLUMNS = ["file", "task", "question", "answer"]
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt for VQAv2 and TextVQA
@@ -33,26 +33,27 @@ SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt
 
 @dataclass(frozen=True)
 class ImageQuestion:
-    """One question. Its marks `chats.IMAGE` show where the pictures belong; without marks, pictures come first."""
+    """One question about pictures. In `question`, the text `<image>` marks where each picture belongs; without it, all
+    pictures come first."""
 
     id: str
     question: str
     images: tuple[Path | bytes, ...]
-    task: str  # results are grouped by task
-    scoring: str = ""  # "exact", "claims", or "" if no right answer is known
-    answers: tuple[str, ...] = ()  # answers that count as right; in VQAv2 and TextVQA ten people's answers
-    claims: tuple[tuple[str, ...], ...] = ()  # the words of each statement that a right description makes
+    task: str  # name of the group of questions for which scores are averaged
+    scoring: str = ""  # how an answer is scored: "exact" or "claims"; "": by neither
+    answers: tuple[str, ...] = ()  # right answers; in VQAv2 and TextVQA those of ten people
+    claims: tuple[tuple[str, ...], ...] = ()  # facts to state, each by its words in order
     reference: str = ""  # a right answer as a whole sentence
 
 
 def read_questions(
     listed: str | Path, images: str | Path | None = None, limit: int | None = None, admission: Admission = STRICT
 ) -> list[ImageQuestion]:
-    """Read the questions of a file.
+    """Read the questions of a file, whose format is recognised. Picture files are not opened.
 
-    images: folder of the pictures; by default the layout's usual folder. limit: take this many questions of each task,
-        evenly spaced. Picture files are not opened.
-    Raises InputError for a file that is missing, too large or in none of the layouts, naming the row.
+    images: folder of the pictures. Default: the usual folder of the file's format.
+    limit: take this many questions of each task, evenly spaced; None: all.
+    Raises: InputError for a file that is missing, too large or in no known format. The message names the row.
     """
     path = Path(listed)
     folder = None if images is None else Path(images)
@@ -76,10 +77,11 @@ def read_questions(
 
 
 def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
-    """Ask the same question about one picture, or about each picture of a folder, in the order of their names. No right
-    answers are known.
+    """Ask the same question about one picture, or about each picture of a folder in the order of their names. The
+    questions have no right answers.
 
-    Raises InputError for a path that is neither, and for a folder without pictures.
+    pictures: a picture file or a folder.
+    Raises: InputError if `pictures` is neither, or a folder without pictures.
     """
     path = Path(pictures)
     if not question.strip():
@@ -97,7 +99,8 @@ def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
 
 
 def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[ImageQuestion]:
-    """Take `limit` questions of each task, evenly spaced in their order; tasks are sorted by name."""
+    """Take `limit` questions of each task, evenly spaced; None: all. Returns them grouped by task, in the tasks'
+    alphabetical order."""
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -105,8 +108,9 @@ def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[Image
 
 
 def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
-    """Give each question wrong pictures: those of the next question of its task that has as many, but other pictures.
-    Answers that are still right come from the text alone. A question without such a partner keeps its pictures."""
+    """Give each question wrong pictures, to measure how many answers are right from the text alone. They are the
+    pictures of another question of the same task, with the same number of pictures. A question keeps its pictures if
+    there is no such question."""
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -122,8 +126,8 @@ def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
 
 
 def _check_once(seen: dict[str, str], name: str, place: str) -> str:
-    """Check that a question's id is new, and return it. Raises InputError if it is repeated.
-    seen: the place of each id so far."""
+    """Check that a question's id is new, and return it. Raises InputError if it is repeated. seen: where each id was
+    found so far; the new one is added. place: where this one is."""
     if seen.setdefault(name, place) != place:
         raise InputError(
             f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "
@@ -133,7 +137,8 @@ def _check_once(seen: dict[str, str], name: str, place: str) -> str:
 
 
 def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQuestion]:
-    """Read a .jsonl list. Pictures: from `given`, else beside the list if they exist, else images/ (LLaVA-Bench)."""
+    """Read a .jsonl list. given: the pictures' folder. None: the list's own folder or, for pictures that are not there,
+    "images" beside the list."""
     questions, seen = [], dict[str, str]()
     names, apart = admission.names(given or path.parent), path.parent / "images"
     names_apart = admission.names(apart) if given is None and apart.is_dir() else None
@@ -141,7 +146,7 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         place = f"line {number} of {shown(path)}"
         if not isinstance(row, dict):
             raise malformed(place, "fields", row)
-        row = {name: value for name, value in row.items() if value is not None}  # null means missing
+        row = {name: value for name, value in row.items() if value is not None}  # null counts as a missing field
         turns = row.get("turns")
         first = turns[0] if isinstance(turns, list) and turns else None
         text = row.get("question", row.get("text", first))
@@ -173,7 +178,8 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
 
 
 def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
-    """Read a .tsv list. An answer is a whole sentence; the list does not say which of its words must be right."""
+    """Read a .tsv list. Its answers are whole sentences and become `reference`: exact scoring is impossible, because
+    the list does not say which words must be right."""
     questions, names = [], admission.names(folder)
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"
@@ -204,7 +210,7 @@ def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission
 
 
 def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[ImageQuestion]:
-    """Read VQAv2. Tasks are the types of answer: yes/no, number, other."""
+    """Read VQAv2. The task of a question is its type of answer: yes/no, number or other; "all" without annotations."""
     subset = str(rows.get("data_subtype", "val2014"))
     if not re.fullmatch(r"\w+", subset):
         raise InputError(f"`questions` must name its `data_subtype` in letters, but '{path}' has {subset[:80]!r}.")
@@ -230,7 +236,8 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
 
 
 def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Read the annotations by question id; empty if no annotation file lies beside the questions."""
+    """Read VQAv2's annotation file beside the questions. Returns the annotations by question id; {} if there is no
+    file."""
     name = re.sub(
         r"OpenEnded_|_questions(?=\.json$)", lambda match: "" if "Open" in match[0] else "_annotations", path.name
     )
@@ -248,7 +255,7 @@ def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def _conversations(conversations: Sequence[Conversation]) -> list[ImageQuestion]:
-    """Turn conversations into single questions: at most two of each task from a conversation."""
+    """Turn conversations into single questions, at most two of each task from one conversation."""
     questions = []
     for conversation in conversations:
         notes = conversation.notes.get("turns")

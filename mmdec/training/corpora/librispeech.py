@@ -1,4 +1,4 @@
-"""Reads speech with transcripts from LibriSpeech's layout or from a manifest."""
+"""Reads speech with transcripts: from folders in LibriSpeech's format, or from a manifest (a list of sound files)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from mmdec.types import InputError
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"
-DEV_SHARE = 0.1  # share of the speakers (or recordings), if a manifest has no splits
+DEV_SHARE = 0.1  # share of the speakers (or recordings) that become "dev" if a manifest has no splits
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """One recording, or a part of one. The utterances of a chapter have one speaker, and follow each other."""
+    """One transcribed recording, or a part of one. A chapter is a sequence of utterances that one speaker read in
+    order."""
 
     path: Path
     text: str
     speaker: str
     chapter: str
     place: str = field(default="", compare=False)  # file and line where it is listed
-    part: tuple[int, int] | None = None  # start and end in samples at 16 kHz, end exclusive; None: the whole
+    part: tuple[int, int] | None = None  # start and end in samples at 16 kHz, end exclusive; None: the whole file
 
     def samples(self) -> Tensor:
-        """Load the sound (T,) at 16 kHz."""
+        """Load the sound as mono samples (T,) at 16 kHz."""
         whole = load_audio(self.path)
         return whole if self.part is None else whole[slice(*self.part)]
 
@@ -40,11 +41,12 @@ class Utterance:
 def read_utterances(root: str | Path, split: str | None = None, admission: Admission = STRICT) -> list[Utterance]:
     """Read the utterances of a corpus, in order.
 
-    root: a folder in LibriSpeech's layout ({split}/{speaker}/{chapter}/*.trans.txt beside the sound files), or a
-    manifest, .tsv with a header or .jsonl, of `path` (relative to the manifest), `text`, perhaps `speaker`, `chapter`
-    and `split`. split: a folder below root, or a value of the manifest's column `split`. A manifest in which no row has
-    a split is divided into "train" and "dev" by speakers, or by recordings if there are too few speakers. Missing
-    recordings are no error here, unless all are missing. Raises InputError, which names file and line, for bad entries.
+    root: a folder in LibriSpeech's format, {split}/{speaker}/{chapter}/*.trans.txt beside the sound files. Or a
+        manifest: .tsv with a header, or .jsonl, with `path` (relative to the manifest), `text`, perhaps `speaker`,
+        `chapter` and `split`.
+    split: a folder below `root`, or a value in the manifest's column `split`; None: all. If no row of a manifest has a
+        split, speakers are divided into "train" and "dev"; with fewer than three speakers, recordings are.
+    Raises: InputError for bad entries, naming file and line. Missing recordings are an error only if all are missing.
     """
     path = Path(root)
     if path.is_file():
@@ -71,8 +73,8 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
 
 def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
-    """Read a user's own recordings. The transcript of each lies beside it, with the same name and suffix .txt. Raises
-    InputError if a recording or its transcript is missing."""
+    """Read a user's own recordings. The transcript of a.wav is a.txt beside it. Raises InputError if a recording or its
+    transcript is missing."""
     utterances = []
     for number, path in enumerate(map(Path, paths)):
         beside = path.with_suffix(".txt")
@@ -90,7 +92,8 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
 
 
 def read_splits(root: str | Path, splits: str | list[str] | None, admission: Admission = STRICT) -> list[Utterance]:
-    """Read the utterances of one split, of several splits, or (None) of the whole manifest."""
+    """Read the utterances of one split or of several. splits: folders below `root`, or values in a manifest's column
+    `split`; None: the whole corpus."""
     named = splits if isinstance(splits, list) else [splits]
     return [row for split in named for row in read_utterances(root, split, admission)]
 
@@ -114,7 +117,8 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
 
 
 def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Utterance]:
-    """Select the rows of a split. rows: each with the value of its column `split`, None without this column."""
+    """Select the rows of a split; None: all. rows: each with the value in its column `split`, or None if it has no such
+    column. Raises InputError if only some rows have a split."""
     if split is None:
         return [row for row, _ in rows]
     if rows and all(own is None for _, own in rows):
@@ -129,9 +133,11 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
 
 
 def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
-    """Divide rows into "train" and "dev": a tenth of the speakers is "dev", or of the recordings if there are fewer
-    than three speakers. The choice depends on the names only, so that each call gives the same parts. Raises InputError
-    for fewer than two recordings.
+    """Divide rows into "train" and "dev". A tenth of the speakers becomes "dev"; with fewer than three speakers, a
+    tenth of the recordings.
+
+    The choice depends on the names only, so it is the same at each call. Raises InputError for fewer than two
+    recordings.
     """
     speakers = {row.speaker for row in rows}
     by_speaker = len(speakers) > 2
@@ -156,7 +162,8 @@ def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
 
 
 def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, object]]:
-    """Yield a manifest's rows, checked, each with the value of its column `split`, None without this column."""
+    """Yield the rows of a manifest after a check, each with the value in its column `split`, or None without this
+    column."""
     names, lines = admission.names(file.parent), dict[Path, int]()
     for number, row in _rows(file):
         place = f"line {number} of {shown(file)}"
@@ -171,7 +178,7 @@ def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, obj
                 f"`root` must name each recording once, but {place} has '{row['path']:.80}' again, as line "
                 f"{lines[path]}. Remove one of them."
             )
-        speaker = str(row.get("speaker") or "")  # rows without a speaker count as one speaker's
+        speaker = str(row.get("speaker") or "")  # all rows without a speaker count as one speaker
         utterance = Utterance(path, row["text"].strip(), speaker, str(row.get("chapter") or speaker), place)
         yield utterance, row.get("split")
 

@@ -16,18 +16,19 @@ from typing import Any, TypeVar
 from mmdec.checks.files import open_regular, printable
 from mmdec.types import InputError
 
-MAX_LINE = 1 << 24  # bytes
-MAX_FIELD = 1 << 17  # characters of one field; a longer one is probably an unterminated line
-MARK = "\ufeff"  # the byte order mark
+MAX_LINE = 1 << 24  # the most bytes of a line; a longer one is an error, because the file is probably no text
+MAX_FIELD = 1 << 17  # the most characters of one field; a longer one is an error: a line end is probably missing
+MARK = "\ufeff"  # Unicode's byte order mark, which is removed from the start of each line
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """Put a path in quotes and escape unprintable characters, as errors show it."""
+    """Return a path as messages show it: in quotes, with unprintable characters escaped."""
     return f"'{printable(os.fsdecode(path))}'"
 
 
 def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
-    """Yield the number (from 1) and text of each line that is not blank. Raises InputError that names `argument`."""
+    """Yield the number (from 1) and the text of each line that is not blank. argument: the file's name in messages.
+    Raises InputError for a line that is no UTF-8 text."""
 
     def refuse(rule: str, problem: str, remedy: str) -> InputError:
         return InputError(f"`{argument}` must {rule}, but line {number} of {shown(path)} {problem}. {remedy}")
@@ -50,8 +51,11 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
 
 
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
-    """Yield the number and the JSON value of each line of a .jsonl that is not blank. argument: the file's name in
-    errors. rule: the required format, for the error. Raises InputError for a line that is no JSON."""
+    """Yield the line number and the JSON value of each line that is not blank.
+
+    argument: the file's name in messages. rule: the required format, for messages.
+    Raises: InputError for a line that is not JSON.
+    """
     for number, line in text_lines(path, argument):
         try:
             value = json.loads(line)
@@ -64,7 +68,8 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
 
 
 def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_000_000_000) -> Any:
-    """Read a whole JSON file. rule: the required format, for the error. Raises InputError that names `argument`."""
+    """Read a whole JSON file, at most `max_bytes` long. Raises InputError if it is too long or not JSON. argument: the
+    file's name in messages. rule: the required format, for messages."""
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         if os.fstat(descriptor).st_size > max_bytes:
             rule = f"have at most {max_bytes} bytes"
@@ -85,8 +90,8 @@ def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_
 
 
 def check_text(text: str, argument: str, place: str) -> str:
-    """Check a text and return it. argument, place: what the text is and where, for the error. Raises InputError
-    if it is too long, or cannot be encoded in UTF-8."""
+    """Check a text and return it. argument, place: what the text is and where, for messages. Raises InputError if it is
+    too long, or cannot be encoded in UTF-8."""
     if len(text) > MAX_FIELD:
         raise InputError(
             f"`{argument}` must have texts of at most {MAX_FIELD} characters, but one in {place} has {len(text)}. Is a "
@@ -103,7 +108,8 @@ def check_text(text: str, argument: str, place: str) -> str:
 
 
 def problem_of(error: InputError) -> str:
-    """Return the part of an error message about the value, without the rule before it and the remedy after it."""
+    """Return the middle of an error message: what is wrong with the value. Left out are the rule before it and the
+    advice after it."""
     return str(error).partition(", but ")[2].rpartition(". ")[0]
 
 
@@ -115,8 +121,8 @@ T = TypeVar("T")
 
 
 def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and columns of each line of a tab-separated table; nothing if there is no file. Quotes have
-    no special meaning. argument: the table's name in errors."""
+    """Yield the line number and the columns of each line of a tab-separated table. A missing file yields nothing.
+    Quotes have no special meaning. argument: the table's name in messages."""
     if not path.exists():
         return
     for number, line in text_lines(path, argument):
@@ -127,14 +133,14 @@ def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list
 
 
 def check_limit(limit: int | None) -> None:
-    """Raise InputError for a limit below 1, with which `evenly_spaced` would return no rows."""
+    """Raise InputError if `limit`, a number of rows to take, is below 1. None is accepted and means all rows."""
     if limit is not None and limit < 1:
         raise InputError(f"`limit` must be at least 1, but is {limit}. Leave it out for all rows.")
 
 
 def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
-    """Take `limit` of the rows at equal distances, in their order. Take all rows if there are at most `limit`, or if
-    `limit` is None."""
+    """Take `limit` rows at equal distances, in their order. Take all rows if there are not more, or if `limit` is
+    None."""
     if limit is None or limit >= len(rows):
         return list(rows)
     return [rows[number * len(rows) // limit] for number in range(limit)]
@@ -146,17 +152,17 @@ _MARK = re.compile(r"[^\w\s]")
 
 @dataclass(frozen=True)
 class TextPair:
-    """A sentence with every accepted translation, the preferred first."""
+    """A source sentence with all its accepted translations, the preferred one first."""
 
     name: str
-    group: str  # sentences that share a translation, directly or through other sentences, are one group
+    group: str  # the same for sentences that share a translation, also through others
     source: str
     references: tuple[str, ...]
 
 
 def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
-    """Read the pairs of a split, in the order of its table. Raises InputError for a table that is missing or has a
-    row without a translation."""
+    """Read the sentence pairs of a split from `folder`/{split}.tsv, in its order. Raises InputError for a table that is
+    missing or has a row without a translation."""
     path = Path(folder) / f"{split}.tsv"
     pairs = []
     for number, row in read_table(path, "folder"):
@@ -172,8 +178,11 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 
 
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
-    """Find the references of each recording. A recording's name is a folder's name, a hyphen and a sentence's name.
-    Only folders that occur in the names are read. Raises InputError for a name that no folder has."""
+    """Find the reference translations of each recording.
+
+    names: recordings' names, each a folder's name, a hyphen and a sentence's name. Other folders are not read.
+    Returns: for each recording its accepted translations. Raises: InputError for a name that no folder has.
+    """
     known = {
         f"{prefix}{pair.name}": pair.references
         for folder in folders
@@ -191,19 +200,20 @@ def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> 
 
 
 def sentence_key(text: str) -> str:
-    """Normalise a sentence (lower case, no punctuation): sentences with the same key count as equal."""
+    """Return a sentence in lower case and without punctuation. Sentences with the same key count as equal."""
     return " ".join(_MARK.sub("", text.lower()).split())
 
 
 def held_sources(folders: Iterable[str | Path]) -> set[str]:
-    """Return the keys of all sentences in the dev and test splits of the folders. Missing tables are ignored."""
+    """Return all source sentences of the folders' dev and test splits, in lower case and without punctuation. Missing
+    tables are ignored."""
     pairs = _held(Path(folder) for folder in folders)
     return {sentence_key(pair.source) for pair in pairs}
 
 
 def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
-    """Read the training pairs of each folder, without those that share a sentence or a translation with another
-    folder's dev or test pair. Raises InputError as `read_text_pairs` does."""
+    """Read the training pairs of each folder. Left out are pairs whose sentence or translation is in the dev or test
+    split of another folder. Raises InputError for a table that is missing or has a row without a translation."""
     training = []
     for folder in folders:
         others = list(_held(Path(other) for other in folders if other != folder))

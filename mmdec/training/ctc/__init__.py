@@ -1,1 +1,1 @@
-"""CTC heads on a frozen encoder."""
+"""Training of CTC heads on a frozen speech encoder."""

@@ -1,6 +1,7 @@
-"""Training data of a CTC head: encoder states, which are computed once and stored, and the pieces of transcripts.
+"""Training data of a CTC head on a frozen speech encoder: stored encoder states, and transcripts as subword pieces.
 
-Encoders are frozen. Recordings may be distorted before they are encoded, as by rooms, noise or a telephone.
+Encoder states are computed once and stored on disk. Recordings may be augmented before they are encoded, with room
+acoustics, noise or a telephone's frequency band.
 """
 
 from __future__ import annotations
@@ -40,29 +41,33 @@ from mmdec.training.whisper.augment import (
 from mmdec.types import InputError
 
 FILES = ("*.json", "model.safetensors", "model-*.safetensors")
-STATES = 50  # encoder states per second; the same for all supported encoders
+STATES = 50  # encoder states per second of sound; the same for all supported encoders
 
 
 class SpeechEncoder(Protocol):
-    """An encoder that turns speech into states."""
+    """Interface of a frozen encoder that turns speech into hidden states."""
 
     @property
     def width(self) -> int:
-        """Return the number of channels of a state."""
+        """Return the number of channels of an encoder state."""
         ...
 
     def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
-        """Encode 16 kHz samples, each (T,), with up to `tail` seconds of the padding silence after each sound.
+        """Encode recordings, each 16 kHz samples (T,).
 
-        Returns: states (B, S, width) and their lengths (B,).
+        tail: seconds of silence after each recording whose states are returned, too.
+        Returns: states (B, S, width), padded, and the number of states of each recording (B,).
         """
         ...
 
 
 @dataclass(frozen=True)
 class WhisperReader:
-    """A Whisper's encoder without its last `top` layers. If `top` is not 0, `read` returns the states of all padding
-    silence, too, because the left-out layers, which run later, attend to them."""
+    """The encoder of a Whisper, without its last `top` layers.
+
+    If `top` is not 0, `read` ignores `tail` and returns the states of all silence after a recording. The last layers,
+    which are trained later, attend to them.
+    """
 
     encoder: WhisperEncoder
     top: int = 0
@@ -78,9 +83,10 @@ class WhisperReader:
 
 @dataclass(frozen=True)
 class TransformersReader:
-    """An encoder of transformers with its feature extractor: wav2vec 2.0, HuBERT, w2v-BERT 2.0 or similar.
+    """A speech encoder of the library transformers with its feature extractor: wav2vec 2.0, HuBERT, w2v-BERT 2.0 or
+    similar.
 
-    Sounds are encoded one by one, because padding changes the output of some of these models.
+    Recordings are encoded one by one, because padding changes the output of some of these models.
     """
 
     model: Any
@@ -102,11 +108,11 @@ class TransformersReader:
 
 
 def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
-    """Load a speech encoder by shipped name, directory or hub id, in float32 and frozen.
+    """Load a speech encoder in float32, with frozen weights.
 
+    model: name of a shipped model, folder or hub id.
     top: number of last layers of a Whisper encoder to leave out.
-
-    Raises InputError where there is no such model, or transformers has no encoder and feature extractor for it.
+    Raises: InputError if there is no such model, or if transformers has no encoder and feature extractor for it.
     """
     folder = find(model, KIND, FILES)
     if kind(folder) in KINDS:
@@ -129,15 +135,16 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     return TransformersReader(network.eval().requires_grad_(False), extractor)
 
 
-BATCH = 16  # number of sounds that are encoded at once
-CHUNK = 512  # number of sounds that are sorted by length together
+BATCH = 16  # number of recordings in a batch of the encoder
+CHUNK = 512  # number of recordings that are sorted by length together, so that batches need little padding
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """The probability of each distortion: voice (vocal tract length), room, noise, telephone. The gain always changes.
+    """The probability of each random augmentation of a recording. Its loudness is always changed.
 
-    silence: the most seconds of silence that are added at each end, because users' recordings have silence there and
+    voice: another vocal tract length. room: reverberation. noise: added noise. telephone: a telephone's frequency band.
+    silence: up to this many seconds of silence are added at each end, because users' recordings have silence there and
         corpora do not.
     """
 
@@ -146,15 +153,18 @@ class Distortion:
     noise: float = 0.35
     telephone: float = 0.1
     silence: float = 0.6
-    quietest: float = 0.05  # lowest peak level that the random gain gives
+    quietest: float = 0.05  # lowest peak of the samples (full scale is 1) after the random gain
 
 
 CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
 
 
 def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np.ndarray:
-    """Distort a sound (T,) as a microphone might record it, with silence at both ends. how: the distortions'
-    probabilities. Returns (T',)."""
+    """Augment a recording at random, with room acoustics, noise, silence at both ends and more.
+
+    sound: 16 kHz samples (T,). how: the probabilities. draw: source of random numbers.
+    Returns: samples (T',).
+    """
     if len(sound) > FRAME and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
     sound = np.pad(sound, [int(draw.uniform(0, how.silence) * SAMPLE_RATE) for _ in range(2)])
@@ -170,18 +180,20 @@ def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np
 
 
 def state_name(row: Utterance, view: int) -> str:
-    """Return the store's key of one version of a recording. view: 0 is the recording itself, all others are distorted
-    versions."""
+    """Return the key under which a recording's states are stored. view: 0 for the recording itself; n for its n-th
+    augmented version."""
     return f"{row.path.parent.name}/{row.path.stem}@{view}"
 
 
 def keep_states(
     rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, how: Distortion
 ) -> FrameStore:
-    """Compute the states of all (recording, view) that the store in `folder` lacks, and return the store.
+    """Compute the encoder states that the store in `folder` lacks, and return the store.
 
-    It first logs how many are missing and how many GB they need. A killed process loses at most the last `CHUNK`
-    sounds.
+    It first logs how many are missing and their size in GB. A killed process loses at most the last `CHUNK` recordings.
+
+    rows: (recording, version) pairs; version 0 is the recording itself, n its n-th augmented version.
+    how: the probabilities of augmentations.
     """
     store = FrameStore(folder, encoder.width)
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
@@ -192,7 +204,7 @@ def keep_states(
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), CHUNK):
         sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in missing[start : start + CHUNK]]
-        sounds.sort(key=lambda item: len(item[1]))  # a batch has sounds of about equal length: there is little padding
+        sounds.sort(key=lambda item: len(item[1]))  # batches of about equal length need little padding
         for begin in range(0, len(sounds), BATCH):
             batch = sounds[begin : begin + BATCH]
             states, counts = encoder.read([sound for _, sound in batch], TAIL)
@@ -201,8 +213,11 @@ def keep_states(
 
 
 def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
-    """Load the 16 kHz samples of one version of a recording: as it is for `view` 0, else distorted. The distortion's
-    random seed follows from the recording's name and `view`."""
+    """Load one version of a recording as 16 kHz samples (T,).
+
+    view: 0: the recording itself; n: its n-th augmented version, with a random seed from the recording's name and n.
+    how: the probabilities of augmentations.
+    """
     sound = load_audio(row.path)
     if view == 0:
         return sound
@@ -212,18 +227,20 @@ def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
 
 @dataclass
 class CtcBatch:
-    """B sounds, padded to S encoder states, and the pieces of their transcripts."""
+    """A batch of B recordings as encoder states, padded to S, with their transcripts as subword pieces."""
 
     states: Tensor  # (B, S, D) encoder states of width D
-    lengths: Tensor  # (B,) number of states of each sound
+    lengths: Tensor  # (B,) number of states of each recording
     pieces: Tensor  # (B, T) ids of the pieces, padded with 0
     piece_lengths: Tensor  # (B,) number of pieces of each transcript
-    rows: list[str]  # the sounds' names in the store
+    rows: list[str]  # the recordings' names in the store of states
 
 
 class KeptStates(Dataset[CtcBatch]):
-    """A dataset of batches, whose states are read from the store when a batch is loaded. texts: piece ids of each
-    sound's transcript, by the sound's name. batches: the names of the sounds in each batch."""
+    """A dataset of batches. The encoder states of a batch are read from `store` when the batch is loaded.
+
+    texts: name of a recording -> piece ids of its transcript. batches: the names of the recordings in each batch.
+    """
 
     def __init__(self, store: FrameStore, texts: dict[str, list[int]], batches: Sequence[Sequence[str]]) -> None:
         self.store, self.texts, self.batches = store, texts, batches
@@ -245,21 +262,21 @@ class KeptStates(Dataset[CtcBatch]):
 
 
 class StoredBatches(LightningDataModule):
-    """Base of the data modules of CTC heads: their data loaders. A subclass sets the fields.
+    """Base class of the data modules of CTC heads: it makes their data loaders. Subclasses set its fields.
 
-    A process's part of a batch has at most `batch_states` encoder states, padding included.
+    In one process, a batch has at most `batch_states` encoder states, padding included.
     """
 
     store: FrameStore
-    texts: dict[str, list[int]]  # piece ids of each training sound's transcript, by the sound's name
-    dev_texts: dict[str, list[int]]  # the same for the development sounds
+    texts: dict[str, list[int]]  # name of a training recording -> piece ids of its transcript
+    dev_texts: dict[str, list[int]]  # the same for the development recordings
     batch_states: int
     steps_per_epoch: int
     seed: int
 
     def train_dataloader(self) -> DataLoader:
-        """Load batches of sounds of about equal length, drawn anew in each epoch. All sounds are used once before one
-        is repeated."""
+        """Load random batches of recordings of about equal length, other ones in each epoch. Within an epoch, every
+        recording is used once before any is repeated."""
         assert self.trainer is not None
         world, names = self.trainer.world_size, list(self.texts)
         batches: list[list[str]] = []
@@ -282,8 +299,11 @@ class StoredBatches(LightningDataModule):
         return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
 
     def grouped(self, names: list[str], draw: np.random.Generator | None = None, world: int = 1) -> list[list[str]]:
-        """Group the sounds `names` into batches of about equal length, each to be shared by `world` processes. The
-        batches are in random order if `draw` is given, else ordered by length."""
+        """Group recordings of about equal length into batches. Returns the names of each batch's recordings.
+
+        draw: source of random numbers for the batches' order; None: by length.
+        world: number of processes that will share each batch, which is larger by this factor.
+        """
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         lengths = [self.store.length(name) for name in names]
         order = sorted(range(len(names)), key=lambda at: np.log(lengths[at]) + noise[at])
@@ -292,21 +312,21 @@ class StoredBatches(LightningDataModule):
 
 
 class SentenceData(StoredBatches, LightningDataModule):
-    """A data module: sentence recordings as stored encoder states, with their transcripts.
+    """A data module for CTC heads: recordings of sentences as stored encoder states, with their transcripts.
 
-    corpus: manifest or folder, as `read_utterances` takes it.
-    encoder: name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT or similar model. Its width is the head's
-        `d_states`.
-    states: folder where the encoder states are stored. Missing states are computed first, so a corpus may grow between
-        runs.
-    pieces: the tokenizer's file. If it does not exist, a tokenizer with `count` pieces is learned from the training
-        sentences of `text` (folders of text pairs) and saved there.
-    views: number of versions of each recording. 1: one distorted version; 2: also the undistorted recording; above 2:
-        also further distorted versions.
+    corpus: a manifest (list of sound files with texts), or a folder in LibriSpeech's format.
+    encoder: name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT or similar model. The head's option `d_states`
+        must be its width.
+    states: folder where the encoder states are stored. Missing ones are computed first, so a corpus may grow later.
+    pieces: file of the subword tokenizer. If it does not exist, a tokenizer of `count` pieces is learned from the
+        training sentences of `text` and saved there.
+    text: folders with sentences and their translations. Sentences of their dev and test splits are left out of
+        training.
+    views: number of versions of each recording to train on. 1: an augmented one; 2: also the recording itself; above 2:
+        more augmented ones.
     batch_states: the most encoder states in one process's batch, padding included.
     limit: use only the first `limit` training recordings; None: all.
-    top: number of last Whisper layers that are trained together with the head; the stored states are taken before them.
-    text: folders of text pairs. Sentences of their dev and test splits are left out of training.
+    top: number of last Whisper layers that are trained together with the head. The stored states are taken below them.
     """
 
     def __init__(
@@ -342,12 +362,12 @@ class SentenceData(StoredBatches, LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the pieces, ordered by id. The command line passes them to the model."""
+        """Return the subword pieces, ordered by id. The command line passes them to the model."""
         return self.pieces.names
 
     def rows(self, split: str) -> list[Utterance]:
-        """List the recordings of a split whose transcript is not empty. The training split has at most `limit` of them,
-        and none that a folder in `text` holds out for dev or test."""
+        """Return the recordings of a split that have a transcript. Of the training split, return at most `limit`,
+        without sentences that are in a dev or test split of `text`."""
         rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(heard(row.text))]
         if split != self.splits[0]:
             return rows
@@ -355,7 +375,8 @@ class SentenceData(StoredBatches, LightningDataModule):
         return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
 
     def prepare_data(self) -> None:
-        """Compute the missing states in one process only: two processes would corrupt the store's files."""
+        """Compute the missing encoder states. Lightning calls this in one process only: two would damage the store's
+        files."""
         self.setup("fit")
 
     def setup(self, stage: str) -> None:

@@ -34,12 +34,13 @@ from mmdec.training.metrics.text import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, InputError, MmdecError, Plan, Scores, Verdict
 
-SIZES = (4, 8, 16)  # numbers of nodes in a chain
+SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per round are measured
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Counts for one window: tokens of the text, decoding rounds, and drafted tokens."""
+    """Counts from the simulated decoding of one window: tokens of the text, rounds of drafting and verifying, and
+    drafted tokens."""
 
     tokens: int
     rounds: int
@@ -47,17 +48,18 @@ class Rounds:
 
 
 def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> Rounds:
-    """Simulate decoding of a known text and count its rounds.
+    """Simulate speculative decoding of a text that is known, and count its rounds.
 
-    states: (S, D), the window's encoder states. prompt: the decoder's prompt. text: the transcript's tokens, end token
-        included. plan: the size of each draft.
+    states: (S, D) the window's encoder states. prompt: token ids of the decoder's prompt.
+    text: token ids of the Whisper's transcript, end token included; a drafted token is accepted if it agrees.
+    plan: the size of each draft.
     """
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))
     memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, memory=states[None]))
     scores = Scores(torch.zeros(1, 1, 1))
     done, rounds, drafted = 0, 0, 0
-    accepted = [text[0]]  # the target's pass over the prompt gives this token
+    accepted = [text[0]]  # this token comes from the Whisper's pass over the prompt, without a draft
     while True:
         done += len(accepted)
         row = torch.tensor([accepted])
@@ -74,9 +76,10 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
 
 
 def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
-    """Collect the token ids of a Whisper that its CTC drafter needs.
+    """Collect what a CTC drafter must know of its Whisper's vocabulary: its size, the ids of the first timestamp and of
+    the end token, and the languages' tokens.
 
-    name: the model's public name. languages: codes, such as "en", of the languages that the head was trained on; empty:
+    name: the Whisper's public name. languages: codes such as "en" of the languages that the head was trained on; empty:
         any language.
     Raises: InputError for a language that the model does not know.
     """
@@ -89,7 +92,8 @@ def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns exit code 0, or 2 if a file cannot be read."""
+    """Run the command: write the drafter's folder, and print its scores. Returns exit code 0, or 2 if a file cannot be
+    read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint, or the folder of some")
     parser.add_argument("--average", type=int, default=1, help="checkpoints of a folder to average, the last ones")

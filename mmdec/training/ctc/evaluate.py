@@ -31,8 +31,11 @@ from mmdec.types import told
 
 @dataclass(frozen=True)
 class Ears:
-    """A CTC head with the encoder that it was trained on. Call it with a sound file: it returns logits (1, F, V)
-    of F frames and V pieces, and the number of frames (1,)."""
+    """A CTC speech recogniser: a head and the frozen encoder that it was trained on.
+
+    Calling it with a sound file returns logits (1, F, V) for F output frames and V pieces, and the number of frames
+    (1,).
+    """
 
     head: CtcHead
     encoder: SpeechEncoder
@@ -42,35 +45,36 @@ class Ears:
         return self.head(*self.encoder.read([load_audio(path)], TAIL))
 
     def written(self, path: Path) -> list[int]:
-        """Return the head's greedy transcript of a sound file, as piece ids."""
+        """Return the greedy CTC transcript of a sound file, as piece ids."""
         logits, frames = self(path)
         return collapse(logits.argmax(-1), frames)[0]
 
 
 def load_ears(checkpoint: Path, encoder: str) -> Ears:
-    """Load a CTC head and its encoder. The head comes from a training checkpoint or a translator's folder; the encoder
-    is a name or a folder.
+    """Load a CTC head and its encoder.
 
-    Raises InputError for damaged files.
+    checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
+    encoder: name or folder of the encoder.
+    Raises: InputError for damaged files.
     """
     ears = load_speech_encoder(encoder)
     if checkpoint.is_dir():
         return Ears(heard_parts(checkpoint).model.head.eval(), ears)
     module, _ = load_module([checkpoint])
     if module.top is not None:
-        assert isinstance(ears, WhisperReader)  # only Whisper encoders have left-out layers
+        assert isinstance(ears, WhisperReader)  # only Whisper layers can be trained with a head
         ears = WhisperReader(module.top.give(ears.encoder))
     return Ears(module.head, ears)
 
 
 def words(text: str) -> str:
-    """Put spaces between the words of a text, for the word error rate. Question marks are removed. An elided word
-    ("l'") counts as a word."""
+    """Normalise a text for the word error rate: words are separated by spaces, question marks are removed, and an
+    elided word ("l'") counts as a word."""
     return heard(text).replace("?", " ").replace("'", "' ")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. Raises InputError for a file that cannot be read."""
+    """Run the command: print the error rates. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--pieces", type=Path, required=True)

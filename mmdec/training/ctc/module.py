@@ -1,4 +1,5 @@
-"""Training of a CTC head on the stored states of a frozen encoder."""
+"""Training of a CTC head on stored encoder states. The encoder is frozen, except for its last layers if that is asked
+for."""
 
 from __future__ import annotations
 
@@ -25,15 +26,17 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class CtcOptions:
-    """Options that a recipe sets.
+    """Options of `CtcModule` that a recipe (YAML file) sets.
 
-    d_states: channels of an encoder state. stride: encoder states for each output frame. d_model, layers, kernel: sizes
-        of the head, see `CtcHeadConfig`. warmup, decay_from, decay_steps: in training steps, see `Schedule`.
-    time_masks: number of masked spans in each row, each at most `mask_states` states long.
-    channels: share of the state channels that are masked in the whole row.
-    start: a checkpoint, or a translator's or a drafter's folder, whose weights training begins with.
-    top: number of last layers of the Whisper `encoder` that are also trained, with learning rate `top_lr`. The data's
-        states must be taken before these layers.
+    d_states: channels of an encoder state. stride: number of encoder states for each output frame.
+    d_model, layers, kernel: the head's channels, number of layers and width of convolutions in frames.
+    warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
+        to zero from step `decay_from` on, within `decay_steps`; None: it does not fall.
+    time_masks: number of masked spans in each recording, each up to `mask_states` states long.
+    channels: share of the state channels that are masked in a whole recording.
+    start: file or folder to take initial weights from: a checkpoint, a speech translator, or a CTC drafter.
+    top: number of last layers of the Whisper `encoder` that are trained, too, at the learning rate `top_lr`. The stored
+        states must be taken below these layers.
     """
 
     d_states: int = 512
@@ -58,10 +61,12 @@ class CtcOptions:
 
 
 class CtcModule(LightningModule):
-    """Trains a CTC head with the loss -log P(pieces | states) / number of pieces, as a mean over rows.
+    """Trains a CTC head. The loss is -log P(pieces | states) / number of pieces, averaged over the recordings of a
+    batch.
 
-    units: the pieces ordered by id, the blank first. options: fields of `CtcOptions`. All randomness of a step follows
-        from (seed, epoch, step).
+    All randomness of a step follows from (seed, epoch, step).
+
+    units: the subword pieces ordered by id, the blank first. options: fields of `CtcOptions`.
     """
 
     def __init__(self, units: list[str], **options: Any) -> None:
@@ -82,7 +87,7 @@ class CtcModule(LightningModule):
             self.most = encoder.config.positions
         if self.options.start is not None:
             state = read_start(Path(self.options.start))
-            if not any(name.startswith("head.") for name in state):  # a drafter's folder holds a head alone
+            if not any(name.startswith("head.") for name in state):  # a drafter's file has only the head
                 state = {f"head.{name}": value for name, value in state.items()}
             load_network(self, state)
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
@@ -91,14 +96,14 @@ class CtcModule(LightningModule):
         seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
-        """Return logits (B, F, V) of F frames and V pieces, and the number of frames (B,). In training, some spans and
-        channels of the states are masked."""
+        """Return logits (B, F, V) for F output frames and V pieces, and the number of frames (B,). In training, random
+        spans and channels of the states are masked."""
         states, lengths = batch.states, batch.lengths
         if self.training:
             states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
-        if self.top is not None:  # these layers attend to all silence after a sound, the head only to a part of it
+        if self.top is not None:  # these layers read all silence after a recording, the head only its beginning
             states = self.top(states, lengths)
-            cut = lengths < self.most  # a full window is not cut: it holds hardly any silence
+            cut = lengths < self.most  # a full window has hardly any silence, so it is not cut
             lengths = lengths - cut * round((MARGIN - TAIL) * STATES)
             states = states[:, : int(lengths.max())]
         if self.training:
@@ -107,7 +112,7 @@ class CtcModule(LightningModule):
         return self.head(states, lengths)
 
     def spans(self, batch: CtcBatch) -> Tensor:
-        """Draw the masked spans: (B, S) bool, True where a state is masked."""
+        """Draw the random spans of states to mask. Returns (B, S) bool, True where a state is masked."""
         rows, size, _ = batch.states.shape
         begins = (torch.rand(rows, self.options.time_masks, 1) * batch.lengths.cpu()[:, None, None]).long()
         spans = torch.randint(0, self.options.mask_states + 1, (rows, self.options.time_masks, 1))
@@ -142,5 +147,6 @@ class CtcModule(LightningModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
-    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
+    """Load a CTC module with the mean of its checkpoints' weights. Returns the module, and the training step of the
+    last checkpoint."""
     return load_averaged(lambda options: CtcModule(**{**options, "start": None}), checkpoints)

@@ -1,9 +1,10 @@
-"""Training data of a CTC head that drafts for a Whisper: encoder states of windows, and Whisper's own transcripts.
+"""Training data of a CTC head that drafts for a Whisper: encoder states of windows, and the Whisper's own transcripts.
 
-Recordings are read in windows of 30 s, as in decoding. The states of the sound and of some silence after it are stored.
-Transcripts are greedy, with timestamps. The recording's reference text serves as the draft, so that a transcript needs
-only a few decoder passes instead of one for each token. With `agreement`, the reference text becomes the transcript if
-a single decoder pass agrees with it; this takes a third to a half of the time of decoding with drafts.
+Recordings are joined to windows of at most 30 s, as in decoding. The stored states are those of the speech and of some
+silence after it. The Whisper decodes each window greedily, with timestamps. The recording's known text is its draft
+(speculative decoding), so a transcript needs only a few decoder passes instead of one for each token. With `agreement`,
+one decoder pass scores the known text, which becomes the transcript if the model agrees with it. This takes a third to
+a half of the time of decoding with drafts.
 """
 
 from __future__ import annotations
@@ -35,38 +36,42 @@ from mmdec.training.medusa.data import ends, own_text
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-SILENCE = 3.0  # seconds: states are stored of the sound and of at most this much silence after it
-LENGTHS = (2.0, 27.0)  # shortest and longest window, in seconds, that short recordings are joined into
-PAUSE = (0.2, 1.0)  # seconds between joined recordings, shortest and longest
-RECALL = 12  # number of next tokens of the known text among which an accepted token is searched for
-AT_ONCE = 4  # number of windows that are decoded together
-WHOLE = 4  # each so many-th batch of distorted windows is padded to whole windows, as decoding does
-NODES = 11  # number of tokens of a known text that are drafted in each round
-LIMIT = 220  # the most tokens of a transcript
-MARGIN = 5.0  # with `agreement`, the encoder reads this many seconds of silence after the sound
+SILENCE = 3.0  # seconds of silence after the sound whose encoder states are stored, at most
+LENGTHS = (2.0, 27.0)  # seconds; range of the random maximum length of windows of joined recordings
+PAUSE = (0.2, 1.0)  # seconds of silence between joined recordings, shortest and longest
+RECALL = 12  # an accepted token is searched for among this many next tokens of the known text
+AT_ONCE = 4  # number of windows in a batch of the decoder
+WHOLE = 4  # one in so many batches of augmented windows is padded to 30 s, as in decoding
+NODES = 11  # size of a draft in nodes, when the known text is the draft
+LIMIT = 220  # the most tokens of a transcript; at this length decoding is stopped
+MARGIN = 5.0  # seconds of silence after the sound that the encoder reads if a window is not padded to 30 s
 
 
 @final
 class KnownText:
-    """A drafter that drafts a known text, one for each row. The model may write numbers, names and punctuation
-    differently, so after each round the drafter finds its place in the text again by the accepted tokens."""
+    """A drafter that drafts texts which are known beforehand, one for each sequence in the batch ("row").
+
+    The model may write numbers, names and punctuation differently. So after each round, the drafter uses the accepted
+    tokens to find its place in the text again.
+    """
 
     needs = Needs()
     name = "known-text"
 
     def __init__(self, texts: Sequence[Sequence[int]], first_time: int) -> None:
-        """texts: tokens of each row's known text. first_time: id of the first timestamp token."""
+        """texts: token ids of each row's known text. first_time: id of the first timestamp token."""
         self.texts, self.first_time = texts, first_time
 
     def check(self, target: Target) -> None:
-        """Accept every target."""
+        """Accept every target: this drafter works for all models."""
 
     def start(self, context: Context) -> list[list[Any]]:
-        """Return the state of each row: its text, the place in it, and the last token."""
+        """Return for each row a list: the token ids of its text, the index of the next token in it, and the last
+        accepted token."""
         return [[list(text), 0, -1] for text in self.texts]
 
     def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
-        """Draft the text from the current place on. After a segment's last timestamp, the same timestamp is drafted
+        """Draft the rest of each row's text. After the timestamp that ends a segment, the same timestamp is drafted
         first, because the next segment begins with it."""
         drafts = []
         for text, place, last in memory:
@@ -75,25 +80,27 @@ class KnownText:
         return chains(roots, drafts)
 
     def update(self, memory: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Update each row's place from the accepted tokens."""
+        """Move each row's place in its text past the accepted tokens."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 text, place, last = row
                 if token < self.first_time:
                     near = text[place : place + RECALL]
                     row[1] = place + near.index(token) + 1 if token in near else place
-                # a repeated timestamp has begun the next segment: -1, so that it is not drafted again
+                # a repeated timestamp begins the next segment; -1: do not draft it again
                 row[2] = -1 if token == last else token
 
     def select(self, memory: list[list[Any]], live: Tensor) -> None:
-        """Keep only the rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the sequences of the batch whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
 
 
 @dataclass(frozen=True)
 class JoinedWindow:
-    """One window: several recordings, one after the other. language: a code such as "en". view: 0: as recorded; n: the
-    n-th distorted version."""
+    """A window of sound: several recordings, one after the other.
+
+    language: a code such as "en". view: 0: the recordings as they are; n: the n-th augmented version.
+    """
 
     rows: tuple[Utterance, ...]
     language: str
@@ -109,11 +116,12 @@ class JoinedWindow:
 
     @property
     def seconds(self) -> float:
-        """Return the length of the recordings together, without pauses."""
+        """Return the sum of the recordings' durations in seconds, without the pauses between them."""
         return sum(sound_seconds(row.path) for row in self.rows)
 
     def sound(self, how: Distortion) -> Tensor:
-        """Load the window's 16 kHz samples (T,), distorted by `how` unless the view is 0."""
+        """Load the window as 16 kHz samples (T,). how: probabilities of augmentations, which are used unless `view` is
+        0."""
         draw = np.random.default_rng([*self.name.encode()])
         parts = []
         for row in self.rows:
@@ -123,8 +131,10 @@ class JoinedWindow:
 
 
 def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
-    """Join recordings, in their order, into windows. The maximum length of each window is drawn at random from
-    `LENGTHS`, seeded by `seed` and `view`. view: 0: as recorded; n: the n-th distorted version."""
+    """Join recordings, in their order, into windows. Each window's maximum length is drawn at random from `LENGTHS`.
+
+    view: 0: the recordings as they are; n: the n-th augmented version, with other random lengths.
+    """
     windows: list[JoinedWindow] = []
     taken: list[Utterance] = []
     seconds = 0.0
@@ -142,7 +152,7 @@ def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: in
 
 @dataclass(frozen=True)
 class WindowReader:
-    """Runs a Whisper on windows: encoder states and greedy transcripts."""
+    """Runs a Whisper on windows of sound, to compute encoder states and greedy transcripts."""
 
     whisper: LoadedWhisper
 
@@ -158,7 +168,8 @@ class WindowReader:
         return ends(self.whisper.model)[0]
 
     def prompt(self, language: str) -> list[int]:
-        """Return the decoder's prompt, token ids, for a transcript with timestamps. language: a code such as "en"."""
+        """Return the token ids of the decoder's prompt for a transcript with timestamps. language: a code such as
+        "en"."""
         settings: Any = self.whisper.model.generation_config
         begin = [int(settings.decoder_start_token_id)]
         if not getattr(settings, "is_multilingual", False):
@@ -167,9 +178,9 @@ class WindowReader:
 
     @torch.inference_mode()
     def states(self, sounds: Sequence[Tensor], whole: bool = True) -> Tensor:
-        """Compute the encoder states (B, S, D) of B sounds, 16 kHz samples (T,).
+        """Compute the encoder states (B, S, D) of B recordings, each 16 kHz samples (T,).
 
-        whole: pad the sounds to a whole window. False: read the longest of them and `MARGIN` seconds of silence.
+        whole: pad the recordings to 30 s. False: only to the longest of them and `MARGIN` seconds of silence.
         """
         features = [self._features(sound) for sound in sounds]
         frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN) for row in features)
@@ -178,20 +189,23 @@ class WindowReader:
         return torch.cat(states).float()
 
     def _features(self, sound: Tensor) -> Tensor:
-        """Compute the log mel (1, mels, frames) of samples (T,), padded or cut to a whole window."""
+        """Compute the log-mel spectrogram (1, mels, frames) of samples (T,), padded or cut to 30 s."""
         config = self.whisper.model.config
         window = F.pad(sound, (0, config.max_source_positions * STEP - len(sound)))
         return whisper_mel(window[None], config.num_mel_bins)
 
     @torch.inference_mode()
     def agreed(self, window: JoinedWindow, how: Distortion, least: float) -> tuple[str, Tensor, list[int]] | None:
-        """Turn a window's known text into its transcript, by one decoder pass over this text.
+        """Turn a window's known text into its transcript, with one decoder pass over this text.
 
-        The encoder reads the sound and `MARGIN` seconds of silence. The words are the known text's; punctuation and
-        capital letters are the model's likeliest. Where timestamps together are likelier than any other token, a
-        segment ends; its timestamp is always 0, because the time is not used.
-        how: the distortion. least: share of the words that must be the model's likeliest tokens.
-        Returns: name, states and transcript of the window; None if the model agrees with fewer words.
+        The words stay as they are; punctuation and capital letters become the model's likeliest. A segment ends where
+        the timestamp tokens together are likelier than any other token. Its timestamp is always 0.00, because the time
+        is not used.
+
+        how: probabilities of augmentations.
+        least: share of the words' tokens, from 0 to 1, that must be the model's likeliest.
+        Returns: name, encoder states (S, D) and transcript's token ids of the window; None if the model agrees with
+        fewer words.
         """
         model, first = self.whisper.model, self.first_time
         known = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
@@ -216,7 +230,7 @@ class WindowReader:
         return window.name, states[0, : int((len(sound) / SAMPLE_RATE + SILENCE) * SAMPLE_RATE) // STEP], text
 
     def _same(self, token: int, other: int) -> bool:
-        """Return whether two tokens are the same but for capital letters."""
+        """Return whether two tokens stand for the same text, apart from capital letters."""
         return self.whisper.tokenizer.decode([token]).lower() == self.whisper.tokenizer.decode([other]).lower()
 
     def _sign(self, token: int) -> bool:
@@ -226,8 +240,10 @@ class WindowReader:
     def read(
         self, windows: Sequence[JoinedWindow], how: Distortion, whole: bool = True
     ) -> Iterable[tuple[str, Tensor, list[int]]]:
-        """Yield the name, states (S, D) and transcript tokens of each window, distorted by `how`. whole: as in
-        `states`."""
+        """Encode and decode windows. Yields name, encoder states (S, D) and transcript's token ids of each.
+
+        how: probabilities of augmentations. whole: pad the windows to 30 s, as in decoding.
+        """
         sounds = [window.sound(how) for window in windows]
         states = self.states(sounds, whole)
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
@@ -240,23 +256,24 @@ class WindowReader:
 
 
 def _half(device: torch.device) -> torch.autocast:
-    """Compute in bfloat16 where that is fast: states are stored in half precision anyway."""
+    """Return a context that computes in bfloat16 on devices where this is fast. States are stored in half precision
+    anyway."""
     return torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device))
 
 
 class TranscriptData(StoredBatches, LightningDataModule):
-    """A data module: windows of recordings as stored encoder states, with Whisper's own transcripts.
+    """A data module for CTC drafters: windows of recordings as stored encoder states, with the Whisper's own
+    transcripts.
 
-    corpora: maps each manifest or folder (as `read_utterances` takes it) to its language.
+    corpora: maps each corpus to its language code. A corpus is a manifest (list of sound files with texts), or a folder
+        in LibriSpeech's format.
     model: the Whisper that the head will draft for.
-    states: folder where states and transcripts are stored. Missing ones are computed first, so a corpus may grow
-        between runs.
-    pieces: the file of the draft vocabulary. If it does not exist, at most `count` pieces are chosen from the
-        transcripts.
-    views: number of distorted versions of each training window.
+    states: folder where states and transcripts are stored. Missing ones are computed first, so a corpus may grow later.
+    pieces: file of the draft vocabulary. If it does not exist, at most `count` pieces are chosen from the transcripts.
+    views: number of augmented versions of each training window.
     hours: use at most this many hours of each corpus for training.
-    agreement: take a training window's known text as its transcript if the model agrees with at least this share of
-        its words (`WindowReader.agreed`); leave the other windows out. None: decode all transcripts.
+    agreement: a training window's known text becomes its transcript if the model agrees with at least this share of its
+        words, from 0 to 1. Other windows are left out. None: the Whisper decodes all windows.
     batch_states: the most encoder states in one process's batch, padding included.
     """
 
@@ -294,7 +311,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the pieces, ordered by id. The command line passes them to the model."""
+        """Return the draft vocabulary as pieces ordered by id. The command line passes it to the model."""
         return self.pieces.names
 
     def _windows(self, split: str) -> list[JoinedWindow]:
@@ -315,7 +332,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
         first_time = WindowReader(self.whisper).first_time
         texts = {
             split: {
-                # a transcript at the limit has no end: the model repeats itself, and the sound does not say it
+                # a transcript of this length is a repetition of the model and no speech: not used
                 w.name: labels(text, self.pieces, first_time) if len(text) < LIMIT else []
                 for w in windows
                 for text in [self.transcripts.get(w.name) or []]
@@ -332,7 +349,8 @@ class TranscriptData(StoredBatches, LightningDataModule):
 
 
 def read_pieces(path: Path) -> list[int]:
-    """Read the token ids that are the draft vocabulary, a list in JSON. Raises InputError for any other file."""
+    """Read the draft vocabulary from a JSON file: a list of token ids of the Whisper. Raises InputError for any other
+    file."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -343,8 +361,8 @@ def read_pieces(path: Path) -> list[int]:
 
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
-    """Make the training target of a transcript: the pieces of its tokens, with `MARK` after each segment. first_time:
-    id of the first timestamp token."""
+    """Return the CTC target of a transcript: the pieces of its text tokens, and the piece `MARK` after each segment.
+    transcript: token ids. first_time: id of the first timestamp token."""
     found: list[int] = []
     for token in transcript:
         if token >= first_time:
@@ -363,19 +381,22 @@ def keep_transcripts(
     how: Distortion,
     agreement: float | None = None,
 ) -> None:
-    """Compute and store the states and transcripts of the windows that the stores lack.
+    """Compute and store the encoder states and transcripts that the stores lack.
 
-    Windows of like length are read together. Distorted windows are padded to whole windows in every fourth batch, and
-    have little silence behind them in the others, which is cheaper; windows as recorded are always padded.
-    how: the distortion. agreement: take the known text of a window if the model agrees with this share of its words,
-        else store an empty transcript; None: decode all transcripts.
+    Windows of like length are decoded together. Augmented windows are padded to 30 s in every fourth batch. In the
+    others they have little silence after them, which is cheaper. Windows that are not augmented are always padded to 30
+    s.
+
+    how: probabilities of augmentations.
+    agreement: a window's known text becomes its transcript if the model agrees with this share of its words, from 0 to
+        1. Else an empty transcript is stored. None: the Whisper decodes all windows.
     """
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
     missing.sort(key=lambda window: window.seconds)
     if missing:
         rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")
     reader = WindowReader(whisper)
-    # in an order drawn at random, so that a run that was cut off has windows of all lengths
+    # in random order, so that windows of all lengths are stored if the process is killed
     starts = np.random.default_rng(len(missing)).permutation(range(0, len(missing), AT_ONCE)).tolist()
     for number, start in enumerate(starts):
         batch = missing[start : start + AT_ONCE]

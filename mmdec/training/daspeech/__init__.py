@@ -1,1 +1,1 @@
-"""Training of DASpeech."""
+"""Training of the speech translator DASpeech (speech to phones to speech)."""

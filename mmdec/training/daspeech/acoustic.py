@@ -1,7 +1,7 @@
 """Training of text-to-speech: FastSpeech 2 learns mel frames from phones (the second of DASpeech's three stages).
 
-Its data are the distinct recordings of the corpus's English half. An alignment is a line like "pau:0.224 w:0.262
-eh:0.325": each phone and its END in seconds. Silence (`pau`) at both ends is removed; inside a sentence it is a phone.
+Its data are the distinct English recordings of the corpus. An alignment is a line like "pau:0.224 w:0.262 eh:0.325":
+each phone and its end in seconds. Silence (`pau`) at both ends is removed; inside a sentence it is a phone.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ EOS = "</s>"
 
 @dataclass(frozen=True)
 class AcousticTargets:
-    """Training targets of one utterance: K phones, and F frames. The last phone is EOS; all its values are 0."""
+    """FastSpeech 2's targets for an utterance of K phones and F frames. The last phone is EOS; its values are all 0."""
 
     units: tuple[str, ...]  # (K,) phones, then "</s>"
     durations: Tensor  # (K,) int64, frames; their sum is F
-    pitch: Tensor  # (K,) Hz, mean over the phone's frames of the interpolated contour
-    energy: Tensor  # (K,) mean over the phone's frames
-    mel: Tensor  # (F, 80), natural log
-    first_frame: int  # index in the recording: frame f of `mel` is centred on sample 256 * (first_frame + f)
+    pitch: Tensor  # (K,) Hz, mean over the phone's frames; unvoiced frames are interpolated
+    energy: Tensor  # (K,) mean over the phone's frames, linear
+    mel: Tensor  # (F, 80) natural logarithms of mel bands
+    first_frame: int  # frame f of `mel` is centred on sample 256 * (first_frame + f) of the recording
 
 
 def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, float]]) -> AcousticTargets:
-    """Compute the targets of 16 kHz samples (T,) with phones [(phone, end in seconds), ...].
+    """Compute FastSpeech 2's targets from 16 kHz samples (T,) and phones [(phone, end in seconds), ...].
 
-    A duration is round(end * sr / hop) - round(start * sr / hop) frames, so that rounding errors do not add up. A phone
-    without frames gets pitch and energy of the frame at its place. The pitch of unvoiced frames is interpolated.
-    Raises InputError if the sound ends before the last phone.
+    Starts and ends are rounded to frames before durations are computed, so that rounding errors do not add up. A phone
+    without frames gets pitch and energy of the frame at its place. Pitch is interpolated over unvoiced frames. Raises
+    InputError if the sound ends before the last phone.
     """
     span = spoken([phone for phone, _ in phones_with_ends])
     first, last = span.start, span.stop
@@ -78,7 +78,7 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
         raise InputError("`alignment` must hold a phone other than silence, but holds none. Leave the row out.")
     start = phones_with_ends[first - 1][1] if first else 0.0
     ends = torch.tensor([start, *[end for _, end in phones_with_ends[first:last]]], dtype=torch.float64)
-    # (K,): the first phone's start, then each phone's end, in frames; EOS has no end
+    # the first phone's start, then each phone's end, in frames; EOS is not included
     edges = (ends * (SAMPLE_RATE / HOP)).round().long()
     total = 1 + samples.shape[0] // HOP
     if int(edges[-1]) > total:
@@ -101,7 +101,7 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
 
 
 def filled(contour: Tensor) -> Tensor:
-    """Replace the zeros of a pitch contour (F,) in Hz: linear between voiced frames, constant at both ends."""
+    """Interpolate a pitch contour (F,) in Hz where it is 0 (unvoiced): linearly inside, constant at both ends."""
     voiced = torch.nonzero(contour > 0)[:, 0]
     if voiced.numel() == 0:
         return contour
@@ -123,19 +123,19 @@ def _phone_means(values: Tensor, durations: Tensor) -> Tensor:
 
 
 _PAUSE_FRAMES = 12  # frames of silence between two joined recordings
-_FORMAT = 3  # version of the cache; a change makes old caches invalid
+_FORMAT = 3  # version in the cache folder's name; a change makes old caches unused
 
 
 class EnglishSpeech:
     """The English recordings of a split and their acoustic targets, which are cached in `<root>/../cache/english-...`.
 
     Reads `{split}.tsv`, `{split}.alignment.tsv` and `{split}/<name>.wav` in `root`. Of recordings with the same
-    translation and the same phones, only the first is used. Unusable rows are listed in `bad`.
+    translation and phones, only the first is used. `bad` lists unusable rows. limit: use at most this many rows.
     """
 
     def __init__(self, root: Path, split: str, limit: int | None = None, admission: Admission = STRICT) -> None:
         self.root, self.split = root, split
-        self.rows, self.bad = _distinct(root, split, limit, admission)  # path, text, alignment
+        self.rows, self.bad = _distinct(root, split, limit, admission)  # (name, translation, alignment) of each
         folder = self.folder(root, split, self.rows)
         kept = folder / "index.json"
         if not kept.is_file() or self._mended(kept):
@@ -147,8 +147,8 @@ class EnglishSpeech:
         self.units: list[list[str]] = [line.split() for line in index["units"]]
         if not self.rows:
             raise no_rows(split, self.bad)
-        self._phones = np.load(folder / "phones.npy")  # (phones, 3): duration, pitch, energy
-        self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames, 80) fp16
+        self._phones = np.load(folder / "phones.npy")  # (phones of all recordings, 3): duration, pitch, energy
+        self._mel = np.load(folder / "mel.npy", mmap_mode="r")  # (frames of all recordings, 80) fp16
         self.frames = np.asarray(index["frames"], dtype=np.int64)
         self.first_frames: list[int] = index["first_frames"]
         self._phone_starts = np.concatenate([[0], np.cumsum([len(row) for row in self.units])])
@@ -156,7 +156,7 @@ class EnglishSpeech:
 
     @staticmethod
     def folder(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
-        """The cache folder for these rows. It depends on their texts, alignments and recordings."""
+        """Return the cache folder for rows (name, translation, alignment): a hash of these and of file sizes."""
         digest = hashlib.blake2b(f"{root.resolve().name}\n".encode(), digest_size=8)
         for row in rows:
             size = (root / split / f"{row[0]}.wav").stat().st_size
@@ -165,7 +165,7 @@ class EnglishSpeech:
 
     @classmethod
     def ready(cls, root: Path, split: str, admission: Admission = STRICT) -> bool:
-        """Whether the cache of a split exists."""
+        """Return whether the cache of a whole split exists."""
         return (cls.folder(root, split, _distinct(root, split, None, admission)[0]) / "index.json").is_file()
 
     def __len__(self) -> int:
@@ -175,12 +175,12 @@ class EnglishSpeech:
         return self.root / self.split / f"{self.rows[item][0]}.wav"
 
     def mel(self, item: int) -> Tensor:
-        """The mel (F, 80) of a recording, natural log, without the silence at its ends."""
+        """Return a recording's mel (F, 80), natural logarithms, without the silence at its ends. item: its index."""
         part = self._mel[self._frame_starts[item] : self._frame_starts[item + 1]]
         return torch.from_numpy(part.astype(np.float32))
 
     def phones(self, item: int) -> Tensor:
-        """A recording's targets (3, K): durations in frames, pitch in Hz, energy. The last column is EOS, all zeros."""
+        """Return a recording's phones (3, K): durations in frames, pitch in Hz, energy. The last is EOS, all zeros."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
@@ -189,7 +189,7 @@ class EnglishSpeech:
         return {key: item for item, key in enumerate(keys)}
 
     def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
-        """Join recordings: phones (3, K) and mel (F, 80). `pause` puts a fifth of a second of silence between them."""
+        """Join recordings: phones (3, K) and mel (F, 80). pause: put 0.2 s of silence between each two of them."""
         phones, mels = self.phones(items[0]), [self.mel(items[0])]
         for item in items[1:]:
             silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
@@ -200,7 +200,7 @@ class EnglishSpeech:
         return phones, torch.cat(mels)
 
     def batch(self, items: Sequence[int], vocabulary: Sequence[str]) -> tuple[Tensor, AcousticBatch]:
-        """Make a batch of recordings: ids of their units in `vocabulary` (B, K), padded with <pad>, and the acoustic
+        """Make a batch of recordings: phone ids (B, K), indices in `vocabulary` padded with <pad>, and the acoustic
         targets."""
         ids = {unit: number for number, unit in enumerate(vocabulary)}
         units = [torch.tensor([ids.get(unit, 3) for unit in self.units[item]]) for item in items]
@@ -208,7 +208,7 @@ class EnglishSpeech:
         return pad_sequence(units, batch_first=True, padding_value=1), targets
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mel mean (80,), mel deviation (80,), and (mean, deviation) of log(Hz + 1) and of log(energy + 1)."""
+        """Return the mel's mean (80,) and deviation (80,), and (mean, deviation) of log(Hz + 1), log(energy + 1)."""
         count, total, squares = 0, np.zeros(MELS), np.zeros(MELS)
         for start in range(0, len(self._mel), 1 << 16):
             part = self._mel[start : start + (1 << 16)].astype(np.float64)
@@ -216,18 +216,18 @@ class EnglishSpeech:
         mean = total / count
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
         spoken = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
-        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2)
+        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2): of pitch and of energy
         mean, deviation, pitch, energy = (torch.from_numpy(array).float() for array in (mean, deviation, *pairs))
         return mean, deviation, pitch, energy
 
     def _mended(self, kept: Path) -> bool:
-        """Whether a bad recording has changed since the cache was written."""
+        """Return whether a bad recording's file has changed since the cache's index file, `kept`, was written."""
         names = [name for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])]
         wavs = (self.root / self.split / f"{name}.wav" for name in names)
         return any(wav.stat().st_mtime_ns > kept.stat().st_mtime_ns for wav in wavs)
 
     def _build(self, folder: Path) -> None:
-        """Compute the targets and write the cache, all or nothing. Processes that do this at once write equal files."""
+        """Compute the targets and write the cache, completely or not at all. Several processes may do this at once."""
         bad, kept, units, frames, firsts = BadRows(), [], [], [], []
         phones: list[np.ndarray] = []
         mels: list[np.ndarray] = []
@@ -251,7 +251,7 @@ class EnglishSpeech:
 
 
 def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> AcousticBatch:
-    """Pad phones (K, 3) and mels (F, 80) to the longest."""
+    """Batch the phones (K, 3) (duration, pitch, energy) and mels (F, 80) of utterances, padded to the longest."""
     padded = pad_sequence(list(phones), batch_first=True)  # (B, K, 3)
     return AcousticBatch(
         lengths=torch.tensor([len(row) for row in phones]),
@@ -276,8 +276,8 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
 def both_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
-    """Read the training and the development speech. Raises InputError if they share recordings or too many rows are
-    bad."""
+    """Read the training and the development speech. limit, dev_rows: the most rows of each. Raises InputError if they
+    share recordings or too many rows are bad."""
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
@@ -290,7 +290,7 @@ def both_splits(
 def _distinct(
     root: Path, split: str, limit: int | None, admission: Admission = STRICT
 ) -> tuple[list[tuple[str, str, str]], BadRows]:
-    """The rows (name, translation, alignment) that `EnglishSpeech` uses, and the bad rows."""
+    """Return the rows (name, translation, alignment) of a split without repetitions, and the bad rows."""
     bad = BadRows()
     translations, alignments = read_translations(root, split, admission), read_alignments(root, split)
     rows: list[tuple[str, str, str]] = []
@@ -315,7 +315,7 @@ def _distinct(
 
 
 def save_network(network: nn.Module, path: Path) -> None:
-    """Save a network's weights as safetensors, which `InitialWeights` loads into a later run."""
+    """Save a network's weights as safetensors, which the callback `InitialWeights` loads into a later training."""
     write_whole(path, save({name: value.contiguous().cpu() for name, value in network.state_dict().items()}))
 
 
@@ -326,7 +326,7 @@ def save_stage(folder: Path, name: str, network: nn.Module, described: dict[str,
 
 
 def shared_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
-    """Compute FastSpeech 2's losses, as means over the frames and phones of all processes."""
+    """Compute FastSpeech 2's losses as means over the frames and phones of all processes' batches."""
     loss = acoustic_loss(output, batch, model)
     spoken = (batch.durations > 0).sum()
     frames, phones, voiced = token_weight(torch.stack([output.mel_lengths.sum(), batch.lengths.sum(), spoken]))
@@ -338,11 +338,11 @@ Step = tuple[Tensor, AcousticBatch]
 
 
 class AcousticData(LightningDataModule):
-    """A data module: phones and acoustic targets of the English half of CVSS, or of the phrasebook.
+    """A data module for text-to-speech: phones and acoustic targets of English recordings.
 
     `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch has `steps_per_epoch`
-    batches, drawn from (seed, epoch) alone: a run that resumes at an epoch's end sees the same batches as an
-    uninterrupted one. `max_bad_share`, `allow_absolute_paths`: see `Admission`.
+    batches, drawn from (seed, epoch) alone: after a resumption at an epoch's end, they are the same as without.
+    `max_bad_share`: largest share of bad rows. `allow_absolute_paths`: allow files outside `root`.
     """
 
     def __init__(
@@ -365,16 +365,16 @@ class AcousticData(LightningDataModule):
         self.validation_split, self.validation_rows = validation_split, validation_rows
         self.train_set: EnglishSpeech | None = None
         self.validation_set: EnglishSpeech | None = None
-        self.train_items: list[int] = []  # indices of the recordings that are not too long
+        self.train_items: list[int] = []  # indices of the training recordings that are not too long
 
     @cached_property
     def units(self) -> list[str]:
-        """The vocabulary: the special units, then the training split's phones in alphabetical order."""
+        """Return the vocabulary: the special tokens, then the training split's phones in alphabetical order."""
         alignments = read_alignments(self.root, "train").values()
         return [*SPECIALS, *sorted({phone for alignment in alignments for phone in phone_names(alignment)})]
 
     def prepare_data(self) -> None:
-        """Compute the cached targets, in one process only."""
+        """Compute and cache the targets of all recordings. Lightning calls this in one process only."""
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
@@ -407,7 +407,7 @@ class AcousticData(LightningDataModule):
             self.trainer.current_epoch,
         )
         mine = [[self.train_items[number] for number in batch[rank::world]] for batch in batches]
-        numbers: Any = range(len(train))  # the dataset's items are numbers; `collate_fn` reads the recordings
+        numbers: Any = range(len(train))  # the dataset is the recordings' numbers; `collate_fn` reads them
         return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, self.units))
 
     def val_dataloader(self) -> DataLoader[Step]:
@@ -418,12 +418,12 @@ class AcousticData(LightningDataModule):
 
 
 class AcousticModule(LightningModule):
-    """Trains FastSpeech 2 with `acoustic_loss`. Durations, pitch and energy are teacher-forced.
+    """Trains FastSpeech 2. Durations, pitch and energy are teacher-forced.
 
-    `units` is the vocabulary (the command line takes it from the data). `config` is the model size, "paper" or "small".
-    `normalise_variance` divides pitch and energy by their standard deviation before the loss; the paper compares plain
-    logarithms. `schedule` after the warm-up: "inverse-sqrt" (paper), or "cosine" to 0 at the trainer's `max_steps`.
-    When training ends, `tts.safetensors` and `tts.json` are written to the trainer's root.
+    `units` is the vocabulary of phones. `config` is the model size. `normalise_variance` divides log pitch and log
+    energy by their standard deviations before the loss; the paper does not. `schedule`: how the learning rate falls
+    after the warm-up: "inverse-sqrt" (paper), or "cosine" to 0 at the trainer's `max_steps`. When training ends,
+    `tts.safetensors` and `tts.json` are written to the trainer's root folder.
     """
 
     def __init__(
@@ -448,14 +448,14 @@ class AcousticModule(LightningModule):
 
     @property
     def network(self) -> AcousticModule:
-        """Return this module: `InitialWeights` loads weights into it. Its weights are named as in DASpeech."""
+        """Return this module, into which `InitialWeights` loads weights. They have the same names as in DASpeech."""
         return self
 
     def setup(self, stage: str) -> None:
-        """Compute the corpus' statistics. When a run resumes, the checkpoint's values replace them."""
+        """Compute mean and deviation of the training data. When training resumes, the checkpoint's values are used."""
         if stage != "fit":
             return
-        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # not declared by Lightning
         mean, deviation, pitch, energy = data.train_set.statistics()
         neutral = torch.tensor([0.0, 1.0])
         scaled = self.normalise_variance
@@ -468,13 +468,13 @@ class AcousticModule(LightningModule):
         return scheduled(optimizer, lambda step: self._schedule()(step))
 
     def _schedule(self) -> Schedule:
-        """The schedule for the current `max_steps`, which a run with a time limit changes after each epoch."""
+        """Return the schedule for the trainer's `max_steps`, which a time limit may change after each epoch."""
         if self.schedule == "cosine" and self.trainer.max_steps > self.warmup:
             return Schedule("cosine", self.warmup, decay_steps=self.trainer.max_steps - self.warmup)
         return Schedule("inverse-sqrt", self.warmup)
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
-        # A resumed step draws the same dropout as an uninterrupted one; each rank draws its own.
+        # A resumed training draws the same dropout as an uninterrupted one. Each process draws its own.
         torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 64 + self.global_rank)
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:

@@ -31,10 +31,11 @@ from mmdec.types import InputError, told
 
 
 def phone_errors(model: Path, data: dict[str, Any]) -> float:
-    """Return the errors per reference phone, averaged over the graph decoder and the autoregressive baseline.
+    """Return the phone errors per reference phone on the development split, the mean of two decoders: the graph decoder
+    and the autoregressive baseline.
 
-    model: a model's directory or a checkpoint. data: options of `SpeechTranslationData`, as in the recipe.
-    Raises InputError if the directory's model does not predict phones.
+    model: a model's folder or a checkpoint. data: arguments of `SpeechTranslationData`.
+    Raises: InputError if the model in the folder does not predict phones.
     """
     if model.is_dir():
         parts = read_parts(model, torch.device("cpu"))
@@ -54,10 +55,11 @@ def phone_errors(model: Path, data: dict[str, Any]) -> float:
 def nearest_errors(
     module: DASpeechModule, rows: Sequence[SpeechPair], lexicon: metrics.Lexicon
 ) -> dict[str, dict[str, float]]:
-    """Score each decoder: the phone error rate against the nearest accepted reference, and the share of sentences
-    without an error.
+    """Score both decoders against the nearest accepted translation. Pauses are not counted.
 
-    Pauses are not counted. lexicon: lower-case word -> pronunciations. The graph is decoded with lookahead.
+    rows: sentences with recordings and accepted translations. lexicon: lower-case word -> pronunciations.
+    Returns: for "dag" (graph decoder, with lookahead decoding) and "ar" (autoregressive) a dict with "phone_error_rate"
+    and "exact", the share of sentences without an error; both from 0 to 1.
     """
     network, units = module.network.eval(), module.hparams["units"]
     errors: dict[str, list[int]] = {"dag": [], "ar": []}
@@ -82,7 +84,7 @@ def nearest_errors(
 
 
 def main() -> None:
-    """Run the command: print one JSON object a line for each run."""
+    """Run the command: for each training, print its scores as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="of checkpoints; the last one of each is taken")
     parser.add_argument("--corpus", type=Path, default=Path("data/corpus"))

@@ -1,8 +1,8 @@
 """DASpeech's training data: the corpus as tensors in reproducible batches; and shards, which store a split's features.
 
-The batches of an epoch follow from (seed, epoch) only. So a killed and resumed run has the same batches, and losses, as
-an uninterrupted one. Shards are litdata's files: `chunk-*.bin` with features, `index.json` with their places; beside
-them `rows.jsonl` has each item's texts and number of frames.
+The batches of an epoch follow from (seed, epoch) only. So a training that was killed and resumed has the same batches,
+and losses, as an uninterrupted one. Shards are files of the package litdata: `chunk-*.bin` with features, and
+`index.json` with their places. Beside them, `rows.jsonl` has the texts and the number of frames of each sentence pair.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ from mmdec.training.daspeech.acoustic import EnglishSpeech, acoustic_batch
 from mmdec.training.processes import end_with_parent
 from mmdec.types import InputError, MmdecError
 
-_FORMAT = 1  # version of the stored features; those of an older version are computed anew
+_FORMAT = 1  # version in the cache folder's name; after a change, features are computed anew
 
 
 def extract(clip: str) -> np.ndarray | str:
-    """Compute the features (N, 80) fp16 of one recording; or return the reason, a text, why there are none."""
+    """Compute the filterbank features (N, 80) fp16 of one recording. If that is impossible, return the reason, a
+    text."""
     try:
-        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # the same as in `translate_speech`
+        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # the same features as when a model is used
     except MmdecError as error:
         return str(error)
     if features.shape[0] < 8 or not bool(torch.isfinite(features).all()):
@@ -64,13 +65,14 @@ def extract(clip: str) -> np.ndarray | str:
 
 
 def begin_worker(parent: int) -> None:
-    """Set a worker process to one thread, and let it end with the process whose id is `parent`."""
+    """Prepare a worker process: it uses one thread, and ends when the process with the id `parent` ends."""
     end_with_parent(parent)
     torch.set_num_threads(1)
 
 
 def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
-    """Yield what `extract` returns for each recording, features or a reason, in order, by `jobs` processes."""
+    """Yield for each recording, in order, its features (N, 80), or the reason why there are none. jobs: number of
+    processes."""
     names = map(str, clips)
     if jobs <= 1:
         yield from map(extract, names)
@@ -80,8 +82,12 @@ def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
 
 
 class FeatureStore:
-    """Filterbank features of a list of recordings, `clips`, stored in one file below `folder`. A missing file is
-    computed by `jobs` processes; the index is written last, so that it exists only beside complete features."""
+    """Filterbank features of a list of recordings, in one file on disk. store[i] is the features (N, 80) of recording
+    i.
+
+    If there is no file, `jobs` processes compute it. State: `lengths`, the number of frames of each recording, 0 for a
+    bad one; `reasons`, name of a bad recording -> what is wrong.
+    """
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
         self.folder = self.cache_folder(folder, clips)
@@ -91,25 +97,26 @@ class FeatureStore:
         index = json.loads(kept.read_text(encoding="utf-8"))
         written = kept.stat().st_mtime_ns
         if any(clip.name in index["bad"] and clip.stat().st_mtime_ns > written for clip in clips):
-            self._build(clips, jobs)  # a bad recording has been repaired
+            self._build(clips, jobs)  # the file of a bad recording has changed since: try again
             index = json.loads(kept.read_text(encoding="utf-8"))
         self.lengths = np.asarray(index["lengths"], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
         self.reasons: dict[str, str] = index["bad"]
-        stored = self.folder / "fbank.f16"  # empty if all recordings are bad: it cannot be mapped into memory
+        stored = self.folder / "fbank.f16"  # an empty file (all recordings are bad) cannot be memory-mapped
         empty = stored.stat().st_size == 0
         data = np.zeros(0, np.float16) if empty else np.memmap(stored, np.float16, "r")
         self.data = data.reshape(-1, audio.MELS)
 
     @staticmethod
     def cache_folder(folder: Path, clips: Sequence[Path]) -> Path:
-        """Return the folder for the features of these recordings. Its name follows from their names and sizes."""
+        """Return the folder for the features of these recordings. Its name is a hash of the recordings' names and
+        sizes."""
         digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
         return folder / f"{_FORMAT}-{digest.hexdigest()}"
 
     @classmethod
     def ready(cls, folder: Path, clips: Sequence[Path]) -> bool:
-        """Return whether the features of these recordings have been computed."""
+        """Return whether the features of these recordings are stored already."""
         return (cls.cache_folder(folder, clips) / "index.json").is_file()
 
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
@@ -129,12 +136,12 @@ class FeatureStore:
         return torch.from_numpy(part.astype(np.float32))
 
 
-CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # classes of the CTC head from 1; 0 is the blank
+CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # the CTC head's classes, from 1; class 0 is the blank
 
 
 @dataclass
 class Batch:
-    """A training batch: source speech, phones of the translation, and the source sentence."""
+    """A training batch of B items: source speech, phones of the translation, and the source sentence."""
 
     features: Tensor  # (B, N, 80) filterbank features of the source speech, padded with 0
     lengths: Tensor  # (B,) number of frames of each item
@@ -142,27 +149,27 @@ class Batch:
     unit_lengths: Tensor  # (B,) number of phones, <s> and </s> included
     text: Tensor  # (B, C) characters of the source sentence, as indices from 1 into `CHARACTERS`, padded with 0
     text_lengths: Tensor  # (B,) number of characters
-    rows: list[tuple[int, ...]]  # for each item, the indices of the rows of the dataset that are joined in it
-    acoustic: AcousticBatch | None = None  # the acoustic model's targets; only in the joint stage
+    rows: list[tuple[int, ...]]  # indices of the dataset's rows that are joined in each item
+    acoustic: AcousticBatch | None = None  # the acoustic model's targets; None unless it is trained jointly
 
 
 @dataclass(frozen=True)
 class Item:
-    """One utterance, or several joined by pauses."""
+    """One training item: an utterance, or several that are joined with pauses between them."""
 
     features: Tensor  # (N, 80) filterbank features
     units: list[int]  # ids of the phones, without <s> and </s>
     text: list[int]  # the characters of the source sentence, as indices from 1 into `CHARACTERS`
-    rows: tuple[int, ...]  # indices of the rows that are joined in it
-    phones: Tensor | None  # (3, K): each English phone's duration, pitch and energy, </s> included
-    mel: Tensor | None  # (F, 80) of the English speech, as natural logarithms
+    rows: tuple[int, ...]  # indices of the dataset's rows that are joined in it
+    phones: Tensor | None  # (3, K) duration in frames, pitch in Hz and energy of the English phones and </s>
+    mel: Tensor | None  # (F, 80) mel of the English speech, natural logarithms
 
 
 class SpeechDataset(Dataset[Item]):
-    """A dataset indexed by tuples of row numbers. The rows of a tuple are joined to one utterance, with pauses.
+    """A dataset indexed by tuples of row numbers. The rows of a tuple are joined to one item, with pauses.
 
-    indices: the index in `store` of each row's features. units: the vocabulary. english: the rows' English
-        speech, for the joint stage only.
+    store: features of the source speech. indices: the index in `store` of each row's features. units: the vocabulary.
+    english: acoustic targets of the rows' English speech; only needed to train the acoustic model jointly.
     """
 
     def __init__(
@@ -205,7 +212,7 @@ class SpeechDataset(Dataset[Item]):
 
 
 def collate(items: Sequence[Item]) -> Batch:
-    """Make a batch: add <s> and </s> to the units, and pad all to the longest item."""
+    """Make a batch: put <s> and </s> around the phones, and pad everything to the longest item."""
     targets = [torch.tensor([BOS, *item.units, EOS]) for item in items]
     text = [torch.tensor(item.text, dtype=torch.long) for item in items]
     acoustic = None
@@ -234,8 +241,12 @@ def joined_batches(
     rank: int,
     world: int,
 ) -> list[list[tuple[int, ...]]]:
-    """Draw one epoch's `steps` batches for process `rank` of `world`. A batch has items of similar length; a share
-    `concatenate` of the items joins two rows. lengths: of all rows, in frames. batch_size: of one process."""
+    """Draw one epoch's `steps` batches for process `rank` of `world`. Returns tuples of row numbers to join, for each
+    batch.
+
+    lengths: number of frames of each row. A batch has items of similar length. batch_size: of one process.
+    concatenate: share of the items that join two rows.
+    """
     generator = np.random.default_rng([seed, epoch])
     count = steps * world * batch_size
     rounds = [generator.permutation(len(lengths)) for _ in range(-(-2 * count // len(lengths)))]
@@ -244,23 +255,24 @@ def joined_batches(
     items = [(numbers.pop(), numbers.pop()) if join else (numbers.pop(),) for join in joined]
     items.sort(key=lambda item: sum(lengths[number] for number in item))
     batches = [items[start : start + batch_size] for start in range(0, count, batch_size)]
-    # At each step the ranks get items of similar length, so that no rank waits for another.
+    # At each step all processes get items of similar length, so that none waits for another.
     groups = [batches[start : start + world] for start in range(0, len(batches), world)]
     return [groups[number][rank] for number in generator.permutation(len(groups))]
 
 
 class SpeechTranslationData(LightningDataModule):
-    """A data module for CVSS with Common Voice, or for the phrasebook, which has the same layout.
+    """A data module for the corpus CVSS with Common Voice, or for the phrasebook corpus, which has the same format.
 
     common_voice, cvss: folders of the two corpora.
-    rendering: "all": each row's own translation; "canonical": one translation for each source sentence.
-    concatenate: share of items that are joined from two utterances.
+    rendering: "all": each row's own translation; "canonical": the same translation for all rows with the same source
+        sentence.
+    concatenate: share of items that join two utterances.
     steps_per_epoch: number of steps in an epoch; a checkpoint may be written after each epoch.
     max_frames: leave out rows with more frames of source speech. jobs: number of processes that compute features.
-    upsample, min_vertices: the model's graph has `upsample` vertices a frame, at least `min_vertices`; rows that do
-        not fit are left out.
-    acoustic: whether to load acoustic targets of the English speech, too, which the joint stage needs.
-    limit: use only the first `limit` training rows; only these need features.
+    upsample, min_vertices: sizes of the model's graph: `upsample` vertices a frame, at least `min_vertices`. Rows whose
+        target does not fit in the graph are left out.
+    acoustic: also load acoustic targets of the English speech, to train the acoustic model jointly.
+    limit: use only the first `limit` training rows; features are computed for these only.
     max_bad_share: the largest share of rows that may be bad. allow_absolute_paths: allow files outside the folders.
     """
 
@@ -300,11 +312,12 @@ class SpeechTranslationData(LightningDataModule):
 
     @cached_property
     def units(self) -> list[str]:
-        """Return the vocabulary: the phones of the training split's alignments."""
+        """Return the vocabulary: the special tokens, and the phones of the training split's alignments."""
         return vocabulary(read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)[0])
 
     def prepare_data(self) -> None:
-        """Check that the splits share no recordings, and compute missing features, in one process only."""
+        """Check that the splits share no recordings, and compute missing features. Lightning calls this in one process
+        only."""
         splits = ("train", self.validation_split)
         names = ([name for name, _ in read_translations(self.cvss, split, self.admission)] for split in splits)
         check_apart(names, "recordings", "Take them out of train.tsv.")
@@ -344,7 +357,8 @@ class SpeechTranslationData(LightningDataModule):
         return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
 
     def misfit(self, row: SpeechPair, frames: int) -> str | None:
-        """Return why a row with this number of frames is left out of training; None if it is used."""
+        """Return the reason why a row is left out of training; None if it is used. frames: the length of its source
+        speech."""
         if frames > self.max_frames:
             return f"longer than {self.max_frames} frames"
         vertices = max(int(self.upsample * frames), self.min_vertices)
@@ -371,7 +385,7 @@ class SpeechTranslationData(LightningDataModule):
             self.trainer.global_rank,
             self.trainer.world_size,
         )
-        # Any: torch types a loader by the dataset's items, not by the batches that `collate` makes.
+        # Any: torch's type of a loader names the dataset's items, but it loads the batches of `collate`.
         loader: Any = DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)
         return loader
 
@@ -386,15 +400,15 @@ class SpeechTranslationData(LightningDataModule):
         return loader
 
 
-MEGABYTES = 64  # size of a shard
+MEGABYTES = 64  # default size of a shard; 1 MB is a million bytes
 ROWS = "rows.jsonl"
 
 
 def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megabytes: float = MEGABYTES) -> int:
-    """Write pairs, and the features (N, 80) of their source speech, as shards of `megabytes` MB. If writing fails, no
+    """Write sentence pairs, and the features (N, 80) of their source speech, as litdata shards. If writing fails, no
     new folder is left.
 
-    Returns: the number of items. Raises: InputError if litdata is missing.
+    megabytes: size of a shard. Returns: the number of pairs. Raises: InputError if litdata is not installed.
     """
     writer_type: Any = _litdata("litdata.streaming.writer").BinaryWriter
     with whole_folder(folder) as fresh, (fresh / ROWS).open("w", encoding="utf-8") as rows:
@@ -411,7 +425,10 @@ def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megab
 
 @final
 class Shards:
-    """Reads what `write_shards` wrote: `pairs`, their numbers of frames `lengths`, and features by a pair's index."""
+    """Reads the shards that `write_shards` wrote. shards[i] is the features (N, 80) of pair i.
+
+    State: `pairs`, the sentence pairs; `lengths`, the number of frames of each.
+    """
 
     def __init__(self, folder: Path) -> None:
         if not (folder / ROWS).is_file():
@@ -450,7 +467,7 @@ def _pair(row: Mapping[str, Any], folder: Path, number: int) -> tuple[SpeechPair
     with suppress(KeyError, TypeError, ValueError):
         name, alignment = str(row["name"]), tuple(parse_alignment(row["alignment"]))
         texts = str(row["translation"]), tuple(map(str, row["references"])), alignment
-        place = folder / name  # for both recordings' paths, which are never opened: shards hold features only
+        place = folder / name  # stands for the paths of both recordings, which are never opened
         return SpeechPair(name, place, place, *texts, str(row["source"]), str(row["speaker"])), int(row["frames"])
     raise InputError(f"`shards` must hold whole rows, but line {number} of '{folder / ROWS}' is none. Write it again.")
 

@@ -24,23 +24,25 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
-    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
+    """Load a DASpeech training module with the mean of its checkpoints' weights. Returns the module, and the training
+    step of the last checkpoint."""
     return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
 
 
 def assemble(
     checkpoints: Sequence[Path], vocoder_folder: Path, common_voice: Path, cvss: Path, lexicon: Path, out: Path
 ) -> Path:
-    """Write the model's directory from a joint run, a vocoder run and the text of the training split.
+    """Write a speech translator's folder, and return it.
 
-    checkpoints: of the joint run; their weights are averaged. common_voice, cvss: the corpora's folders. lexicon: file
-        of pronunciations, with which phones become words.
+    checkpoints: of the joint training; their weights are averaged. vocoder_folder: output of the vocoder's training.
+    common_voice, cvss: folders of the corpora, from whose training translations the words and their order are learned.
+    lexicon: file of English pronunciations, with which phones become words.
     """
     module, step = load_module(checkpoints)
     if not isinstance(module.network, DASpeech):
         raise InputError("`checkpoints` must come from the joint stage, but have no acoustic model. Run that stage.")
     vocoder = load_vocoder(vocoder_folder)
-    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # training has checked these rows already
+    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # training has checked the paths
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
     numbers = {"checkpoints": len(checkpoints), "step": step, "rows": len(rows)}
@@ -49,7 +51,7 @@ def assemble(
 
 
 def main() -> None:
-    """Run the command: build a model's directory, or save the network's weights alone."""
+    """Run the command: write a speech translator's folder, or only the weights of its network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--joint", type=Path, default=Path("runs/joint/checkpoints"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")

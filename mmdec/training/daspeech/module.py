@@ -1,5 +1,9 @@
 """Training of DASpeech: first speech to phones (graph and autoregressive decoder), then jointly with the acoustic
-model."""
+model.
+
+The graph decoder decodes in parallel. It predicts a directed acyclic graph, whose vertices emit phones
+(DA-Transformer).
+"""
 
 from __future__ import annotations
 
@@ -31,21 +35,23 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augments a padded batch by SpecAugment masks (Park et al. 2019) and warps, from torch's global generator.
+    """Augments a padded batch with SpecAugment masks (Park et al. 2019) and warps. Random numbers: torch's global
+    generator.
 
     The defaults are DASpeech's: always one frequency mask (F=27) and one time mask (T=100), and no warp. Warps imitate
-    other voices and another pace; they help on corpora with few speakers.
+    other voices and another speaking rate; they help on corpora with few speakers.
     """
 
-    frequency_width: int = 27  # the widest frequency mask, in mel bands
-    frequency_masks: int = 1  # number of masks in each row
-    time_width: int = 100  # the longest time mask, in frames
-    time_masks: int = 1  # number of masks in each row
-    frequency_warp: float = 0.0  # the largest relative stretch of the frequency axis
-    time_warp: float = 0.0  # the largest relative change of pace
+    frequency_width: int = 27  # largest width of a frequency mask, in mel bands
+    frequency_masks: int = 1  # number of frequency masks in each utterance
+    time_width: int = 100  # largest length of a time mask, in frames
+    time_masks: int = 1  # number of time masks in each utterance
+    frequency_warp: float = 0.0  # largest relative stretch of the frequency axis; 0: none
+    time_warp: float = 0.0  # largest relative change of speaking rate; 0: none
 
     def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Augment features (B, N, 80) of lengths (B,). Returns features and lengths; padding stays zero."""
+        """Augment features (B, N, 80) of lengths (B,) in frames. Returns new features and lengths; padding stays
+        zero."""
         if self.time_warp or self.frequency_warp:
             features, lengths = self._warp(features, lengths)
         b, n, bands = features.shape
@@ -57,15 +63,16 @@ class Augmentation:
             keep = keep & ~((bins >= start) & (bins < start + width))[:, None]
         frames = torch.arange(n, device=features.device)[None]
         for _ in range(self.time_masks):
-            # A mask hides at most a fifth of a short utterance. (torchaudio's masks do not know each row's length.)
+            # A mask hides at most a fifth of an utterance. (torchaudio's masks ignore the rows' lengths.)
             bound = (lengths[:, None] * 0.2).clamp(max=self.time_width)
             width = torch.rand(b, 1, device=features.device) * bound
             start = torch.rand(b, 1, device=features.device) * (lengths[:, None] - width)
             keep = keep & ~((frames >= start) & (frames < start + width))[..., None]
-        return features * keep, lengths  # features have zero mean: a mask is the average frame
+        return features * keep, lengths  # features have zero mean, so masked values are average ones
 
     def _warp(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Resample time and frequency in one bilinear look-up, with a random pace and stretch for each row."""
+        """Resample the time axis and the frequency axis in one bilinear interpolation, with random factors for each
+        row. Returns features (B, N', 80) and lengths (B,)."""
         b, n, bands = features.shape
         device = features.device
         pace = 1 + (2 * torch.rand(b, device=device) - 1) * self.time_warp
@@ -73,7 +80,7 @@ class Augmentation:
         new_lengths = (lengths / pace).floor().to(torch.long).clamp(min=8)
         size = int(new_lengths.max())
         rows = torch.arange(size, device=device)[None] * (lengths - 1)[:, None] / (new_lengths - 1)[:, None]
-        y = rows * 2 / max(n - 1, 1) - 1  # (B, N'), in grid_sample's coordinates
+        y = rows * 2 / max(n - 1, 1) - 1  # (B, N'), from -1 to 1, as grid_sample needs it
         columns = (torch.arange(bands, device=device)[None] * stretch[:, None]).clamp(max=bands - 1)
         x = columns * 2 / (bands - 1) - 1  # (B, 80)
         grid = torch.stack([x[:, None].expand(-1, size, -1), y[..., None].expand(-1, -1, bands)], dim=-1)
@@ -83,20 +90,22 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class GraphLoss:
-    """The graph loss of a batch, and values that other losses and logs use."""
+    """The graph loss of a batch of B sentences with M target tokens and L graph vertices, and values that logs need."""
 
-    value: Tensor  # scalar
-    invalid: Tensor  # number of rows left out: the target does not fit the graph, or the likelihood is not finite
-    match: Tensor  # (B, M, L) log-probability of the m-th target token at vertex l
+    value: Tensor  # scalar, the mean over the sentences
+    invalid: Tensor  # number of sentences without a finite likelihood, which add 0 to `value`
+    match: Tensor  # (B, M, L) log-probability that vertex l emits target token m
 
 
 def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
-    """Compute the graph loss: the mean over rows of -log P(Y|X) / M (DASpeech, section 3.1).
+    """Compute the graph loss: -log P(Y|X) / M, averaged over the sentences (DASpeech, section 3.1). M is a target's
+    length.
 
-    A row whose log P(Y|X) is not finite adds 0 to the mean and is counted in `invalid`.
-    units: (B, M) target tokens, padded. unit_lengths: (B,) their number in each row.
-    forced: (B, L) index of the target token that GLAT showed to a vertex; -1: none was shown. A vertex emits its shown
-        token with probability 1, without a gradient.
+    A sentence whose log P(Y|X) is not finite (its target may not fit in the graph) adds 0, and is counted in `invalid`.
+
+    lattice: the graph decoder's output, with L vertices. units: (B, M) target tokens, padded. unit_lengths: (B,).
+    forced: (B, L) index of the target token that GLAT showed to a vertex, or -1. Such a vertex emits its token with
+        probability 1, without a gradient. None: nothing was shown.
     """
     match = lattice.matches(units)
     if forced is not None:
@@ -121,13 +130,16 @@ def glance(
 ) -> tuple[Tensor, Tensor]:
     """Run GLAT's first decoder pass, and choose vertices that are shown their target token ("number-random").
 
-    The number of shown tokens is ratio x (the target's tokens - those that this pass predicts right on the best path).
-    The vertices are drawn at random from this path. The second pass will use the same dropout.
-    Returns: `given` (B, L), the shown token or -1, for the decoder's second pass; `forced` (B, L), the token's index in
-        the target or -1, for `graph_loss`.
+    Vertices are drawn at random from the best path for the target. Their number is `ratio` times the number of target
+    tokens that this pass predicts wrong on this path. The second pass draws the same dropout.
+
+    states: (B, S, H) encoder states. frame_lengths: (B,) lengths that set the graphs' sizes.
+    units: (B, M) target tokens, padded.
+    Returns: `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for
+    `graph_loss`: its index in the target, or -1.
     """
     devices = [states.device] if states.is_cuda else []
-    with torch.random.fork_rng(devices):  # restores the generator, so that the second pass draws the same dropout
+    with torch.random.fork_rng(devices):  # the second pass then draws the same dropout
         lattice = decoder(states, state_lengths, frame_lengths)
         noise = torch.rand(lattice.logits.shape[:2], device=states.device)
     path = lattice.best_alignment(lattice.matches(units), unit_lengths)  # (B, L)
@@ -141,28 +153,32 @@ def glance(
 
 
 def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
-    """Compute the cross-entropy of logits (B, M-1, V) with the units (B, M) that follow <s>. Padding is ignored."""
+    """Compute the cross-entropy of logits (B, M-1, V) with target tokens (B, M) without the first, <s>. Padding is
+    ignored."""
     target = units[:, 1:]
     mean = F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
     return mean * token_weight((target != PAD).sum())
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:
-    """Compute the CTC loss for each target symbol, as a mean over rows. A row whose text is too long for its frames
-    counts as 0. logits: (B, S, C), class 0 is the blank. lengths: (B,) frames. text: (B, T) classes, padded."""
+    """Compute the CTC loss per target symbol, averaged over the sentences. A text that is too long for its frames
+    counts as 0.
+
+    logits: (B, S, C); class 0 is the blank. lengths: (B,) number of frames. text: (B, T) classes, padded.
+    """
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True) * row_weight(text)
 
 
 def row_weight(rows: Tensor) -> Tensor:
-    """Return the weight on this process's mean over rows (B, ...) that makes the processes' average a mean over all
-    rows."""
+    """Return the factor for this process's mean over its B sentences, so that the average of all processes is the mean
+    over all sentences. rows: any tensor (B, ...)."""
     return token_weight(torch.tensor(len(rows), device=rows.device))
 
 
 def glat_ratio(options: Any, step: int) -> float:
-    """Return the share of the target that the graph decoder sees at a step: linear from `glat_start` to `glat_end` in
-    `glat_steps` steps. options: holds these three fields."""
+    """Return GLAT's ratio at a training step: the share of wrong target tokens that are shown to the graph decoder. It
+    goes linearly from `glat_start` to `glat_end` in `glat_steps` steps. options: has these three fields."""
     part = min(1.0, step / max(options.glat_steps, 1))
     return options.glat_start + part * (options.glat_end - options.glat_start)
 
@@ -172,11 +188,14 @@ SIZES = {"paper": DASpeechConfig, "small": DASpeechConfig.small}
 
 @dataclass(frozen=True)
 class DASpeechOptions:
-    """Options that a recipe sets. The defaults are the paper's recipe (S2TT stage: Adam .9/.999, 5e-4, warm-up 10k,
-    inverse-sqrt, GLAT .5 to .1 over 100k updates), with one more loss, which trains the autoregressive baseline on the
-    same encoder. `ar_weight` 0 leaves this loss out, as in the paper.
+    """Options of `DASpeechModule` that a recipe (YAML file) sets.
 
-    model: sizes that differ from those of `size`, by dotted name ("dag.layers": 2).
+    The defaults are the paper's recipe for the stage of speech to phones (Adam .9/.999, 5e-4, warm-up 10k,
+    inverse-sqrt, GLAT .5 to .1 over 100k updates). One loss is added: `ar_weight` times that of an autoregressive
+    baseline on the same encoder. With `ar_weight` 0 it is left out, as in the paper.
+
+    size: of the network. model: sizes that differ from it, by dotted name, such as {"dag.layers": 2}.
+    warmup, decay_from, decay_steps: steps of the learning-rate schedule.
     """
 
     size: Literal["paper", "small"] = "paper"
@@ -201,7 +220,7 @@ class DASpeechOptions:
     seed: int = 0
 
     def network(self) -> DASpeechConfig:
-        """Return the network's sizes: those of `size`, with the changes in `model`."""
+        """Return the network's sizes: those that `size` names, changed as `model` says."""
         config = SIZES[self.size]().to_dict()
         for part in ("encoder", "dag", "ar"):
             config[part]["dropout"] = self.dropout
@@ -217,13 +236,13 @@ class DASpeechOptions:
 class DASpeechModule(LightningModule):
     """Trains DASpeech with the loss L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
 
-    With `mu` 0 (first stage) there is no acoustic model. With `mu` > 0 (joint stage; the paper's is 5) the acoustic
-    model reads the expected hidden states of the graph under the `posterior`. For a share `embedding_share` of the
-    rows, and for rows that do not fit their graph, it reads phone embeddings instead, so that the same voice can also
-    speak the autoregressive baseline's phones.
+    With `mu` 0 (first stage), there is no acoustic model. With `mu` > 0 (joint training; 5 in the paper), the acoustic
+    model reads the expected hidden states of the graph's vertices under the `posterior`. It reads phone embeddings
+    instead for a random share `embedding_share` of the rows, and for rows that do not fit in their graph. So it can
+    also speak the phones of the autoregressive baseline. All randomness of a step follows from (seed, epoch, step,
+    rank).
 
-    units: the vocabulary of phones, ordered by id. options: fields of `DASpeechOptions`. All randomness of a training
-        step follows from (seed, epoch, step, rank).
+    units: the vocabulary of phones, ordered by id. options: fields of `DASpeechOptions`.
     """
 
     def __init__(self, units: list[str], augmentation: Augmentation | None = None, **options: Any) -> None:
@@ -240,8 +259,9 @@ class DASpeechModule(LightningModule):
         )
 
     def setup(self, stage: str) -> None:
-        """Check that the data has the model's graph size, because it leaves out rows that do not fit the graph."""
-        data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # undeclared by Lightning
+        """Check that data module and model have the same graph size. (The data module leaves out rows that do not
+        fit.)"""
+        data, dag = self.trainer.datamodule, self.config.dag  # type: ignore[attr-defined] # not declared by Lightning
         if not isinstance(data, SpeechTranslationData):
             return
         for name, wanted, value in (
@@ -258,7 +278,8 @@ class DASpeechModule(LightningModule):
         torch.manual_seed(seed * 64 + self.global_rank)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute a batch's losses by name; "loss" is their weighted sum. "invalid" is the number of rows left out."""
+        """Compute a batch's losses by name: "dag" (graph), "ar" (autoregressive), perhaps "ctc" and "tts", and "loss",
+        their weighted sum. "invalid" is the number of sentences without a finite graph loss."""
         net = self.network
         features, lengths = batch.features, batch.lengths
         if self.training:
@@ -283,19 +304,23 @@ class DASpeechModule(LightningModule):
         return parts
 
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
-        """Compute FastSpeech 2's loss on each phone's expected hidden state z_i = sum_j P(a_i = j | X, Y) v_j: the mean
-        of the vertices' states v_j, weighted by the probability that phone i is on vertex j (section 3.3). Only the
-        states v_j get gradients, not P. match: (B, M, L), from `GraphLoss`."""
+        """Compute FastSpeech 2's loss, when it reads each phone's expected hidden state (section 3.3).
+
+        The state of phone i is z_i = sum_j P(a_i = j | X, Y) v_j: the mean of the vertices' states v_j, weighted by the
+        probability that phone i is on vertex j. Gradients reach the states v_j, but not P.
+
+        match: (B, M, L) log-probability that vertex l emits target token m.
+        """
         net, targets = self.network, batch.acoustic
         if not isinstance(net, DASpeech) or targets is None:
             raise InputError(
                 "`acoustic` of the data must be true in the joint stage, but is false. Set it in the recipe."
             )
         posterior = lattice.posterior(match, batch.unit_lengths, self.options.posterior)
-        # <s> is removed; </s> stays, with no frames.
+        # The first token, <s>, is removed; </s> stays, with no frames.
         expected = lattice.expected_states(posterior)[:, 1:]
         inputs = net.acoustic_input(expected)
-        # A row whose target does not fit its graph has no path, and so no hidden states for the acoustic model.
+        # If a target does not fit in its graph, there is no path and no expected state: use phone embeddings.
         plain = (posterior.flatten(1).sum(1) == 0)[:, None, None]
         share = self.options.embedding_share
         if share > 0:
@@ -336,8 +361,8 @@ class DASpeechModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients by norm. Lightning refuses this for fused optimizers in mixed precision, but bf16 needs no
-        gradient scaling."""
+        """Clip gradients by norm. Lightning refuses this for fused optimizers in mixed precision; here it is safe,
+        because bf16 needs no gradient scaling."""
         if gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
@@ -350,7 +375,7 @@ class DASpeechModule(LightningModule):
 
 
 def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
-    """Load the weights that fit by name and shape. Returns the names that kept their initial values."""
+    """Load the weights that fit by name and shape. Returns the names of the network's weights that were not loaded."""
     own = network.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     network.load_state_dict(fitting, strict=False)
@@ -358,17 +383,19 @@ def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
 
 
 class InitialWeights(Callback):
-    """Loads safetensors files into the network before a new run; a resumed run keeps its checkpoint's weights.
+    """Loads safetensors files into the network before a new training. A resumed training keeps its checkpoint's
+    weights.
 
-    The network's weights that no file fits by name and shape keep their initial values. The number of loaded tensors is
-    logged. Raises InputError if a file is missing or none of its tensors fits.
-    acoustic: file of a trained voice (tts.safetensors).
+    Weights are loaded if name and shape fit; all others keep their initial values. Raises InputError if a file is
+    missing or none of its tensors fits.
+
+    files: weights with the network's names. acoustic: weights of a trained acoustic model (tts.safetensors).
     """
 
     def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
         self.files = [(Path(file), "") for file in files]
         if acoustic is not None:
-            self.files.append((Path(acoustic), "tts."))  # prefix of the voice's weights, which its file lacks
+            self.files.append((Path(acoustic), "tts."))  # in the network, the voice's weights have this prefix
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path:
@@ -381,7 +408,7 @@ class InitialWeights(Callback):
             state = {
                 prefix + name: value for name, value in unpack_rows(read_weights([file], "files"), "files").items()
             }
-            network: Any = pl_module.network  # torch's types allow a tensor here, too
+            network: Any = pl_module.network  # Any: for torch, it might also be a tensor
             if prefix:
                 self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
             left = load_network(network, state)
@@ -391,10 +418,12 @@ class InitialWeights(Callback):
             rank_zero_info(f"{file}: {taken} tensors loaded")
 
     def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
-        """Put the phones' embeddings in this model's order. A phone unknown to the voice keeps its initial row.
+        """Put the acoustic model's phone embeddings in the order of this network's phones. A phone that is new keeps
+        its initial embedding.
 
-        state: the voice's weights, changed in place. own: this model's weights. units: this model's
-            phones. listed: the voice's tts.json.
+        state: the acoustic model's weights, changed in place. own: this network's weights. units: this network's
+            phones.
+        listed: the acoustic model's tts.json, which lists its phones.
         """
         earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
         rows = own["tts.units.weight"].clone()

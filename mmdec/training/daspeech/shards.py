@@ -33,10 +33,11 @@ from mmdec.types import InputError, told
 
 
 class ShardedData(SpeechTranslationData):
-    """`SpeechTranslationData` that reads shards. For the first stage only, because shards hold no English speech.
+    """A data module like `SpeechTranslationData`, but it reads shards. Only for speech to phones: shards have no
+    English speech.
 
-    shards: the folder that holds a folder of shards for each split. options: arguments of `SpeechTranslationData`; the
-        corpus folders among them are not read.
+    shards: folder with one folder of shards for each split.
+    options: arguments of `SpeechTranslationData`; the corpus folders among them are not read.
     """
 
     def __init__(self, shards: str, **options: Any) -> None:
@@ -49,18 +50,18 @@ class ShardedData(SpeechTranslationData):
             )
 
     def opened_shards(self, split: str) -> Shards:
-        """Return the shards of a split, which are opened at the first call only."""
+        """Return the shards of a split. They are opened at the first call, and reused later."""
         if split not in self.opened:
             self.opened[split] = Shards(self.shards / split)
         return self.opened[split]
 
     @cached_property
     def units(self) -> list[str]:
-        """Return the vocabulary: the phones of the training split's alignments."""
+        """Return the vocabulary: the special tokens, and the phones of the training split's alignments."""
         return vocabulary(self.opened_shards("train").pairs)
 
     def prepare_data(self) -> None:
-        """Check that the splits share no recordings. Nothing needs to be computed."""
+        """Check that the splits share no recordings. Nothing has to be computed."""
         splits = ("train", self.validation_split)
         names = ([pair.name for pair in self.opened_shards(split).pairs] for split in splits)
         check_apart(names, "recordings", "Write the shards of splits that do not overlap.")
@@ -83,8 +84,8 @@ class ShardedData(SpeechTranslationData):
 
 
 def features_of(pairs: Sequence[SpeechPair], jobs: int, bad: BadRows) -> Iterator[tuple[SpeechPair, Tensor]]:
-    """Yield each pair with the features (N, 80) of its source speech. Add pairs without usable speech to `bad`.
-    jobs: number of processes."""
+    """Yield each sentence pair with the features (N, 80) of its source speech. Pairs without usable speech are added to
+    `bad` instead. jobs: number of processes."""
     found = extract_all([pair.clip for pair in pairs], jobs)
     for pair, features in zip(pairs, found, strict=True):
         if isinstance(features, str):

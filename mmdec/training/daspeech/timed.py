@@ -1,6 +1,9 @@
-"""DASpeech's part of `make train`. It has four stages: speech to phones, voice, vocoder, and the joint stage, whose
-learning rate falls to zero at the end of the time. Earlier runs in runs/ are resumed. Without earlier runs, but with an
-earlier model, only the joint stage runs: it starts from the model's weights and trains everything but the vocoder."""
+"""DASpeech's part of `make train`: four stages of training, which share the time.
+
+The stages are speech to phones, the acoustic model (voice), the vocoder, and joint training, whose learning rate falls
+to zero at the end of the time. Earlier trainings in runs/ are resumed. If runs/ has none, but there is an earlier
+model, only the joint stage runs: it starts from the model's weights and trains everything but the vocoder.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +40,14 @@ from mmdec.training.timed_run import (
 )
 from mmdec.types import InputError, MmdecError
 
-SAMPLE = 24  # number of recordings that are timed for an estimate
+SAMPLE = 24  # number of recordings from which the time for all is estimated
 
 
 def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> int | None:
-    """Estimate for how many training rows the features can be computed in this time: at least 48, or all rows if there
-    are fewer. Returns None if the time is enough for all.
+    """Estimate for how many training rows features can be computed in this time. At least 48, or all rows if there are
+    fewer. Returns None if the time is enough for all.
 
-    data: the options of `SpeechTranslationData`. acoustic: whether acoustic targets of English speech are needed, too.
+    data: arguments of `SpeechTranslationData`. acoustic: whether acoustic targets of English speech are computed, too.
     """
     common_voice, cvss = Path(data["common_voice"]), Path(data["cvss"])
     admission = Admission(data.get("allow_absolute_paths", False))
@@ -55,7 +58,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
         return None
     some = rows[:: max(1, len(rows) // SAMPLE)]
     each = 0.0
-    extract(str(some[0].clip))  # the first call includes one-time set-up
+    extract(str(some[0].clip))  # not timed: the first call includes one-time set-up
     if not heard:
         each += time.spent_on(lambda: sum(len(extract(str(row.clip))) for row in some))[1] / data.get("jobs", 2)
     if not spoken:
@@ -67,7 +70,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
 def _spoken(row: SpeechPair) -> int:
     try:
         return len(acoustic_targets(load_audio(row.recording), row.alignment).mel)
-    except InputError:  # `EnglishSpeech` will report the bad row
+    except InputError:  # a bad recording: it will be reported later
         return 0
 
 
@@ -76,19 +79,19 @@ RECIPES = Path("recipes/daspeech/phrasebook")
 CORPUS = Path("data/corpus")
 PAIRS = CORPUS / "cv" / "fr", CORPUS / "cvss_c"
 BUILDER = Path("data/build/phrasebook.py")
-PREPARED = 0.25  # share of the time for computing features, if they are missing
-COMPARISON = 20.0  # seconds reserved for the final scores, if no earlier model's scores were timed
+PREPARED = 0.25  # share of the time in which missing features may be computed
+COMPARISON = 20.0  # seconds reserved for scoring the new model, if there is no earlier model
 SHARES = {"units": 0.55, "acoustic": 0.08, "vocoder": 0.12, "joint": 0.25}  # each stage's share of the time
-RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # by stage: a finished run's file
+RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # files that finished stages write
 NETWORK = RUNS / "units" / "network.safetensors"
 JOINT = RUNS / "joint"
 
 
 def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-    """Run the stages until the time is used up, export the model to runs/ and compare it with the earlier model.
+    """Train until the time is used up, write the model to runs/, and compare it with the earlier model.
 
-    runner: runs a training in another process. fresh: train from random weights; the stages' runs in runs/ are moved
-        aside, and no earlier weights are used.
+    runner: runs a Python module in a child process.
+    fresh: begin with random weights. The folders of earlier trainings in runs/ are then renamed, not used.
     """
     data = stage_recipe("joint")["data"]["init_args"]
     if fresh:
@@ -111,8 +114,8 @@ def train(time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
 
 
 def timed(stage: str, start: Path | None, limit: int | None) -> TimedStage:
-    """Describe a stage, a name in `SHARES`, for `train_stages`. start: the model that the joint stage begins from;
-    None: from the earlier stages. limit: use at most this many training rows."""
+    """Describe a training stage for `train_stages`. stage: a key of `SHARES`. start: the model that joint training
+    begins from; None: the results of the earlier stages. limit: use at most this many training rows."""
 
     def configure(time: Allowance) -> Recipe:
         if stage == "joint":
@@ -141,8 +144,8 @@ def stage_recipe(stage: str) -> Recipe:
 
 
 def known_model() -> Path | None:
-    """Return the folder of the earlier model: an improvement by an earlier run, or the shipped model. None if there is
-    none, or if its phones are not the corpus's."""
+    """Return the folder of the earlier model: the one in runs/ if it was an improvement, else the shipped one. None if
+    there is none, or if its phones are not those of the corpus."""
     folder = start_model(MODEL)
     if not (folder / "model.safetensors").is_file():
         return None
@@ -154,7 +157,8 @@ def known_model() -> Path | None:
 
 
 def unfinished() -> list[str]:
-    """List the stages to run. Voice and vocoder are left out once their recipe's number of steps is reached."""
+    """Return the names of the stages to train. The acoustic model and the vocoder are left out if they have been
+    trained for their recipe's number of steps."""
 
     def done(stage: str) -> bool:
         if not (RUNS / stage / RESULTS[stage]).is_file():
@@ -166,32 +170,33 @@ def unfinished() -> list[str]:
 
 
 def total_batches(recipe: dict[str, Any]) -> int:
-    """Return the number of training steps that a recipe sets."""
+    """Return the number of training steps after which a recipe ends."""
     trainer, steps = recipe["trainer"], recipe["data"]["init_args"]["steps_per_epoch"]
     return trainer["max_steps"] if trainer.get("max_steps", -1) > 0 else trainer["max_epochs"] * steps
 
 
 def batches_done(checkpoint: Path) -> int:
-    """Return the number of batches that a checkpoint has seen. (With two optimizers Lightning counts a step twice.)"""
+    """Return the number of batches that a checkpoint was trained on. (Lightning's step counts both optimizers of a
+    vocoder.)"""
     return read_checkpoint(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
 
 
 def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
-    """Return a stage's recipe, adapted to the time and the machine. start: the model that the joint stage begins from;
-    None: the earlier stages."""
+    """Return a stage's recipe, adapted to the time and the machine. start: the model that joint training begins from;
+    None: the results of the earlier stages."""
     recipe = stage_recipe(stage)
     total = total_batches(recipe)
     trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
     written = data["steps_per_epoch"]
     steps = epoch_steps(time.left, 1.0, written)
-    if last(stage).is_file():  # schedules count epochs: a resumed run must keep its steps per epoch
+    if last(stage).is_file():  # a resumed training must keep its steps per epoch, because schedules count epochs
         chosen = RUNS / stage / "schedule.yaml"
         steps = read_recipe(chosen)["data"]["init_args"]["steps_per_epoch"] if chosen.is_file() else written
     data["steps_per_epoch"] = steps
     trainer["check_val_every_n_epoch"] = max(1, trainer["check_val_every_n_epoch"] * written // steps)
     trainer["log_every_n_steps"] = min(trainer["log_every_n_steps"], steps)
     callbacks = {entry["class_path"].rpartition(".")[2]: entry for entry in trainer["callbacks"]}
-    # Only state saved at an epoch's end can be resumed exactly.
+    # Only a checkpoint from an epoch's end can be resumed exactly.
     callbacks["ModelCheckpoint"]["init_args"] |= {"every_n_epochs": 1, "save_on_train_epoch_end": True}
     deadline: dict[str, Any] = {}
     if stage in RESULTS:
@@ -207,7 +212,7 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
         if start is not None:
             files = [start / "encoder.safetensors", start / "model.safetensors"]
             callbacks["InitialWeights"]["init_args"] = {"files": [str(file) for file in files]}
-            model["lr"] = model["lr"] / 3  # because the full rate would spoil trained weights
+            model["lr"] = model["lr"] / 3  # the full rate would spoil trained weights
         elif before.is_file():
             callbacks["InitialWeights"]["init_args"] = {"files": [str(before), str(NETWORK)]}
     set_deadline(recipe, stage, time.end, **deadline)
@@ -216,9 +221,12 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
 
 
 def begin_joint(start: Path | None) -> None:
-    """Prepare the joint stage: delete the checkpoints of an earlier joint run. Without `start`, first save that run's
-    weights, because the new run begins with its voice. With `start`, do not delete an unfinished run, which is then
-    resumed."""
+    """Prepare joint training.
+
+    start: the model to begin from; an unfinished joint training from it stays and will be resumed, a finished one's
+        checkpoints are deleted. None: begin from the earlier stages; checkpoints of an earlier joint training are
+        deleted, after its weights are saved, because the new one takes its acoustic model from them.
+    """
     finished, checkpoints = JOINT / "finished", JOINT / "checkpoints"
     if last("joint").is_file() and (start is None or finished.is_file()):
         if start is None:
@@ -228,8 +236,11 @@ def begin_joint(start: Path | None) -> None:
 
 
 def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Outcome:
-    """Assemble the model in runs/, and return its scores. before: the earlier model's phone error rate, if there is
-    one. data: options of `SpeechTranslationData`. stages: names of the stages that were run."""
+    """Score the trained model and write it to runs/. Returns the outcome, with scores in percent.
+
+    before: the earlier model's phone error rate, from 0 to 1; None: no earlier model.
+    data: arguments of `SpeechTranslationData`. stages: names of the stages that were trained.
+    """
     checkpoint = newest(JOINT / "checkpoints", 1)
     after = phone_errors(checkpoint[0], data)
     better = before is None or after < before
@@ -240,8 +251,8 @@ def export(before: float | None, data: dict[str, Any], stages: list[str]) -> Out
 
 
 def vocoder_folder() -> Path:
-    """Return the folder of the vocoder trained in runs/. If there is none, copy the vocoder of the start model to runs/
-    in the same layout. Raises InputError if that has none either."""
+    """Return a folder with a trained vocoder: that of the vocoder stage. If there is none, the start model's vocoder is
+    copied to runs/ with the same file names. Raises InputError if the start model has none."""
     own = RUNS / "vocoder"
     if (own / RESULTS["vocoder"]).is_file():
         return own
@@ -257,7 +268,7 @@ def vocoder_folder() -> Path:
 
 
 def set_aside() -> None:
-    """Move the stages' runs into a new folder in runs/. Nothing is deleted."""
+    """Move the output folders of all stages into a new folder in runs/. Nothing is deleted."""
     folders = [folder for stage in SHARES if (folder := RUNS / stage).exists()]
     if not folders:
         return
@@ -269,9 +280,12 @@ def set_aside() -> None:
 
 
 def missing() -> str:
-    """Build the corpus if it is missing, or resume its build. Always returns "": there is no reason to skip DASpeech.
-    Raises InputError if espeak-ng or flite is needed but not installed, and MmdecError if the build fails."""
-    finished = CORPUS / "lexicon.tsv"  # the builder writes this file last
+    """Build the corpus if it is missing, or continue an interrupted build. Returns "", because DASpeech is never
+    skipped.
+
+    Raises InputError if espeak-ng or flite is needed but not installed, and MmdecError if the build fails.
+    """
+    finished = CORPUS / "lexicon.tsv"  # the script that builds the corpus writes this file last
     if finished.is_file():
         return ""
     lacking = [program for program in ("espeak-ng", "flite") if shutil.which(program) is None]

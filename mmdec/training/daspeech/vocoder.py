@@ -26,14 +26,16 @@ from mmdec.training.daspeech.acoustic import EnglishSpeech, both_splits, epoch_b
 from mmdec.training.optim import Schedule, token_weight
 from mmdec.types import InputError
 
-SIZES = (256, 512, 1024)  # window sizes of the discriminators, in samples; the hop is a quarter
+SIZES = (256, 512, 1024)  # window sizes of the discriminators' STFTs, in samples; the hop is a quarter of the window
 CHANNELS = 12  # output channels of a discriminator's first layer
-SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss, in samples
+SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss's STFTs, in samples
 
 
 class SpectrogramDiscriminator(nn.Module):
     """Scores patches of a log-magnitude spectrogram as real or generated (after Jang et al., 2021).
-    size: of the window, in samples. channels: of the first layer."""
+
+    size: of the STFT's window, in samples. channels: of the first layer's output.
+    """
 
     def __init__(self, size: int, channels: int) -> None:
         super().__init__()
@@ -51,7 +53,8 @@ class SpectrogramDiscriminator(nn.Module):
         self.out = nn.utils.parametrizations.weight_norm(nn.Conv2d(2 * channels, 1, 3, padding=1))
 
     def forward(self, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Score samples (B, T). Returns patch scores (B, 1, bins', frames), and the features of the inner layers."""
+        """Score samples (B, T). Returns scores of patches (B, 1, bins', frames), and the features of the inner
+        layers."""
         window = self.get_buffer("window")
         spectrum = torch.stft(samples, self.size, self.size // 4, window=window, return_complex=True)
         x = (spectrum.real.square() + spectrum.imag.square() + 1e-6).log()[:, None] * 0.25  # (B, 1, bins, frames)
@@ -63,7 +66,8 @@ class SpectrogramDiscriminator(nn.Module):
 
 
 class Discriminators(nn.Module):
-    """One discriminator for each window size in `SIZES`."""
+    """Spectrogram discriminators, one for each STFT window size in `SIZES`. Calling it returns (patch scores, inner
+    features) of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,8 +78,10 @@ class Discriminators(nn.Module):
 
 
 def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> Tensor:
-    """Compute the discriminators' least-squares loss: scores of recordings (`truth`) should be 1, scores
-    of generated sound 0. Both sounds: (B, T)."""
+    """Compute the discriminators' least-squares loss. Scores should be 1 for recordings, and 0 for generated sound.
+
+    judges: the discriminators. generated, truth: samples (B, T) of generated sound and of recordings.
+    """
     total = generated.new_zeros(())
     for (false, _), (true, _) in zip(judges(generated), judges(truth), strict=True):
         total = total + false.square().mean() + (true - 1).square().mean()
@@ -83,8 +89,12 @@ def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor)
 
 
 def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the vocoder's adversarial loss, and the relative L1 distance between the discriminators' features of the
-    generated sound and of the recordings (`truth`). Both sounds: (B, T)."""
+    """Compute the vocoder's adversarial losses from the discriminators' answers.
+
+    judges: the discriminators. generated, truth: samples (B, T) of generated sound and of recordings.
+    Returns: the adversarial loss, and the feature-matching loss: the relative L1 distance between the discriminators'
+    inner features of generated sound and of recordings.
+    """
     with torch.no_grad():
         wanted = judges(truth)
     fooled, matched, count = generated.new_zeros(()), generated.new_zeros(()), 0
@@ -97,19 +107,20 @@ def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> 
 
 
 def spectra(samples: Tensor, size: int) -> Tensor:
-    """Compute the magnitudes (B, bins, frames) of samples (B, T), with a window of `size` samples and a hop of a
-    quarter of it; differentiable."""
+    """Compute STFT magnitudes (B, bins, frames) of samples (B, T), linear and differentiable. size: of the window, in
+    samples; the hop is a quarter of it."""
     window = torch.hann_window(size, device=samples.device)
     spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
     return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
 
 
 def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
-    """Compute spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), as a mean over window sizes."""
+    """Compute spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), averaged over window sizes. Both
+    sounds: samples (B, T)."""
     total = generated.new_zeros(())
     for size in SPECTRA:
         a, b = spectra(generated, size), spectra(truth, size)
-        apart, whole = (part.flatten(1).norm(dim=1) for part in (a - b, b))  # one norm for each crop
+        apart, whole = (part.flatten(1).norm(dim=1) for part in (a - b, b))  # (B,) one norm for each crop
         total = total + (apart / whole.clamp(min=1e-3)).mean() + (a.log() - b.log()).abs().mean()
     return total / len(SPECTRA)
 
@@ -118,27 +129,28 @@ class Crops(NamedTuple):
     """A batch of B crops from recordings, each of F frames; or one crop, without the first dimension."""
 
     mel: Tensor  # (B, F, 80), the vocoder's input
-    samples: Tensor  # (B, F * 256), its target
+    samples: Tensor  # (B, F * 256) at 16 kHz, the vocoder's target
     pitch: Tensor  # (B, F) Hz, interpolated at unvoiced frames
     voiced: Tensor  # (B, F) bool
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording, in dtypes that save memory."""
+    """A recording of F frames in memory, in dtypes that save space."""
 
     samples: np.ndarray  # (F * 256,) int16
     mel: np.ndarray  # (F, 80) fp16
-    predicted: np.ndarray | None  # (F, 80) fp16: the acoustic model's prediction of `mel`, if there is such a model
+    predicted: np.ndarray | None  # (F, 80) fp16, an acoustic model's prediction of `mel`
     pitch: np.ndarray  # (F,) Hz, zero where unvoiced
 
 
 class VocoderData(LightningDataModule):
-    """A data module: random crops of the English recordings, silence included; drawn from (seed, epoch) alone.
+    """A data module for vocoders: random crops of the English recordings, drawn from (seed, epoch) alone.
 
-    `acoustic` is a folder with `tts.safetensors` and `tts.json`. With it, half of the crops have the mel that this
-    model predicts from the true durations, pitch and energy, because in use the vocoder reads predicted mels.
-    `max_bad_share` is the largest share of rows that may be bad; `allow_absolute_paths` allows files outside `root`.
+    `crop_frames` is the length of a crop. `acoustic` is a folder with `tts.safetensors` and `tts.json`, an acoustic
+    model. With it, half of the crops have the mel that this model predicts from the true durations, pitch and energy,
+    because in use the vocoder reads predicted mels. `max_bad_share` is the largest share of rows that may be bad;
+    `allow_absolute_paths` allows files outside `root`.
     """
 
     def __init__(
@@ -166,11 +178,11 @@ class VocoderData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return an empty list. The command line reads the phones of every data module, but the vocoder uses none."""
+        """Return an empty list. The command line asks each data module for its vocabulary, but a vocoder has none."""
         return []
 
     def prepare_data(self) -> None:
-        """Compute the caches of acoustic targets, in one process only."""
+        """Compute and cache the targets of the recordings. Lightning calls this in one process only."""
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
@@ -188,7 +200,8 @@ class VocoderData(LightningDataModule):
         self.validation_set = [record(held, item, None, self.crop_frames) for item in range(len(held))]
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Compute the mean and the standard deviation, (80,) each, of the first 500 training recordings' mels."""
+        """Return the mean and the standard deviation, (80,) each, of the log mels of the first 500 training
+        recordings."""
         mels = torch.from_numpy(np.concatenate([recording.mel for recording in self.train_set[:500]])).float()
         deviation, mean = torch.std_mean(mels, dim=0)
         return mean, deviation.clamp(min=1e-2)
@@ -196,7 +209,7 @@ class VocoderData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Crops]:
         assert self.trainer is not None
         rank, world, epoch = self.trainer.global_rank, self.trainer.world_size, self.trainer.current_epoch
-        equal = [1] * len(self.train_set)  # crops have one length: no sorting needed
+        equal = [1] * len(self.train_set)  # all crops have one length: no sorting by length
         batches = epoch_batches(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch)
         generator = np.random.default_rng([self.seed, epoch, 1])
         pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches]
@@ -208,8 +221,11 @@ class VocoderData(LightningDataModule):
 
 
 class _Pieces(torch.utils.data.Dataset[Crops]):
-    """A dataset of crops of `frames` frames; None: of whole recordings. An index is (recording, place of the crop
-    from 0, the start, to 1, the end; choice in 0..1): a choice below 0.5 takes the predicted mel if there is one."""
+    """A dataset of crops of recordings, each `frames` frames long; None: of whole recordings.
+
+    An index is (recording, place, choice). place: where the crop lies, from 0 (start) to 1 (end). choice: below 0.5,
+    the crop has the predicted mel, if there is one.
+    """
 
     def __init__(self, recordings: list[Recording], frames: int | None) -> None:
         self.recordings, self.frames = recordings, frames
@@ -231,13 +247,16 @@ class _Pieces(torch.utils.data.Dataset[Crops]):
 
 
 def _continuous(contour: Tensor) -> Tensor:
-    """Fill in the unvoiced frames of a pitch contour (F,) in Hz; with 150 Hz if all frames are unvoiced."""
+    """Interpolate a pitch contour (F,) in Hz where it is 0 (unvoiced). If all frames are unvoiced, return 150 Hz
+    everywhere."""
     return filled(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
 def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
-    """Read recording number `item`, and pad it with silence to at least `least` frames. teacher: the acoustic model
-    that predicts its mel, and the model's phones; None: no prediction."""
+    """Read a recording into memory, padded with silence to at least `least` frames.
+
+    item: its index. teacher: an acoustic model that predicts its mel, and the model's phones; None: no prediction.
+    """
     samples = load_audio(speech.wav(item))
     frames = max(samples.shape[0] // HOP, least)
     samples = F.pad(samples, (0, max(0, frames * HOP - samples.shape[0])))[: frames * HOP]
@@ -260,7 +279,8 @@ def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[st
 
 
 def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2, list[str]]:
-    """Load the acoustic stage's model, and its phones, ordered by id. argument: the folder's name in errors."""
+    """Load the acoustic model in the output folder of its training. Returns it, and its phones ordered by id. argument:
+    the folder's name in messages. Raises InputError for damaged files."""
     described = read_settings(folder / "tts.json", argument)
     state = read_weights([checked_file(folder, "tts.safetensors", argument)], argument)
     try:
@@ -275,7 +295,7 @@ def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2
 
 
 def load_vocoder(folder: Path) -> Vocoder:
-    """Load the vocoder stage's model. Raises InputError for damaged files."""
+    """Load the vocoder in the output folder of its training. Raises InputError for damaged files."""
     sizes = VocoderConfig(**read_settings(folder / "vocoder.json", "vocoder")["config"])
     state = read_weights([checked_file(folder, "vocoder.safetensors", "vocoder")], "vocoder")
     return fill(lambda: Vocoder(sizes), state, "vocoder", folder)
@@ -285,10 +305,9 @@ class VocoderModule(LightningModule):
     """Trains a `Vocoder` on recordings: spectral loss at five resolutions, L1 of the mel, squared error of log pitch.
 
     From epoch `adversarial_from` on, small spectrogram discriminators add a least-squares adversarial loss with feature
-    matching. They are slower than the vocoder, so they process only the first `judged` crops of a batch. `units` is
-    passed by the command line to every model; the vocoder does not use phones. The learning rate falls by a cosine to 0
-    at the trainer's `max_epochs`. Training ends by writing `vocoder.safetensors` and `vocoder.json` to the trainer's
-    root.
+    matching. They are slow, so they process only the first `judged` crops of a batch. The learning rate falls by a
+    cosine to 0 at the trainer's `max_epochs`. Training ends by writing `vocoder.safetensors` and `vocoder.json` to the
+    trainer's root folder. `units` is not used; the command line passes it to every model.
     """
 
     def __init__(
@@ -309,13 +328,13 @@ class VocoderModule(LightningModule):
         self.learning_rate, self.warmup, self.weight_decay, self.seed = learning_rate, warmup, weight_decay, seed
         self.adversarial_from, self.judged = adversarial_from, judged
         self.adversarial_weight, self.feature_weight = adversarial_weight, feature_weight
-        self.batches = 0  # training batches seen, also before a resumption; Lightning's own step counts both optimizers
+        self.batches = 0  # batches trained on, also before a resumption; Lightning's step counts both optimizers
         torch.manual_seed(seed)
         self.vocoder = Vocoder(VocoderConfig())
-        self.discriminators = Discriminators()  # always present, because a resumed run may need them
+        self.discriminators = Discriminators()  # always there, so that all checkpoints have the same weights
 
     def setup(self, stage: str) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # not declared by Lightning
         self.vocoder.set_statistics(*data.statistics())
         if not self.trainer.max_epochs or self.trainer.max_epochs < 1:
             raise InputError(
@@ -335,9 +354,9 @@ class VocoderModule(LightningModule):
         return [adam(self.vocoder.parameters()), adam(self.discriminators.parameters())]
 
     def training_step(self, batch: Crops, batch_idx: int) -> None:
-        steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined] # undeclared by Lightning
+        steps: int = self.trainer.datamodule.steps_per_epoch  # type: ignore[attr-defined] # not declared by Lightning
         step, self.batches = self.batches, self.batches + 1
-        # A resumed step draws the same noise as an uninterrupted one; each process takes its own crops' noise.
+        # A resumed training draws the same noise as an uninterrupted one. Each process uses a part of it.
         torch.manual_seed((self.seed * 1_000_003 + step) * 64)
         player, judge = self.optimizers()  # type: ignore[misc] # `configure_optimizers` gives two
         schedule = Schedule("cosine", self.warmup, decay_steps=(self.trainer.max_epochs or 1) * steps - self.warmup)
@@ -377,7 +396,7 @@ class VocoderModule(LightningModule):
         }
 
     def validation_step(self, batch: Crops, batch_idx: int) -> None:
-        generated, predicted = self.vocoder.synthesise(batch.mel)  # as in use: with predicted pitch
+        generated, predicted = self.vocoder.synthesise(batch.mel)  # with predicted pitch, as when the vocoder is used
         parts = {f"dev/{name}": value for name, value in self._losses(batch, generated, predicted).items()}
         self.log_dict(parts, batch_size=1, sync_dist=True)
 

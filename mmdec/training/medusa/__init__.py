@@ -1,1 +1,1 @@
-"""Training of Medusa heads for any Whisper."""
+"""Training of Medusa heads, drafters for speculative decoding, on any Whisper."""

@@ -1,7 +1,8 @@
-"""Training data of Medusa heads: windows of a corpus, prompts, and the model's own greedy text, decoded in batches.
+"""Training data of Medusa heads: windows of a corpus, prompts, and the text that the model itself decodes greedily.
 
-The text is the one that `generate` would give: with the same prompts, suppressed tokens and timestamp rules. The heads
-in training draft it, which saves time and does not change the text.
+The text is the one that the model's `generate` would give: with the same prompts, suppressed tokens and timestamp
+rules. Windows are decoded in batches. The heads in training serve as the drafter, which saves time and does not change
+the text.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ def own_text(
     drafter: Drafter | None = None,
     nodes: int = 0,
 ) -> list[list[int]]:
-    """Decode the greedy text of each window. Returns its tokens, with EOS if it was reached.
+    """Decode the greedy text of each window. Returns its new token ids, with the end token if it was reached.
 
-    states: (B, S, H), the encoder's outputs. prompts: the decoder's first tokens of each window. timed: which windows
-        follow the rules for timestamps. limit: the most new tokens; the number of the decoder's positions is a further
-        limit. nodes: number of tokens that `drafter` drafts in each round.
+    states: (B, S, H) the encoder's outputs. prompts: the decoder's first token ids in each window.
+    timed: for each window, whether the model's rules for timestamps apply.
+    limit: the most new tokens of a window; the decoder's number of positions is a further limit.
+    drafter: speculative decoding with `nodes` drafted tokens in each round; None: without drafts.
     """
     shape = HeadAccuracy(expected(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
     texts: list[list[int]] = [[] for _ in prompts]
@@ -91,14 +93,14 @@ def own_text(
 
 
 def ends(model: WhisperForConditionalGeneration) -> list[int]:
-    """Return the ids of the tokens that end a text."""
+    """Return the ids of the tokens that end a text, from the model's generation settings."""
     end = model.generation_config.eos_token_id
     return list(end) if isinstance(end, list) else [int(end)]
 
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
-    """Return a hash of the model's sizes, its generation rules and some numbers of each weight. Models with different
-    hashes may decode different texts."""
+    """Return a hash of the model: of its sizes, its generation settings and some numbers of each weight. Models with
+    different hashes may decode different texts, so stored texts are not shared."""
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -116,30 +118,35 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.devic
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-DETECT = -1  # stands in a prompt for the language's token, which the model then detects
-SHORT = 4.0  # the fewest seconds of speech that a batch's windows are filled with
-TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds, so that each kind of random choice has its own generator
-FORMAT = 1  # version of the windows' names: a change makes stored labels unknown, so that they are decoded anew
+DETECT = -1  # in a prompt: replaced later by the token of the language that the model detects
+SHORT = 4.0  # seconds; smallest random length of speech that a batch's windows are filled with
+TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds: each kind of random choice has its own generator
+FORMAT = 1  # part of the windows' keys: after a change, stored labels are not found and are decoded anew
 
 
 @dataclass
 class HeadBatch:
-    """A batch of B windows of sound, 30 s each."""
+    """A batch of B windows of sound, 30 s each. `features` is None and the other lists are empty if decoder states are
+    stored; `names` and `rows` are always set."""
 
     features: Tensor | None  # log mel (B, mels, frames); None if the decoder states of all windows are stored
-    prompts: list[list[int]]  # the decoder's first tokens for each window, without text
-    truth: list[list[int]]  # the tokens of each window's transcript, EOS included
+    prompts: list[list[int]]  # ids of the decoder's first tokens in each window, before the text
+    truth: list[list[int]]  # token ids of each window's transcript, EOS included
     timed: list[bool]  # whether each window's prompt asks for timestamps
-    names: list[str]  # the key under which each window's labels and states are stored
+    names: list[str]  # the keys under which the windows' labels and decoder states are stored
     rows: list[tuple[int, ...]]  # indices of the utterances that each window is joined from
 
 
 class Spelling:
-    """A Whisper's tokenizer for composing windows, with the special tokens that the model's `generate` uses."""
+    """A Whisper's tokenizer, used to compose training windows. It adds the special tokens that the model's `generate`
+    would use.
+
+    State: `head`, the prompt's token ids for the language and the task; `names`, the special tokens' ids by name.
+    """
 
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
-        """config: the model's generation settings. language: a code such as "en"; None: the model detects it. Raises
-        InputError for a language or task that the model lacks."""
+        """config: the model's generation settings. language: a code such as "en"; None: the model detects it. task:
+        "transcribe" or "translate". Raises InputError for a language or task that the model lacks."""
         self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
         added = dict(tokenizer.get_added_vocab())
         self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
@@ -168,8 +175,8 @@ class Spelling:
         previous = getattr(config, "prev_sot_token_id", None)
         if previous is not None:
             self.names["<|startofprev|>"] = previous
-        self.recalls = "<|startofprev|>" in self.names  # whether this Whisper knows a prompt with previous text
-        # `compose` needs these names even where the model lacks the tokens; `split` later replaces or drops them.
+        self.recalls = "<|startofprev|>" in self.names  # whether this Whisper allows previous text in a prompt
+        # `compose` looks up these names. If the model lacks the tokens, EOS stands for them; `split` removes it.
         for name in ("<|en|>", "<|transcribe|>", "<|nospeech|>"):
             self.names.setdefault(name, self.eos_token_id)
 
@@ -180,8 +187,8 @@ class Spelling:
         return self.tokenizer(*texts, **options)
 
     def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
-        """Split a window's tokens. Returns the prompt in this model's form, the text with EOS, and whether the text has
-        timestamps."""
+        """Split a window's token ids, as `compose` builds them. Returns the prompt in this model's form, the text with
+        EOS, and whether the text has timestamps."""
         at = tokens.index(self.start)
         timed = self.quiet not in tokens[at : at + 4]
         prompt = [*tokens[:at], *self.head, *([] if timed else [self.quiet])]
@@ -189,8 +196,11 @@ class Spelling:
 
 
 class HeadWindows(Dataset[HeadBatch]):
-    """A dataset that composes a batch when it is read. A batch whose windows are all in `stored` has no sound: its
-    decoder states are stored."""
+    """A dataset of batches. A batch's sound and tokens are composed when it is read.
+
+    how: random changes of the windows. mels: number of mel bands. batches: the windows of each batch.
+    stored: keys of windows whose decoder states are stored. A batch of such windows alone is returned without sound.
+    """
 
     def __init__(
         self,
@@ -212,7 +222,7 @@ class HeadWindows(Dataset[HeadBatch]):
         names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
         if all(name in self.stored for name in names):
             return HeadBatch(None, [], [], [], names, rows)
-        spelling: Any = self.spelling  # Any: it is no tokenizer, but has all that `compose` needs of one
+        spelling: Any = self.spelling  # Any: not a tokenizer, but `compose` needs no more
         composed = [compose(window, self.utterances, spelling, self.how) for window in windows]
         sounds = torch.zeros(len(composed), SECONDS * SAMPLE_RATE)
         for row, example in enumerate(composed):
@@ -221,7 +231,7 @@ class HeadWindows(Dataset[HeadBatch]):
         return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
-        """Return the key of a window with its prompt: a hash of all that window and prompt are made from."""
+        """Return the key of a window and its prompt: a hash of everything that they are made from."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
             utterance = self.utterances[row]
@@ -235,9 +245,12 @@ class HeadWindows(Dataset[HeadBatch]):
 def cut_long(
     rows: Sequence[Utterance], seconds: Sequence[float], longest: float
 ) -> tuple[list[Utterance], list[float]]:
-    """Cut utterances longer than `longest` seconds at pauses into parts, whose texts are unknown. Returns all
-    utterances and parts, and their durations.
-    seconds: the duration of each of `rows`."""
+    """Cut utterances longer than `longest` seconds into parts, at pauses. The parts' texts are unknown and therefore
+    "".
+
+    seconds: the duration of each utterance.
+    Returns: all utterances and parts, and the duration of each in seconds.
+    """
     cut, lengths = list[Utterance](), list[float]()
     for row, length in zip(rows, seconds, strict=True):
         parts: list[tuple[int, int] | None] = [None]
@@ -251,14 +264,17 @@ def cut_long(
 
 @dataclass(frozen=True)
 class HeadDataOptions:
-    """Options of `HeadData` that a recipe sets.
+    """Options of `HeadData` that a recipe (YAML file) sets.
 
-    train_split, dev_split: one or several folders in the corpus, or values of a manifest's column; null: the whole
-    manifest. longest: about the most seconds of speech in a window. repeat_after: number of epochs after which the same
-    windows come again in another order, so that they need not be decoded again; 0: never. composition: shares of
-    windows with noise, timestamps, previous text and more. language: null: the model detects it. dev_batches: number of
-    batches at each validation. kept: folder where labels and durations are stored. max_bad_share,
-    allow_absolute_paths: see `Admission`.
+    train_split, dev_split: folders in the corpus, or values in a manifest's column `split`; null: the whole manifest.
+    longest: seconds; about the longest speech in a window.
+    repeat_after: after this many epochs the same windows come again, in another order, so that they need not be decoded
+        again; 0: never.
+    composition: random changes of windows, such as the shares with noise, timestamps or previous text.
+    language: a code such as "en"; null: the model detects it. dev_batches: number of batches at each validation.
+    kept: folder where labels and durations are stored.
+    max_bad_share: the largest share of unusable recordings; more are an error.
+    allow_absolute_paths: allow paths that lead out of the corpus's folder.
     """
 
     train_split: str | list[str] | None = "train"
@@ -284,10 +300,11 @@ class HeadDataOptions:
 
 
 class HeadData(LightningDataModule):
-    """A data module: 30 s windows for the heads of a Whisper, each joined from utterances of one chapter.
+    """A data module for Medusa heads: 30 s windows of sound, each joined from utterances of one chapter.
 
-    base: a Whisper's folder, hub id or shipped name. corpus: a folder in LibriSpeech's layout, or a manifest, see
-        `read_utterances`. options: fields of `HeadDataOptions`.
+    base: the Whisper: a folder, a hub id or a shipped model's name.
+    corpus: a folder in LibriSpeech's format, or a manifest (list of sound files with texts).
+    options: fields of `HeadDataOptions`.
     """
 
     def __init__(self, base: str, corpus: str, **options: Any) -> None:
@@ -296,11 +313,11 @@ class HeadData(LightningDataModule):
         self.admission = Admission(self.options.allow_absolute_paths, self.options.max_bad_share)
         self.base, self.corpus, self.kept = base, corpus, Path(self.options.kept)
         self.composition = self.options.composition or Composition()
-        self.stored: Container[str] = ()  # names of windows whose decoder states are stored: they need no sound
-        self.cut: dict[str, list[Utterance]] = {}  # split -> utterances, long recordings cut into parts
-        self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}  # split -> chapters, seconds of each utterance
+        self.stored: Container[str] = ()  # keys of windows whose decoder states are stored: their sound is not loaded
+        self.cut: dict[str, list[Utterance]] = {}  # split -> utterances, long ones cut into parts
+        self.plans: dict[str, tuple[list[list[int]], list[float]]] = {}  # split -> (chapters' indices, durations in s)
 
-    # Files are read at first use: the command line's parser hides an error of `__init__` behind an error of its own.
+    # Files are read at first use, not in `__init__`, whose errors the command line's parser would hide.
     @cached_property
     def whisper(self) -> LoadedWhisper:
         whisper = load_whisper(self.base, "cpu")
@@ -320,7 +337,7 @@ class HeadData(LightningDataModule):
 
     @cached_property
     def rows(self) -> dict[str, list[Utterance]]:
-        """Return the utterances of both splits."""
+        """Return the utterances of each split, by the names "train" and "dev"."""
         rows = {
             part: read_splits(self.corpus, splits, self.admission)
             for part, splits in (("train", self.options.train_split), ("dev", self.options.dev_split))
@@ -329,19 +346,19 @@ class HeadData(LightningDataModule):
         return rows
 
     def seconds(self, split: str) -> list[float]:
-        """Return the duration of each utterance of a split; NaN if it cannot be used."""
+        """Return the duration of each utterance of a split in seconds; NaN if it cannot be used."""
         of = f"{split} recordings in '{self.corpus}'"
         return durations(self.rows[split], self.kept, self.admission, of)
 
     @property
     def units(self) -> list[str]:
-        """Return the tokens, ordered by id. The command line passes them to the model."""
+        """Return the vocabulary as tokens ordered by id. The command line passes it to the model."""
         return token_list(self.spelling.tokenizer)
 
     @property
     def reads_own_text(self) -> bool:
-        """Return whether labels are the model's own text. Only then can long recordings be cut: their parts have no
-        transcripts."""
+        """Return whether the heads learn the text that the model decodes, instead of transcripts. Only then may long
+        recordings be cut into parts, which have no transcripts."""
         trainer: Any = self.trainer
         module = getattr(trainer, "lightning_module", None)
         return getattr(getattr(module, "options", None), "labels", "own") == "own"
@@ -351,7 +368,7 @@ class HeadData(LightningDataModule):
         return copy.deepcopy(self.whisper.model)
 
     def prepare_data(self) -> None:
-        """Read the durations of all recordings, in one process only."""
+        """Measure the durations of all recordings and store them. Lightning calls this in one process only."""
         self.kept.mkdir(parents=True, exist_ok=True)
         for split in self.rows:
             self.seconds(split)
@@ -393,8 +410,8 @@ class HeadData(LightningDataModule):
         return self._loader("train", self.composition, [batches[number] for number in order])
 
     def val_dataloader(self) -> DataLoader[HeadBatch]:
-        """Load the same windows at each validation, without noise; timestamps and previous text as often as in
-        training."""
+        """Load the same windows at each validation. They have no added noise; timestamps and previous text are as
+        frequent as in training."""
         assert self.trainer is not None
         batches = self._batches("dev", np.random.default_rng([*DEV, self.options.seed]), self.options.dev_batches)
         mine = batches[self.trainer.global_rank :: self.trainer.world_size]

@@ -1,12 +1,12 @@
 """Training of Medusa heads on a frozen Whisper (Segal-Feldman et al. 2024, arXiv 2409.15869; Cai et al. 2024).
 
-The Whisper stays unchanged: its weights are neither trained nor saved, and no gradient passes through it. Head k = 1
-... K reads the state from which the model predicts token t + 1. It learns token t + 1 + k of the model's own greedy
-text, because drafts are verified against that text; the paper's heads learn from transcripts.
+The Whisper is neither trained nor saved. Head k = 1 ... K reads the hidden state from which the model predicts token t
++ 1. It learns token t + 1 + k of the text that the model itself decodes greedily, because drafts are verified against
+that text. (The paper's heads learn from transcripts.)
 
 Validation simulates decoding to measure tokens per round. For this, each text of n tokens, EOS included, becomes a
-matrix of ranks (n - 1, K). In row i, token i is the root, and column k is the rank that head k gives to token i + k;
-rank 0 is the likeliest token.
+matrix of ranks (n - 1, K). Row i belongs to a draft whose root is token i. Column k is the rank that head k gives to
+the true token i + k; rank 0 is the likeliest token.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from mmdec.training.optim import Schedule, groups, scheduled, token_weight
 from mmdec.training.stores import StateStore, TokenStore
 from mmdec.types import InputError
 
-ITERATIONS = 3  # simulations with a tree: its shape depends on accuracies, which are measured again with each tree
+ITERATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Totals over all texts of simulated decoding. The target's passes over prompts are not counted."""
+    """Totals of simulated decoding over all texts. The model's passes over prompts are not counted."""
 
     tokens: int
     rounds: int
-    hits: list[list[int]]  # (K, WIDTH) how often the true token had each rank at each depth
-    trials: list[int]  # (K,) how often each depth was reached
+    hits: list[list[int]]  # (K, WIDTH) how often the true token had rank r at depth k
+    trials: list[int]  # (K,) how often depth k was reached
 
     @property
     def tokens_per_round(self) -> float:
-        """New tokens in each target pass, the target's own token included."""
+        """Return the new tokens per pass of the target model, with the token that the target itself adds."""
         return self.tokens / self.rounds if self.rounds else 1.0
 
 
 def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
-    """Simulate decoding with the same draft tree in all rounds. texts: each text's ranks (n - 1, K). tree: its nodes
-    without the root. heads: K."""
+    """Simulate decoding with the same draft tree in all rounds. texts: for each text the ranks (n - 1, K) of its true
+    tokens. tree: the nodes of the draft tree without the root. heads: number of heads, K."""
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
     hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
     tokens = rounds = 0
@@ -81,8 +81,12 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
 
 
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
-    """Simulate decoding with chains of all heads, and with trees of `nodes` nodes. Returns the tokens per round of
-    both, and how often each rank was right at each depth (K, WIDTH)."""
+    """Simulate decoding, first with a chain of one token from each head, then with trees.
+
+    texts: for each text the ranks (n - 1, K) of its true tokens. heads: K. nodes: size of a tree.
+    Returns: tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r
+    was right at depth k, from 0 to 1.
+    """
     chain = simulate(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(ITERATIONS if nodes > 0 else 0):
@@ -92,8 +96,8 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 
 
 def estimate(seen: Simulation) -> list[list[float]]:
-    """Compute the accuracy of each rank at each depth, (K, WIDTH), from counts. For smoothing, the accuracies of the
-    depth before count as one more trial."""
+    """Compute accuracies (K, WIDTH) from the counts of a simulation: how often rank r is right at depth k, from 0 to 1.
+    For smoothing, the accuracies of depth k - 1 count as one more trial."""
     guess = expected(1)[0]
     chances = []
     for hits, trials in zip(seen.hits, seen.trials, strict=True):
@@ -103,14 +107,15 @@ def estimate(seen: Simulation) -> list[list[float]]:
 
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
-    """Return for each r in `ranks` how often, from 0 to 1, the true token is among a head's r likeliest tokens, whether
-    earlier heads were right or not. texts: ranks (n - 1, K). head: its index from 0."""
+    """Return for each r in `ranks` how often, from 0 to 1, the true token is among a head's r likeliest tokens. Earlier
+    heads need not be right. texts: for each text the ranks (n - 1, K) of its true tokens. head: its index from 0."""
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 
 
 def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Join the texts' ranks of all processes, and sum their named values. part: those of this process."""
+    """Join the rank matrices of all processes, and sum their values of the same name. part: this process's matrices and
+    values."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return part
     parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -125,8 +130,12 @@ def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tens
 def first_heads(
     model: WhisperForConditionalGeneration, base: str, kind: Kind, count: int, start: str | None
 ) -> MedusaHeads:
-    """Return the heads that training begins with: loaded from `start` (extended or cut to `count` heads), or new. base:
-    name or folder of the Whisper. Raises InputError if `start` holds heads of another kind."""
+    """Return the heads that training begins with.
+
+    base: name or folder of the Whisper. count: number of heads.
+    start: folder of saved heads; they are extended or cut to `count`. None: new heads.
+    Raises: InputError if `start` holds heads of another kind.
+    """
     shape = model.config
     block = kind == "block"
     config = MedusaConfig(
@@ -141,7 +150,7 @@ def first_heads(
     )
     heads = MedusaHeads(config)
     if start is None:
-        if heads.block is not None:  # the block's weights have the names of Whisper's decoder layer
+        if heads.block is not None:  # the block has the parameter names of Whisper's decoder layer
             heads.block.load_state_dict(model.model.decoder.layers[-1].state_dict())
         return heads.float()
     earlier = load_heads(start, model).heads
@@ -152,14 +161,15 @@ def first_heads(
     return heads.float()
 
 
-CELLS = 1 << 25  # the most logits in memory at a time
+CELLS = 1 << 25  # the most logits (positions x vocabulary) in memory at a time
 
 
 class _FrozenOutput(torch.autograd.Function):
-    """Computes loss and gradient in the forward pass, some rows at a time: the logits of all rows are never stored."""
+    """Computes the loss and already its gradient in the forward pass, for some rows at a time. So the logits of all
+    rows never have to be in memory together."""
 
     @staticmethod
-    def forward(  # type: ignore[override] # torch declares it of any arguments
+    def forward(  # type: ignore[override] # torch declares it with any arguments
         ctx: Any, states: Tensor, output: Tensor, targets: Tensor, teacher: Tensor | None, weight: float, cells: int
     ) -> tuple[Tensor, Tensor]:
         wanted = states.requires_grad
@@ -191,7 +201,7 @@ class _FrozenOutput(torch.autograd.Function):
         return total / count, ranks
 
     @staticmethod
-    def backward(ctx: Any, loss: Tensor, _: Tensor) -> Any:  # type: ignore[override] # declared of any arguments
+    def backward(ctx: Any, loss: Tensor, _: Tensor) -> Any:  # type: ignore[override] # declared with any
         (gradient,) = ctx.saved_tensors
         return (gradient * loss).to(gradient.dtype), None, None, None, None, None
 
@@ -204,12 +214,12 @@ def head_loss(
     teacher_weight: float = 0.0,
     cells: int = CELLS,
 ) -> tuple[Tensor, Tensor]:
-    """Compute a head's cross-entropy and the ranks of its targets.
+    """Compute a head's cross-entropy, and the rank of each target token.
 
-    states: the head's (N, H). output: the model's output matrix (V, H). targets: (N,) int64. teacher: the model's own
-        states (N, H) for the same tokens; `teacher_weight` times KL(model || head) is then added to the loss, as in
-        arXiv 2409.15869. No gradient reaches the matrix or the teacher. cells: the most logits in memory at a time.
-
+    states: (N, H) the head's outputs. output: (V, H) the model's output matrix. targets: (N,) int64 token ids.
+    teacher: (N, H) the model's states from which it predicts the same tokens. `teacher_weight` x KL(model || head) is
+        then added to the loss, as in arXiv 2409.15869. No gradient reaches the matrix or the teacher.
+    cells: the most logits in memory at a time.
     Returns: the mean loss, and ranks (N,): 0 where a target is the likeliest token.
     """
     if not teacher_weight:
@@ -218,36 +228,38 @@ def head_loss(
     return loss, ranks
 
 
-TOP = 5  # validation logs how often the true token is among a head's five likeliest
+TOP = 5  # validation logs how often the true token is among a head's five likeliest tokens
 
 
 @dataclass(frozen=True)
 class TextPositions:
-    """The texts of a batch, N tokens, and the P positions among them from which heads predict."""
+    """The texts of a batch, N tokens in all, and the P positions in them from which heads predict."""
 
-    hidden: Tensor  # (N, H) the model's state from which it predicts each token
-    at: Tensor  # (P,) indices into `hidden`
-    targets: Tensor  # (P, K) int64, the token that each head learns to predict; -1 beyond the text's end
-    lengths: list[int]  # number of positions in each text
-    # for block heads: the decoder's states (B, T, H), the encoder's (B, S, H), indices of `hidden` in the B * T states
+    hidden: Tensor  # (N, H) the decoder state from which the model predicts each token
+    at: Tensor  # (P,) index in `hidden` of each position
+    targets: Tensor  # (P, K) int64, the token id that each head learns; -1 after the text's end
+    lengths: list[int]  # number of positions of each text
+    # for block heads: decoder states (B, T, H), encoder states (B, S, H), index of each `hidden` in the B * T states
     whole: tuple[Tensor, Tensor, Tensor] | None
 
 
 @dataclass(frozen=True)
 class MedusaOptions:
-    """Options of `MedusaModule` that a recipe sets.
+    """Options of `MedusaModule` that a recipe (YAML file) sets.
 
-    kind, heads: kind and number of the heads. The layer of block heads begins as a copy of the decoder's last layer.
-    start: folder of saved heads to begin from; additional heads begin as identities.
-    labels: "own": the model's own greedy text, decoded once; "truth": the transcripts.
-    weights: loss weights of the heads: "medusa" (0.8^k), or "mean" (equal, as in arXiv 2409.15869).
+    kind, heads: kind and number of the heads. The decoder layer of "block" heads begins as a copy of the model's last
+        one.
+    start: folder of saved heads to begin from; additional heads begin as identity mappings.
+    labels: the text to learn: "own": what the model itself decodes greedily; "truth": the transcripts.
+    weights: loss weights of heads k = 1 ... K: "medusa": 0.8^k; "mean": all equal, as in arXiv 2409.15869.
     kl: weight of KL(model || head), the divergence from the model's own distribution of the same token.
     max_tokens: the most tokens of a text that the model decodes.
-    draft_nodes: number of tokens that the heads draft in each round while labels are decoded.
-    keep_states: store the decoder's states on disk, 2 H bytes a token. Windows that are used again (the data's
-        `repeat_after`, and the whole development split) are then not encoded again.
-    tree_nodes: size of the tree whose tokens per round decide which heads are saved as the best.
-    base_dtype: dtype of the frozen Whisper. warmup, decay_from, decay_steps: in training steps, see `Schedule`.
+    draft_nodes: number of tokens that the heads draft in each round while the model decodes labels.
+    keep_states: store decoder states on disk, 2 H bytes a token. Windows that come again are then not encoded again.
+    tree_nodes: size of the tree whose tokens per round decide which heads are the best and saved.
+    base_dtype: dtype of the frozen Whisper.
+    warmup, decay_from, decay_steps: steps of the learning rate: it rises for `warmup` steps, and falls to zero from
+        step `decay_from` on, within `decay_steps`.
     """
 
     kind: Kind = "linear"
@@ -276,9 +288,9 @@ class MedusaOptions:
 class MedusaModule(LightningModule):
     """Trains heads of a frozen Whisper, the data module's `base`. L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k.
 
-    The heads with the most tokens per round with trees are saved in `heads/` of the trainer's root, with the accuracies
-    that set the shape of draft trees. units: ignored; the command line passes it to every model. options: fields of
-    `MedusaOptions`.
+    The best heads (the most tokens per round with trees) are saved in `heads/` of the trainer's root folder, with the
+    accuracies that set the shape of draft trees. units: ignored; the command line passes it to every model. options:
+    fields of `MedusaOptions`.
     """
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
@@ -289,8 +301,8 @@ class MedusaModule(LightningModule):
         self.count = self.options.heads
         self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
-        self.best = 0.0  # tokens per round of the saved heads
-        self.ranks: list[Tensor] = []  # ranks of this validation's texts, each (positions, K)
+        self.best = 0.0  # tokens per round of the best heads so far, which are saved
+        self.ranks: list[Tensor] = []  # ranks of the texts of the current validation, each (positions, K)
         self.sums: dict[str, float] = {}
 
     @property
@@ -298,7 +310,7 @@ class MedusaModule(LightningModule):
         return self.held[0]
 
     def setup(self, stage: str) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # not declared by Lightning
         if not isinstance(data, HeadData):
             raise InputError(f"`data` must be HeadData for heads, but is {type(data).__name__}. Change the recipe.")
         model = data.model()
@@ -306,7 +318,7 @@ class MedusaModule(LightningModule):
         self.heads = first_heads(model, data.base, self.options.kind, self.count, self.options.start)
         dtype: torch.dtype = getattr(torch, self.options.base_dtype)
         device = self.trainer.strategy.root_device
-        # A tuple hides the model from torch: Lightning neither saves, trains, moves nor averages it.
+        # Inside a tuple, the model is not a submodule: Lightning does not save, train, move or average it.
         model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
         self.held = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.options.base_dtype}-{self.options.max_tokens}"
@@ -318,7 +330,7 @@ class MedusaModule(LightningModule):
             data.stored = self.states
 
     def read(self, batch: HeadBatch) -> TextPositions:
-        """Return the texts of a batch with the model's states, either stored or computed now."""
+        """Return the texts of a batch with the model's decoder states, which are stored or computed now."""
         whole = None
         if batch.features is None and self.states is not None:
             kept = [self.states.get(name) for name in batch.names]
@@ -337,8 +349,8 @@ class MedusaModule(LightningModule):
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Run the encoder, decode the greedy text of windows without a stored label, and run the decoder over all
-        texts. Returns: texts, their states (N, H), and `TextPositions.whole`."""
+        """Run the encoder, decode the texts that are not stored yet, and run the decoder over all texts. Returns the
+        texts' token ids, their decoder states (N, H), and `TextPositions.whole`."""
         model = self.base
         assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):
@@ -358,14 +370,15 @@ class MedusaModule(LightningModule):
         where = torch.cat(columns).to(self.device)
         features = hidden.flatten(0, 1)[where].float()
         if self.states is not None:
-            features = features.half().float()  # the precision in which stored states are read later
+            features = features.half().float()  # rounded as stored states are
             parts = features.split([len(text) for text in texts])
             fresh = zip(batch.names, texts, parts, strict=True)
             self.states.add({name: (text, part) for name, text, part in fresh if name not in self.states})
         return texts, features, (hidden.float(), states.float(), where)
 
     def losses(self, positions: TextPositions) -> tuple[list[Tensor], Tensor]:
-        """Return each head's loss, and the ranks (P, K) of the targets, at most WIDTH; WIDTH beyond the text's end."""
+        """Return each head's loss, and the ranks (P, K) of the target tokens. A rank is at most WIDTH, and WIDTH after
+        the text's end."""
         read, output = positions.hidden, self.base.proj_out.weight
         if self.heads.block is not None:
             assert positions.whole is not None
@@ -377,7 +390,7 @@ class MedusaModule(LightningModule):
         for index, head in enumerate(self.heads.heads):
             asked = (positions.targets[:, index] >= 0).nonzero()[:, 0]
             at = positions.at[asked]
-            # Head k + 1 predicts a token that the model itself predicts k + 1 positions later.
+            # The head predicts a token that the model itself predicts `index` + 1 positions later.
             teacher = positions.hidden[at + index + 1] if self.options.kl else None
             loss, rank = head_loss(head(read[at]), output, positions.targets[asked, index], teacher, self.options.kl)
             ranks[asked, index] = rank.clamp(max=WIDTH)
@@ -412,9 +425,9 @@ class MedusaModule(LightningModule):
         for head in range(self.count):
             first, top = spread(texts, head, (1, TOP))
             scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP}": top}
-        if self.trainer.sanity_checking:  # scores of the initial heads, before training
+        if self.trainer.sanity_checking:  # before training: these are scores of the initial heads
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # an uninterrupted run would not validate here
+            if self.global_step:  # resumed: an uninterrupted training would not validate here
                 return
         else:
             self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
@@ -428,7 +441,11 @@ class MedusaModule(LightningModule):
             self.keep(None, {})
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
-        """Save the heads in `heads/` in half precision and replace the old ones. chances: accuracies (K, WIDTH)."""
+        """Save the heads in half precision in `heads/` of the trainer's root folder, and return this folder. Earlier
+        heads there are replaced.
+
+        chances: accuracies (K, WIDTH), from 0 to 1, of rank r at depth k. scores: validation scores by name.
+        """
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances, place=folder)
@@ -458,7 +475,7 @@ class MedusaModule(LightningModule):
         missing = [row for row, name in enumerate(batch.names) if self.labels.get(name) is None]
         if missing:
             nodes, asked = self.options.draft_nodes, [prompts[row] for row in missing]
-            # The heads in training may have another dtype than the model.
+            # The heads in training may have another dtype than the model, so they are converted.
             drafter = Medusa(copy.deepcopy(self.heads).to(self.base.dtype), self.base.proj_out) if nodes else None
             timed = [batch.timed[row] for row in missing]
             fresh = own_text(self.base, states[missing], asked, timed, self.options.max_tokens, drafter, nodes)

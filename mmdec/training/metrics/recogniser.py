@@ -1,8 +1,8 @@
 """A speech recogniser for ASR-BLEU, independent of our models: pocketsphinx with its US English acoustic model.
 
 Its language model is a trigram of the *training* translations, without case and punctuation. Its dictionary is
-pocketsphinx's; words that it lacks get pronunciations from the corpus's lexicon. Each utterance is recognised
-independently of those before.
+pocketsphinx's. Words that this dictionary lacks get pronunciations from the corpus's lexicon. Each utterance is
+recognised independently of the earlier ones.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from mmdec.training.metrics.text import Lexicon, normalise_words
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # Hz, of the acoustic model
-SPELLED = {"ax": "AH", "axr": "ER"}  # the lexicon's phone -> the acoustic model's; all others differ by case only
+SPELLED = {"ax": "AH", "axr": "ER"}  # names of phones, lexicon -> acoustic model; the others differ by case only
 PHONES = frozenset(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905 # a list would take 40 lines
 )
-SETTINGS: Mapping[str, float] = {"lw": 6.5, "wip": 0.65}  # language weight, word insertion penalty; tuned on dev
-PEAK = 0.5  # the samples are scaled so that their largest value is this part of full scale
+SETTINGS: Mapping[str, float] = {"lw": 6.5, "wip": 0.65}  # language weight, word insertion penalty; tuned on "dev"
+PEAK = 0.5  # samples are scaled to this largest absolute value; 1 is full scale
 
 
 @final
 class Recogniser:
-    """Recognises English speech as lower-case words. Needs the extra `mmdec[eval]`."""
+    """Recognises English speech as lower-case words. Needs the extra `mmdec[eval]`. State: pocketsphinx's decoder."""
 
     name = "pocketsphinx"
 
     def __init__(self, sentences: Iterable[str], lexicon: Lexicon) -> None:
-        """sentences: the texts that the language model is built from. lexicon: lower-case word -> pronunciations, for
-        words that pocketsphinx's dictionary lacks. Raises InputError if pocketsphinx is not installed."""
+        """sentences: texts from which the language model is built. lexicon: lower-case word -> pronunciations (lists of
+        phones), for words that pocketsphinx's dictionary lacks. Raises InputError if pocketsphinx is not installed."""
         try:
             from pocketsphinx import Config, Decoder, get_model_path
         except ImportError as error:
@@ -44,7 +44,7 @@ class Recogniser:
         texts = [spoken_words(sentence) for sentence in sentences]
         model = NGram.build([text for text in texts if text])
         pronunciations = dictionary(model.vocabulary, lexicon, Path(get_model_path("en-us/cmudict-en-us.dict")))
-        self.unknown = tuple(sorted(model.vocabulary - pronunciations.keys()))  # words without a pronunciation
+        self.unknown = tuple(sorted(model.vocabulary - pronunciations.keys()))  # words that it cannot recognise
         with tempfile.TemporaryDirectory() as folder:
             words, grams = Path(folder) / "words.dict", Path(folder) / "words.arpa"
             lines = [
@@ -66,7 +66,8 @@ class Recogniser:
             self._decoder: Any = Decoder(config)
 
     def transcribe(self, samples: np.ndarray | Sequence[float], sample_rate: int = SAMPLE_RATE) -> str:
-        """Recognise the words in mono samples (T,), in [-1, 1] at 16 kHz; "" if there are none. Raises InputError."""
+        """Recognise the words in mono samples (T,) in [-1, 1] at 16 kHz. Returns a text; "" if there are no words.
+        Raises InputError for another sample rate or other samples."""
         if sample_rate != SAMPLE_RATE:
             raise InputError(f"`sample_rate` must be {SAMPLE_RATE} Hz, but is {sample_rate}. Resample the audio first.")
         signal = np.asarray(samples, dtype=np.float32)
@@ -84,13 +85,17 @@ class Recogniser:
 
 
 def spoken_words(text: str) -> list[str]:
-    """Split a text into lower-case words without punctuation. Hyphens separate words; apostrophes are kept."""
+    """Split a text into lower-case words without punctuation. Hyphens separate words; apostrophes stay in them."""
     return [part for word in normalise_words(text) for part in word.split("-") if part]
 
 
 def dictionary(words: Iterable[str], lexicon: Lexicon, published: Path) -> dict[str, list[list[str]]]:
-    """Collect the pronunciations of lower-case words, in the acoustic model's phones, from the dictionary file
-    `published`, else from the lexicon. Words without a pronunciation are left out."""
+    """Return the pronunciations of lower-case words, each a list of the acoustic model's phones. Words without a
+    pronunciation are left out.
+
+    lexicon: lower-case word -> pronunciations, for words that are not in `published`. published: pocketsphinx's
+        dictionary file.
+    """
     wanted = set(words)
     pronunciations: dict[str, list[list[str]]] = {}
     with published.open(encoding="utf-8") as file:

@@ -1,8 +1,8 @@
 """Scores of texts: error rates with intervals, exact sentences, numbers, BLEU, and answers about pictures.
 
-A sentence may have several references. jiwer, rapidfuzz and sacrebleu belong to the extra `mmdec[eval]` and load on
-first use. A word error rate's 95 % interval is the percentile bootstrap over utterances (Bisani and Ney, ICASSP 2004),
-because words of one utterance are not independent.
+A sentence may have several references. The packages jiwer, rapidfuzz and sacrebleu belong to the extra `mmdec[eval]`
+and are imported at first use. The 95 % interval of a word error rate is the percentile bootstrap over utterances
+(Bisani and Ney, ICASSP 2004), because words of one utterance are not independent.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
 MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
 SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
 DRAWS = 1000  # number of samples of the paired bootstrap
-INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # part of a span only between two number words
+INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # part of a number only between two number words
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A share of n sentences, with its 95 % Wilson interval."""
+    """The number of right sentences among n, as a share with its 95 % Wilson interval."""
 
     right: int  # number of right sentences
     n: int  # number of sentences
@@ -58,10 +58,10 @@ class Rate:
         centre = p + z * z / (2 * self.n)
         spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n**2))
         low, high = ((centre + side) / (1 + z * z / self.n) for side in (-spread, spread))
-        return max(0.0, low), min(1.0, high)  # rounding may exceed the bounds
+        return max(0.0, low), min(1.0, high)  # rounding errors may exceed 0 or 1
 
     def summary(self) -> dict[str, float | int | None]:
-        """Return a JSON object: value, low, high, n; null where n is 0."""
+        """Return the share as a JSON object: value, low and high (from 0 to 1; None if n is 0), and n."""
         low, high = self.interval
         figures = {"value": self.value, "low": low, "high": high}
         return {**(figures if self.n else dict.fromkeys(figures)), "n": self.n}
@@ -69,14 +69,15 @@ class Rate:
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score from 0 to 100, and sacrebleu's signature: version and settings."""
+    """A score of a whole corpus, from 0 to 100. signature: sacrebleu's string of version and settings."""
 
     value: float
     signature: str
 
 
 def normalise(text: str) -> str:
-    """Normalise a text: lower case, no punctuation, single spaces: "It's half past two!" -> "its half past two".
+    """Return a text in lower case, without punctuation, with single spaces: "It's half past two!" -> "its half past
+    two".
 
     An apostrophe is deleted; any other punctuation becomes a space.
     """
@@ -86,7 +87,7 @@ def normalise(text: str) -> str:
 
 
 def exact(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[bool]:
-    """Return for each hypothesis whether it equals one of its references, both normalised."""
+    """Return for each hypothesis whether it equals one of its references, apart from case and punctuation."""
     _check_aligned(hypotheses, references)
     return [
         normalise(hypothesis) in {normalise(text) for text in accepted}
@@ -95,26 +96,28 @@ def exact(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> lis
 
 
 def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Compute the errors per reference word over the corpus; both sides are normalised."""
+    """Return the word errors per reference word over the corpus, apart from case and punctuation."""
     _check_aligned(hypotheses, references)
     return _error_rate([normalise(text) for text in hypotheses], [normalise(text) for text in references])
 
 
 def phone_error_rate(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Compute the errors per reference phone over the corpus; pauses inside a sentence count as phones."""
+    """Return the phone errors per reference phone over the corpus. Pauses inside a sentence count as phones."""
     _check_aligned(hypotheses, references)
     return _error_rate([" ".join(phones) for phones in hypotheses], [" ".join(phones) for phones in references])
 
 
 def phone_distance(phones: Sequence[object], reference: Sequence[object]) -> int:
-    """Count the edits between two phone sequences, as names or as unit numbers."""
+    """Return the edit distance (Levenshtein) between two sequences of phones, given as names or ids."""
     return int(extra("rapidfuzz.distance").Levenshtein.distance(phones, reference))
 
 
 def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Count the edits between phones and the nearest pronunciation of the nearest reference, without pauses.
+    """Return the edit distance from phones to the nearest pronunciation of the nearest reference text. Pauses are
+    ignored.
 
-    Each word may have any of its pronunciations. None if each reference has a word that the lexicon lacks.
+    lexicon: lower-case word -> pronunciations; each word may have any of its own.
+    Returns: the distance; None if each reference has a word that the lexicon lacks.
     """
     phones = [phone for phone in phones if phone != PAUSE]
     distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in references]
@@ -124,11 +127,8 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
 def nearest_phone_errors(
     phones: Sequence[str], recorded: Sequence[str], references: Sequence[str], lexicon: Lexicon
 ) -> int:
-    """Count the fewest edits between phones and either the recording's phones or any reference's pronunciation,
-    without pauses.
-
-    recorded: the recording's phones. lexicon: words in lower case.
-    """
+    """Return the edit distance from phones to the nearest of: the phones `recorded` of the target recording, and the
+    pronunciations of the reference texts. Pauses are ignored. lexicon: lower-case word -> pronunciations."""
     spoken, expected = ([phone for phone in row if phone != PAUSE] for row in (phones, recorded))
     own = phone_distance(spoken, expected)
     other = closest_phone_errors(spoken, references, lexicon) if own else 0
@@ -136,20 +136,20 @@ def nearest_phone_errors(
 
 
 def count_phones(phones: Sequence[str]) -> int:
-    """Count the phones without pauses."""
+    """Return the number of phones, pauses not counted."""
     return sum(phone != PAUSE for phone in phones)
 
 
 def normalise_words(text: str) -> list[str]:
-    """Split a text into words as the lexicon spells them: lower case, with apostrophes and hyphens inside a word."""
+    """Split a text into lower-case words as the lexicon has them, with apostrophes and hyphens inside a word."""
     return re.findall(r"[^\W_]+(?:['\-.][^\W_]+)*", text.replace("’", "'").lower())
 
 
 def number_spans(text: str) -> list[str]:
-    """Find the spoken numbers, times and prices: "Ten euros at half past two" -> ["ten euros", "half past two"].
+    """Find numbers, times and prices in words: "Ten euros at half past two" -> ["ten euros", "half past two"].
 
-    A span is a longest run of number words; punctuation is ignored. Up to two words of `INSIDE`, such as "and" and
-    "past", may stand between two number words. "one hundred" and "one thousand" lose their "one".
+    A span is a longest sequence of number words, without punctuation. Up to two words of `INSIDE`, such as "and" and
+    "past", may stand between two number words. "one hundred" and "one thousand" become "hundred" and "thousand".
     """
     spans: list[str] = []
     span: list[str] = []
@@ -167,7 +167,7 @@ def number_spans(text: str) -> list[str]:
 
 
 def span_kind(span: str) -> str:
-    """Return the kind of a span of number words: "times", "prices" or "numbers"."""
+    """Return the kind of a sequence of number words: "times", "prices" or "numbers"."""
     words = set(span.split())
     if words & MONEY:
         return "prices"
@@ -175,8 +175,8 @@ def span_kind(span: str) -> str:
 
 
 def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Rate]:
-    """Compute the share of hypotheses with the same number spans, in any order, as one of their references. Only
-    sentences with a number, time or price in a reference count. Keys: all, numbers, times, prices."""
+    """Return the share of hypotheses that have the same numbers, times and prices, in any order, as one of their
+    references. Sentences without any in their references are not counted. Keys: all, numbers, times, prices."""
     _check_aligned(hypotheses, references)
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -191,31 +191,32 @@ def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Compute corpus BLEU against all references; their number may differ by sentence. Texts are not normalised."""
+    """Compute corpus BLEU. Each sentence may have any number of references. Texts are not normalised."""
     return _corpus_score(extra("sacrebleu").BLEU(), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Compute corpus chrF against all references."""
+    """Compute corpus chrF. Each sentence may have any number of references. Texts are not normalised."""
     return _corpus_score(extra("sacrebleu").CHRF(), hypotheses, references)
 
 
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """Compute BLEU of a recogniser's transcripts. Transcripts and references are normalised with `as_heard`. Empty
-    transcripts are not left out."""
+    """Compute ASR-BLEU: BLEU of a speech recogniser's transcripts. Case and punctuation are ignored, and figures are
+    spelled out. Empty transcripts count, too."""
     return bleu(*heard_alike(transcripts, references))
 
 
 def heard_alike(
     transcripts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Normalise the transcripts, and all references of each, with `as_heard`. Returns both."""
+    """Normalise transcripts, and the references of each, for ASR-BLEU: no case, no punctuation, figures spelled out.
+    Returns both."""
     return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
 
 
 def as_heard(text: str) -> str:
-    """Normalise a text for ASR-BLEU: lower case, no punctuation, and numbers written as they are spoken. "At 7:30,
-    Tom!" becomes "at seven thirty tom".
+    """Normalise a text for ASR-BLEU: lower case, no punctuation, and figures spelled out. "At 7:30, Tom!" becomes "at
+    seven thirty tom".
 
     CVSS's references, with which DASpeech is scored, have the same form. Source: Jia et al., "CVSS corpus and massively
     multilingual speech-to-speech translation", 2022.
@@ -226,11 +227,12 @@ def as_heard(text: str) -> str:
 def paired_scores(
     texts: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Compute for each system its "bleu" and "chrf", as JSON objects: value, low, high, p, signature.
+    """Compute BLEU and chrF for several systems, with intervals and significance tests against the first system.
 
-    texts: each system's outputs, in the order of the references. Texts are not normalised. low and high bound the 95 %
-        interval of a bootstrap over sentences. p is the p value of a paired bootstrap against the first system; None
-        for the first system.
+    texts: each system's outputs, by its name, in the order of the references. Texts are not normalised.
+    references: the reference translations of each sentence.
+    Returns: for each system "bleu" and "chrf", each a dict: value, low and high (95 % interval of a bootstrap over
+    sentences), p (p value of a paired bootstrap; None for the first system), signature (sacrebleu's settings).
     Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; computed by sacrebleu.
     """
     package = extra("sacrebleu")
@@ -260,19 +262,20 @@ def paired_scores(
 
 
 def _chance(result: Any, first: Any) -> float | None:
-    """Return sacrebleu's p value of a result; 1 for equal scores, where sacrebleu would report 0.001."""
+    """Return the p value of a system's result against the first system's. For equal scores it is 1, where sacrebleu
+    reports 0.001. None for the first system."""
     if result.p_value is None:
         return None
     return 1.0 if result.score == first.score else float(result.p_value)
 
 
 def sentence_chrf(text: str, references: Sequence[str]) -> float:
-    """Compute chrF of one sentence against the nearest reference, 0 to 100."""
+    """Compute chrF of one sentence against the nearest of its references, from 0 to 100."""
     return float(extra("sacrebleu").CHRF().sentence_score(text, list(references)).score)
 
 
 def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[float]) -> float:
-    """Return the seconds of computation per second of source audio, over the corpus."""
+    """Return the seconds of computation per second of audio, summed over the corpus."""
     _check_aligned(seconds_taken, seconds_audio)
     if sum(seconds_audio) <= 0:
         raise InputError(f"`seconds_audio` must sum to more than 0, but sums to {sum(seconds_audio)}. Check the audio.")
@@ -280,13 +283,14 @@ def real_time_factor(seconds_taken: Sequence[float], seconds_audio: Sequence[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which the `share` (0 to 1) of the values lie, interpolated linearly; NaN for no values."""
+    """Return the value below which a share (0 to 1) of the values lies, linearly interpolated; NaN if there are no
+    values."""
     return float(np.quantile(values, share)) if len(values) else math.nan
 
 
 def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lexicon: Lexicon) -> int | None:
-    """Compute the Levenshtein distance from phones to the nearest pronunciation of the words; None if a word has
-    none."""
+    """Return the edit distance from phones to the nearest pronunciation of a sentence's words. None if a word has no
+    pronunciation."""
     row = list(range(len(phones) + 1))
     for word in words:
         variants = [[phone for phone in sounds if phone != PAUSE] for sounds in _pronunciations(word, lexicon)]
@@ -297,8 +301,8 @@ def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lex
 
 
 def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
-    """Extend a Levenshtein table by the phones of one word. row: entry i is the distance of the first i of `phones`
-    from the words so far. Returns the entries with this word added."""
+    """Extend a Levenshtein table by one word's pronunciation. row: entry i is the distance from the first i phones to
+    the words so far. Returns the row with this word added."""
     for phone in pronunciation:
         following = [row[0] + 1]
         for index, other in enumerate(phones):
@@ -328,7 +332,7 @@ def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[S
 
 
 def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """Arrange the references in sacrebleu's layout: list k holds each sentence's k-th reference, None if it has
+    """Arrange references as sacrebleu wants them: list k holds the k-th reference of each sentence, or None if it has
     fewer."""
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
@@ -345,7 +349,7 @@ def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None
 
 
 def extra(name: str) -> Any:
-    """Import a package of the extra `mmdec[eval]`. Raises InputError where it is not installed."""
+    """Import and return a package of the extra `mmdec[eval]`. Raises InputError if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -362,13 +366,13 @@ _STATED = r"(?:(?:[\w'-]+ )*(?:is|are|has|have|costs|says|shows|reads|leaves|at)
 
 
 def plain_answer(text: str) -> str:
-    """Normalise an answer: lower case, single spaces, no full stop at the end."""
+    """Return an answer in lower case, with single spaces and without a full stop at its end."""
     return " ".join(text.casefold().split()).rstrip(".").rstrip()
 
 
 def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
-    """Return whether a short answer equals the reference. For the task "count", only the last number in the answer
-    must be right: `expected`."""
+    """Return whether a short answer equals the reference, apart from case and full stop. For the task "count", only the
+    last number in the answer must be right: it must equal `expected`."""
     if task == "count":
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
@@ -376,8 +380,8 @@ def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
 
 
 def right_in_other_words(answer: str, expected: str) -> bool:
-    """Return whether a short answer equals `expected`, alone or at the end of a sentence that states it ("The house is
-    red." for "red") and negates nothing. `right_answer` demands the reference's exact words."""
+    """Return whether a short answer equals `expected`, or is a sentence that states it and negates nothing ("The house
+    is red." for "red"). This is less strict than `right_answer`."""
     said, wanted = plain_answer(answer), plain_answer(expected)
     if not wanted or (_DENIAL.search(said) and not _DENIAL.search(wanted)):
         return False
@@ -385,8 +389,8 @@ def right_in_other_words(answer: str, expected: str) -> bool:
 
 
 def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
-    """Count the claims that an answer makes. A claim is a sequence of words. An answer makes it if one of its clauses
-    has these words in this order, perhaps with others between them."""
+    """Return how many of the claims an answer makes. A claim is a sequence of words. The answer makes it if one clause
+    has these words in this order; other words may be between them."""
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]
     return sum(any(_has_words(clause, claim) for clause in clauses) for claim in claims)
 
@@ -402,7 +406,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Edits:
-    """The edits that turn a reference into a hypothesis."""
+    """The number of edits of each kind that turn a reference into a hypothesis."""
 
     substitutions: int
     deletions: int  # missing words or characters of the reference
@@ -415,7 +419,8 @@ class Edits:
 
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
-    """Count the fewest word edits from a reference to a hypothesis; split at white space, not normalised."""
+    """Count the fewest word edits from a reference to a hypothesis. Words are separated by white space; texts are not
+    normalised."""
     return _edits("process_words", reference, hypothesis, str.split)
 
 
@@ -425,8 +430,8 @@ def character_edits(reference: str, hypothesis: str) -> Edits:
 
 
 def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
-    """Compute the error rate over utterances, a JSON object: value, low, high, substitutions, deletions, insertions,
-    length. value, low and high are None if all references are empty."""
+    """Compute the error rate over all utterances. Returns a JSON object: value, low and high (95 % interval; all from
+    0, and None if all references are empty), and the sums substitutions, deletions, insertions and length."""
     bounds = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
     named = zip(("value", "low", "high"), bounds, strict=True)
     counts = ("substitutions", "deletions", "insertions", "length")
@@ -437,7 +442,8 @@ def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float, float]:
-    """Return sum(tops) / sum(bottoms) and its 95 % interval by a bootstrap over pairs; NaN if `bottoms` sum to 0."""
+    """Return sum(tops) / sum(bottoms), and the low and the high end of its 95 % interval, by a bootstrap over pairs
+    (top, bottom). All are NaN if `bottoms` sum to 0."""
     top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     if bottom.sum() <= 0:
         return math.nan, math.nan, math.nan
@@ -450,7 +456,7 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float
 
 def _edits(process: str, reference: str, hypothesis: str, parts: Any) -> Edits:
     reference, hypothesis = " ".join(reference.split()), " ".join(hypothesis.split())
-    if not reference:  # jiwer refuses an empty one
+    if not reference:  # jiwer refuses an empty reference
         return Edits(0, 0, len(parts(hypothesis)), 0)
     alignment = getattr(extra("jiwer"), process)(reference, hypothesis)
     return Edits(alignment.substitutions, alignment.deletions, alignment.insertions, len(parts(reference)))

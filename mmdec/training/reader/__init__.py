@@ -1,1 +1,1 @@
-"""Training of the text translator inside the speech translator: first on text, then on a CTC head's output."""
+"""Training of the text translator inside a speech translator: first on exact text, then on a CTC head's output."""

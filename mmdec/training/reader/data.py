@@ -1,4 +1,7 @@
-"""Sentence pairs for the reader: source pieces, as a CTC head writes them, and target (English) pieces."""
+"""Training data of the text translator (the "reader" and its decoders): sentence pairs as subword pieces.
+
+The source text is in the pieces that a CTC head outputs; the target text is English.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,25 @@ from mmdec.types import InputError
 
 @dataclass
 class PairBatch:
-    """B sentences: source pieces padded to N, and the pieces of one translation each, padded to M."""
+    """A batch of B sentences: source pieces padded to N positions, and the pieces of one translation each, padded to
+    M."""
 
-    pieces: Tensor  # (B, N, K), padded with 0; K alternatives for each piece, K = 1 if pieces are certain
-    weights: Tensor  # (B, N, K) probabilities of the alternatives
-    lengths: Tensor  # (B,) number of source pieces
-    units: Tensor  # (B, M) target pieces, from <s> to </s>, padded with <pad>
+    pieces: Tensor  # (B, N, K) source piece ids, padded with 0; K alternatives at each position
+    weights: Tensor  # (B, N, K) probabilities of the alternatives, from 0 to 1
+    lengths: Tensor  # (B,) number of source positions
+    units: Tensor  # (B, M) target piece ids, from <s> to </s>, padded with <pad>
     unit_lengths: Tensor  # (B,) number of target pieces, <s> and </s> included
-    rows: list[int]  # indices of the sentences
+    rows: list[int]  # index of each sentence in the data set
 
 
 class Pairs(Dataset[PairBatch]):
-    """A dataset of batches, each a list of (sentence index, index of one of its references). With `confusions`, a
-    `share` of the sentences gets imitated errors of a CTC head, drawn from `seed`.
-    pieces: source pieces of each sentence. units: target pieces of each of its references."""
+    """A dataset of batches. With `confusions`, imitated errors of a CTC head are put into a `share` of the source
+    sentences.
+
+    pieces: source piece ids of each sentence. units: [sentence][reference] target piece ids.
+    batches: each a list of (index of a sentence, index of one of its references).
+    seed: first numbers of the random seed of the errors.
+    """
 
     def __init__(
         self,
@@ -69,8 +77,8 @@ class Pairs(Dataset[PairBatch]):
         )
 
     def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return source pieces (N, K) for a sentence's pieces `text`, and their weights (N, K): certain, or with
-        imitated errors."""
+        """Return what the reader gets for a sentence: source pieces (N, K) and their probabilities (N, K). Either the
+        exact text, or the text with imitated errors of a CTC head. text: the sentence's piece ids."""
         if self.confusions is not None and draw.random() < self.share:
             return self.confusions.imitate(text, draw)
         best = 1 if self.confusions is None else self.confusions.pieces.shape[1]
@@ -78,16 +86,16 @@ class Pairs(Dataset[PairBatch]):
 
 
 class PairData(LightningDataModule):
-    """A data module: sentences of several folders of pairs, each folder with its share of the batches.
+    """A data module: sentence pairs from several folders.
 
-    text: folders with {train,dev}.tsv. shares: each folder's approximate share of the sentences.
-    pieces: file of the source pieces, a CTC head's. english: file of the target pieces. If a file does not exist,
-        `count` source pieces or `written` target pieces are learned from the training text and saved there.
-    batch_pieces: the most pieces in one process's batch, both languages and padding included.
-    longest: leave out sentences with more pieces than this.
-    imitation: a file that `reader.imitation` wrote. A share of `imitated` of the training text and all validation text
-        then get a CTC head's typical errors; None: text without errors.
-    dev_rows: number of sentences of the first folder's dev split to translate at each validation.
+    text: folders with {train,dev}.tsv. shares: the approximate share of each folder in the training sentences.
+    pieces: file of the source pieces, the same as the CTC head's. english: file of the target pieces. If a file does
+        not exist, `count` source pieces or `written` target pieces are learned from the training text and saved there.
+    batch_pieces: the most pieces in one process's batch, of both languages together, padding included.
+    longest: leave out sentences and translations with more pieces than this.
+    imitation: file with a CTC head's typical errors (`mmdec.training.reader.imitation` writes it). They are put into a
+        share `imitated` of the training sentences, and into all validation sentences. None: text without errors.
+    dev_rows: number of sentences of the first folder's dev split that are translated at each validation.
     """
 
     def __init__(
@@ -123,14 +131,16 @@ class PairData(LightningDataModule):
 
     @property
     def units(self) -> list[list[str]]:
-        """Return the source and target pieces, ordered by id. The command line passes them to the model."""
+        """Return the source pieces and the target pieces, each ordered by id. The command line passes them to the
+        model."""
         return [self.pieces.names, self.english.names]
 
     def setup(self, stage: str) -> None:
         self.folders = [self.encoded(pairs) for pairs in self.train]
 
     def encoded(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
-        """Encode the sentences that are short enough: source pieces of each, target pieces of each reference."""
+        """Encode the sentences that are not too long. Returns the source piece ids of each sentence, and
+        [sentence][reference] target piece ids."""
         pieces, units = [], []
         for pair in pairs:
             source = self.pieces.encode(heard(pair.source))
@@ -142,8 +152,8 @@ class PairData(LightningDataModule):
         return pieces, units
 
     def train_dataloader(self) -> DataLoader:
-        """Load an epoch's batches, drawn from (seed, epoch): sentences by their folders' shares, each with one random
-        reference."""
+        """Load the batches of an epoch, drawn at random from (seed, epoch). Each folder has its share of the sentences.
+        Each sentence has one random reference."""
         assert self.trainer is not None
         draw = np.random.default_rng([self.seed, self.trainer.current_epoch])
         pieces = [row for rows, _ in self.folders for row in rows]
@@ -163,7 +173,7 @@ class PairData(LightningDataModule):
         return DataLoader(Pairs(pieces, units, mine, self.confusions, seed, self.imitated), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        """Load the dev sentences in order, each with its first reference. Imitated errors are the same in every
+        """Load the dev sentences in order, each with its first reference. The imitated errors are the same at each
         validation."""
         pieces = [self.pieces.encode(heard(pair.source)) for pair in self.dev]
         units = [[self.english.encode(pair.references[0])] for pair in self.dev]

@@ -20,11 +20,12 @@ from mmdec.training.reader.evaluate import from_text
 from mmdec.training.reader.module import load_module
 from mmdec.types import told
 
-SHOW = 3200  # sentences between two lines of progress
+SHOW = 3200  # number of sentences between two lines of progress
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command: translate sentences and write the pairs. Raises InputError for a file that cannot be read."""
+    """Run the command: translate the sentences of a folder, and write the pairs. Raises InputError for a file that
+    cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "pieces", "english", "text", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *map(Pieces.read, (given.pieces, given.english)),
     )
     pairs = evenly_spaced(read_text_pairs(given.text, "train"), given.limit)
-    pairs.sort(key=lambda pair: len(pair.source))  # rows of a batch then end at about the same step
+    pairs.sort(key=lambda pair: len(pair.source))  # the sentences of a batch then end at about the same step
     rows = []
     for number, (pair, units) in enumerate(zip(pairs, from_text(network, pieces, pairs), strict=True), 1):
         text = english.decode(units)

@@ -29,7 +29,8 @@ BATCH = 32
 
 
 def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
-    """Translate each sentence from its exact text. pieces: the source tokenizer. Yields the target piece ids."""
+    """Translate each sentence from its exact text. pieces: the source tokenizer. Yields the target piece ids of
+    each."""
     for start in range(0, len(rows), BATCH):
         sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + BATCH]]
         lengths = torch.tensor([len(source) for source in sources])
@@ -39,8 +40,8 @@ def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) 
 
 
 def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) -> Iterator[list[int]]:
-    """Translate each recording. ears: the CTC head with its encoder. Yields the target pieces; none if the head
-    recognises nothing."""
+    """Translate each recording. ears: the CTC recogniser, a head with its encoder. Yields the target piece ids of each;
+    an empty list if the head recognises nothing."""
     for row in rows:
         with torch.inference_mode():
             found = best_pieces(*ears(row.path))
@@ -52,7 +53,7 @@ def from_sound(network: PiecesToUnits, ears: Ears, rows: Sequence[Utterance]) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command: translate and print the scores. Raises InputError for a file that cannot be read."""
+    """Run the command: translate, and print the scores. Raises InputError for a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("checkpoint", "pieces", "english"):
         parser.add_argument(f"--{name}", type=Path, required=True)

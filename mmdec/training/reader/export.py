@@ -41,11 +41,13 @@ from mmdec.types import InputError, told
 
 @dataclass(frozen=True)
 class Runs:
-    """Sources of the parts: each a folder of checkpoints, one checkpoint, a folder or a file. None: take the part from
-    `model`, a translator's name or folder.
+    """Where each part of a speech translator comes from. None: take the part from `model`, an existing translator.
 
-    encoder: name or folder of a Whisper. head, reader: training checkpoints. pieces, english: files of the French and
-        English pieces. voice, vocoder: runs. pronunciation: a table. ngram, english_ngram: folders of text pairs.
+    encoder: name or folder of a Whisper. pieces, english: files of the French and of the English subword pieces.
+    head, reader: a checkpoint or a folder of checkpoints, of the CTC head and of the text translator.
+    voice, vocoder: output folders of their trainings. pronunciation: file of English pronunciations.
+    ngram, english_ngram: folders of sentence pairs, from which a French or an English n-gram is counted.
+    model: name or folder of the existing translator.
     """
 
     encoder: str | None = None
@@ -62,22 +64,23 @@ class Runs:
 
 
 OPTIONAL = ("ngram", "english_ngram", "model")
-FRENCH = (80_000, 170_000, 220_000)  # the most n-grams of orders 2, 3 and 4 to keep; 2 MB in all
-ENGLISH = (100_000, 80_000)  # the same for English, orders 2 and 3
-LEVELS = 255  # log-probabilities are stored in one byte, in this many steps
+FRENCH = (80_000, 170_000, 220_000)  # the most n-grams of orders 2, 3 and 4 in the French model, which then has 2 MB
+ENGLISH = (100_000, 80_000)  # the most n-grams of orders 2 and 3 in the English model
+LEVELS = 255  # a log-probability is stored in one byte, as 0 to 255 times a step
 
 
 def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = None) -> Path:
-    """Write a translator's folder.
+    """Assemble a speech translator, write it to the folder `out`, and return this folder.
 
-    average: number of last checkpoints, of the head and of the reader, whose weights are averaged. strategy: the
-        default decoding strategy; None: "lookahead", or "autoregressive" if there is no graph decoder.
-    Raises InputError where something is damaged, missing, or was trained on other pieces.
+    average: number of last checkpoints of the head, and of the reader, whose weights are averaged.
+    strategy: the default decoding strategy. None: "lookahead", or "autoregressive" if there is no graph decoder (one
+        that decodes in parallel); with `runs.model`, that model's.
+    Raises: InputError if a part is damaged, missing, or was trained on other pieces.
     """
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
     if missing and runs.model is None:
         raise InputError(f"`{missing[0]}` must be given, or `model`, whose it is, but neither is. Name one.")
-    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # unused without `model`
+    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # None without `model`: never used then
     pieces = Pieces.read(runs.pieces) if runs.pieces else base.pieces
     english = Pieces.read(runs.english) if runs.english else base.english
     encoder = load_encoder(runs.encoder) if runs.encoder else base.model.encoder
@@ -103,7 +106,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.state_dict().items()}
     model.load_state_dict(state | reader)
-    if runs.model:  # an n-gram fits only the pieces that it was counted from
+    if runs.model:  # an n-gram is kept only if the pieces are the same
         model.ngram = base.model.ngram if pieces.names == base.pieces.names else None
         model.written = base.model.written if english.names == base.english.names else None
     if runs.ngram:
@@ -132,7 +135,8 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
 
 
 def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
-    """Load the voice of an acoustic-stage run, and its phones ordered by id. Raises InputError for damaged files."""
+    """Load the voice, an acoustic model, from the output folder of its training. Returns it, and its phones ordered by
+    id. Raises InputError for damaged files."""
     tts, phones = load_acoustic(folder, "voice")
     voice = PhoneVoice(tts.config, len(phones))
     voice.tts = tts
@@ -140,13 +144,15 @@ def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
 
 
 def french_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
-    """Build an n-gram of French pieces from the training sentences of folders of pairs. Each sentence counts once."""
+    """Count an n-gram of French pieces from the training sentences in folders of sentence pairs. Repeated sentences
+    count once."""
     texts = (heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
     return _piece_ngram(texts, pieces, HEARD, FRENCH)
 
 
 def english_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
-    """Build an n-gram of English pieces from the translations in folders of pairs. Each sentence counts once."""
+    """Count an n-gram of English pieces from the translations in folders of sentence pairs. Repeated sentences count
+    once."""
     texts = (text for pairs in read_training_pairs(folders) for pair in pairs for text in pair.references)
     return _piece_ngram(texts, pieces, WRITTEN, ENGLISH)
 
@@ -159,7 +165,10 @@ def _piece_ngram(texts: Iterable[str], pieces: Pieces, special: Sequence[str], e
 
 
 def packed(model: NGram, pieces: int) -> PieceNGram:
-    """Pack an n-gram into arrays. Its tokens are ids of pieces, written as text. pieces: the number of pieces."""
+    """Convert an n-gram from dicts to tensors, with log-probabilities in one byte.
+
+    model: an n-gram whose tokens are piece ids, written as text. pieces: number of pieces.
+    """
     number = {START: pieces, END: pieces + 1}
     number |= {token: int(token) for token in model.successors[""] if token not in number}
     arrays = {"unigrams": torch.full((pieces + 2,), model.unknown), "backoff": torch.zeros(pieces + 2)}
@@ -199,8 +208,11 @@ def _same_pieces(part: str, wanted: object, found: object) -> None:
 
 
 def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, average: int) -> tuple[Any, dict[str, Any]]:
-    """Load a training module with the function `load`. Returns the module, and its step and options for
-    provenance.json. path: a checkpoint, or a folder, whose last `average` checkpoints are averaged."""
+    """Load a training module. Returns the module, and a dict for provenance.json with its step and options.
+
+    load: loads the module from checkpoints, with the mean of their weights.
+    path: a checkpoint, or a folder, whose last `average` checkpoints are used.
+    """
     checkpoints = newest(path, average) if path.is_dir() else [path]
     module, step = load(checkpoints)
     options: Mapping[str, Any] = module.hparams
@@ -209,7 +221,7 @@ def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, aver
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command: write a translator's folder."""
+    """Run the command: write a speech translator's folder, and print its path."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a translator, whose is what no other argument names")
     parser.add_argument("--encoder", help="the name or folder of the Whisper whose encoder hears")

@@ -32,36 +32,39 @@ from mmdec.training.ctc.evaluate import load_ears
 from mmdec.training.metrics.text import extra
 from mmdec.types import InputError, told
 
-START = 0  # stands for the start of a sentence: something may be recognised before the first piece
-ENOUGH = 4  # a piece needs this many occurrences; with fewer, other pieces' confusions are drawn
+START = 0  # piece id for the start of a sentence: a head may output something before the first piece
+ENOUGH = 4  # with fewer occurrences of a piece, outputs for other pieces are imitated, to have variety
 
 
 @dataclass(frozen=True)
 class Confusions:
-    """What a CTC head wrote for spoken pieces. An outcome is the output for one occurrence of a piece.
+    """The outputs of a CTC head, collected by the true piece that was spoken. An outcome is the output for one
+    occurrence.
 
-    Outcome o has the positions from `starts[o]` to `starts[o + 1]` - 1. No position: the head missed the piece. Several
-    positions: the head inserted something after the piece.
+    Outcome o has the output positions from `starts[o]` to `starts[o + 1]` - 1. If it has none, the head missed the
+    piece. If it has several, the head inserted something after the piece.
     """
 
-    pieces: Tensor  # (P, K) alternatives at each position, the likeliest first
-    weights: Tensor  # (P, K) probabilities of the alternatives
-    said: Tensor  # (O,) the spoken piece of each outcome
-    starts: Tensor  # (O + 1,) the first position of each outcome, then P
+    pieces: Tensor  # (P, K) ids of the K likeliest pieces at each output position, the likeliest first
+    weights: Tensor  # (P, K) their probabilities, from 0 to 1
+    said: Tensor  # (O,) id of the true piece of each outcome
+    starts: Tensor  # (O + 1,) first output position of each outcome, then P
 
     @cached_property
     def by_piece(self) -> dict[int, list[int]]:
-        """Map each spoken piece to the indices of its outcomes."""
+        """Map each true piece to the indices of its outcomes."""
         by_piece: dict[int, list[int]] = {}
         for outcome, piece in enumerate(self.said.tolist()):
             by_piece.setdefault(piece, []).append(outcome)
         return by_piece
 
     def imitate(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw what a CTC head might write for a text: pieces (N, K) and their weights (N, K), N at least 1.
+        """Draw what a CTC head might output for a text. Returns pieces (N, K) and their probabilities (N, K), with N at
+        least 1.
 
-        For a piece with fewer than `ENOUGH` occurrences, an outcome of any recognised piece is drawn, and the piece
-        replaces the outcome's likeliest piece.
+        For each piece one of its outcomes is drawn. A rare piece (fewer than `ENOUGH` outcomes) takes an outcome of any
+        correctly recognised piece, and replaces the likeliest piece in it. text: piece ids. draw: source of random
+        numbers.
         """
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
@@ -86,7 +89,8 @@ class Confusions:
 
     @cached_property
     def right(self) -> list[int]:
-        """List the outcomes in which the head recognised the piece: it is the likeliest at the first position."""
+        """Return the indices of the outcomes in which the head recognised the piece: it is the likeliest at the first
+        position."""
         some = self.starts[1:] > self.starts[:-1]
         first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]
         return (some & (first == self.said)).nonzero()[:, 0].tolist()
@@ -107,13 +111,17 @@ class Confusions:
 
 
 def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
-    """Collect confusions. sentences: pairs of a sentence's pieces and the head's output for it (one row); the two are
-    aligned with the fewest edits. Raises InputError if the head's output is always empty."""
+    """Collect the outputs of a CTC head by the true piece.
+
+    sentences: pairs of a sentence's true piece ids and the head's output for it, a batch of one row. The two are
+        aligned with the fewest edits.
+    Raises: InputError if the head's output is empty for all sentences.
+    """
     pieces, weights, said, starts = [], [], [], [0]
     for text, row in sentences:
         count = int(row.lengths[0])
         first = row.pieces[0, :count, 0].tolist()
-        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # positions for the start, then for each piece
+        found: list[list[int]] = [[] for _ in range(len(text) + 1)]  # output positions of the start and of each piece
         for tag, a, b, c, d in extra("rapidfuzz.distance").Levenshtein.opcodes(list(text), first):
             if tag == "insert":
                 found[a] += range(c, d)
@@ -131,8 +139,11 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
 
 
 def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
-    """Return a function that transcribes a sound file. head: a translator's folder, whose encoder and n-gram are used;
-    or a checkpoint of a CTC head, which is run on `encoder` and decoded along the best path."""
+    """Return a function that maps a sound file to a CTC head's output.
+
+    head: a speech translator's folder: its encoder, head and n-gram are used. Or a checkpoint of a head: it reads
+        `encoder`, and is decoded greedily.
+    """
     if not head.is_dir():
         ears = load_ears(head, encoder or "")
         return lambda path: best_pieces(*ears(path))
@@ -146,7 +157,8 @@ def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command: write the file of confusions. Raises InputError for a file that cannot be read."""
+    """Run the command: write the file of the head's typical errors. Raises InputError for a file that cannot be
+    read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head", type=Path, required=True, help="checkpoint, or a translator's folder")
     for name in ("pieces", "out"):

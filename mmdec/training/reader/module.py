@@ -1,4 +1,4 @@
-"""Training of a text translator: the reader, an encoder of source pieces, and its two decoders of target pieces."""
+"""Training of a text translator: the reader (an encoder of source pieces) and its two decoders of target pieces."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from mmdec.training.reader.data import PairBatch, PairData
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """Options that a recipe sets.
+    """Options of `ReaderModule` that a recipe (YAML file) sets.
 
-    graph_layers: number of layers of the graph decoder; 0: no graph decoder.
-    vertices: number of graph vertices for each source piece. min_vertices: the least number of vertices.
-    ar_weight: weight of the autoregressive loss; 0: freeze the reader and the autoregressive decoder, and train the
-        graph decoder alone.
-    glat_start, glat_end, glat_steps: the share of the target that the graph decoder sees falls linearly from
-        `glat_start` to `glat_end` in `glat_steps` steps.
-    start: a checkpoint or a translator's folder to begin from. If it has no graph decoder, a new one begins with the
-        autoregressive decoder's layers.
-    warmup, decay_from, decay_steps: in training steps, see `Schedule`.
+    The graph decoder decodes in parallel: it predicts a directed acyclic graph of tokens (DA-Transformer).
+
+    graph_layers: number of layers of the graph decoder; 0: there is none.
+    vertices: number of graph vertices for each source piece. min_vertices: the least number of vertices in a sentence.
+    ar_weight: weight of the autoregressive loss. 0: only the graph decoder is trained; the rest is frozen.
+    glat_start, glat_end, glat_steps: GLAT shows the graph decoder a share of the wrong target tokens. The share falls
+        linearly from `glat_start` to `glat_end` in `glat_steps` training steps.
+    start: a checkpoint, or a speech translator's folder, to begin from. If it has no graph decoder, the new one begins
+        with the autoregressive decoder's layers.
+    warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
+        to zero from step `decay_from` on, within `decay_steps`.
     """
 
     d_model: int = 256
@@ -61,11 +63,12 @@ class ReaderOptions:
 
 
 class ReaderModule(LightningModule):
-    """Trains the reader (the encoder) and its decoders with the loss ar_weight L_AR + L_graph. L_AR is the
-    autoregressive decoder's cross-entropy, L_graph the negative log-likelihood of the target pieces in the graph.
+    """Trains the text translator with the loss ar_weight L_AR + L_graph.
 
-    units: source and target pieces, ordered by id. options: fields of `ReaderOptions`. All randomness of a step follows
-        from (seed, epoch, step).
+    L_AR is the cross-entropy of the autoregressive decoder. L_graph is the negative log-likelihood of the target pieces
+    in the graph decoder's graph, per piece. All randomness of a step follows from (seed, epoch, step).
+
+    units: the source pieces and the target pieces, each ordered by id. options: fields of `ReaderOptions`.
     """
 
     def __init__(self, units: list[list[str]], **options: Any) -> None:
@@ -99,8 +102,8 @@ class ReaderModule(LightningModule):
         seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
-        """Return the graph decoder's configuration: the autoregressive decoder's `sizes`, and links as in the small
-        DASpeech. None: no graph decoder."""
+        """Return the graph decoder's configuration; None if there is no graph decoder. sizes: the autoregressive
+        decoder's sizes by name, which the graph decoder shares."""
         if not self.options.graph_layers:
             return None
         links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
@@ -109,8 +112,8 @@ class ReaderModule(LightningModule):
         return DagConfig(**sizes, layers=self.options.graph_layers, **links, **form, **least)
 
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Compute a batch's losses by name: "ar", "dag" and their weighted sum "loss". "invalid" is the number of rows
-        that do not fit their graph."""
+        """Compute the losses of a batch by name: "ar" (autoregressive), "dag" (graph), and "loss", their weighted sum.
+        "invalid" is the number of sentences whose target does not fit in the graph."""
         net, trained = self.network, self.options.ar_weight > 0
         parts: dict[str, Tensor] = {"loss": torch.zeros((), device=batch.pieces.device)}
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
@@ -152,7 +155,7 @@ class ReaderModule(LightningModule):
             self.written.setdefault(name, {}).update(zip(batch.rows, rows, strict=True))
 
     def on_validation_epoch_end(self) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # not declared by Lightning
         for name, written in self.written.items():
             if isinstance(data, PairData):
                 texts = [data.english.decode(written[row]) for row in sorted(written)]
@@ -168,5 +171,6 @@ class ReaderModule(LightningModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:
-    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
+    """Load a text translator's training module with the mean of its checkpoints' weights. Returns the module, and the
+    training step of the last checkpoint."""
     return load_averaged(lambda options: ReaderModule(**{**options, "start": None}), checkpoints)

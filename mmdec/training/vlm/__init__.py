@@ -1,1 +1,2 @@
-"""Training of the small vision-language model: LLaVA's architecture, on computer-drawn scenes."""
+"""Training of the small vision-language model: LLaVA's architecture, on synthetic pictures that are drawn by a
+program."""

@@ -1,4 +1,5 @@
-"""Training batches of packed questions about computer-drawn scenes, and held-out questions for validation."""
+"""Training batches of questions about synthetic pictures, several questions packed into one row; and held-out questions
+for validation."""
 
 from __future__ import annotations
 
@@ -27,13 +28,18 @@ from mmdec.training.corpora.text_files import shown
 from mmdec.training.vlm.tokens import FIELDS, NOWHERE, Batch, Encoded, asked, encode, kept_tokenizer, pack, prefix
 from mmdec.types import InputError
 
-LEARNED = 40_000  # the most conversations that the tokenizer is learned from
+LEARNED = 40_000  # the tokenizer is learned from at most this many conversations
 
 
 @dataclass
 class Question:
-    """A question and its answer. reference: the corpus's answer. expected: the right short answer. claims: what a right
-    description states, for the task "describe"."""
+    """A question about a picture, with what is needed to judge an answer.
+
+    reference: the training set's answer, a sentence. task: the kind of question, such as "count" or "describe".
+        expected: the right short answer.
+    claims: for the task "describe", the facts that a right description states. A fact is a list of words that must
+        occur in this order in one clause.
+    """
 
     image: Path
     question: str
@@ -44,8 +50,13 @@ class Question:
 
 
 def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
-    """Read the conversations listed in the file `listed`. Raises InputError for a row without a picture, or whose
-    `prints` (the printed texts and their patches) are malformed, naming the row."""
+    """Read conversations about pictures.
+
+    listed: a JSON file with one conversation per row. admission: which bad rows are left out, and which paths are
+        allowed.
+    Raises: InputError, which names the row, for a row without a picture, or with malformed `prints` (the texts printed
+        in the picture, each with the image patch of each character).
+    """
     conversations = read_conversations(listed, admission=admission)
     for row in conversations:
         if not row.images:
@@ -63,13 +74,13 @@ def read_scenes(listed: Path, admission: Admission) -> list[Conversation]:
 
 
 def texts(conversations: Sequence[Conversation]) -> list[str]:
-    """Return the questions and answers that the tokenizer is learned from."""
+    """Return the questions and answers from which the tokenizer is learned."""
     turns = [turn for conversation in conversations[:LEARNED] for turn in conversation.turns]
     return [part for question, answer in turns for part in (question, f" {answer}")][: 40 * LEARNED]
 
 
 def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
-    """Choose `count` questions of each task, at most two of a task about one picture."""
+    """Choose validation questions: `count` of each task, at most two of the same task about one picture."""
     chosen: dict[str, list[Question]] = defaultdict(list)
     for conversation in conversations:
         used: dict[str, int] = defaultdict(int)
@@ -83,8 +94,8 @@ def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
 
 
 def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the note of each turn: its task and the right answer. Raises InputError if notes are malformed, naming the
-    row."""
+    """Return for each question of a conversation a dict with the keys "task", "expected" (the right short answer) and
+    "claims" (the facts of a right description). Raises InputError, which names the row, if they are malformed."""
     notes = conversation.notes.get("turns")
     kinds = {"task": str, "expected": str, "claims": list}
     if (
@@ -102,8 +113,10 @@ def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
 
 @dataclass
 class Asked:
-    """A batch of Q questions as inputs of `generate`, padded on the left. pixels: (Q, 3, H, W) uint8. tokens, mask: (Q,
-    L)."""
+    """A batch of Q validation questions as inputs of `generate`, padded on the left to L tokens.
+
+    pixels: (Q, 3, H, W) uint8. tokens, mask: (Q, L), token ids and attention mask.
+    """
 
     pixels: Tensor
     tokens: Tensor
@@ -112,11 +125,14 @@ class Asked:
 
 
 class Rows(Dataset[tuple[np.ndarray, ...]]):
-    """A dataset of packed rows. Its index is (conversation, seed). The seed sets the order of the conversation's
-    questions, which are packed in this order as far as they fit.
+    """A dataset of training rows: each has one picture, and questions about it packed one after another.
 
-    cells: labels of each picture's cells. side: pixels of a picture's side. lead: tokens before the first question.
-    length: number of tokens in a row. pad: the padding token. prefer_reading: see `SceneOptions`.
+    An index is (conversation, seed). The seed sets the order of the conversation's questions; those that fit are packed
+    in this order.
+    encoded: all conversations as tokens. cells: labels of the picture cells of each conversation. side: height and
+        width of a picture in pixels. lead: tokens before the first question.
+    length: number of tokens in a row. pad: id of the padding token. prefer_reading: from 0 to 1: how strongly questions
+        about printed text are preferred if not all fit.
     """
 
     def __init__(
@@ -138,7 +154,7 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
         turns = self.encoded.turns(number)
         draw = np.random.default_rng(seed)
         ranks = draw.random(len(turns))
-        if self.prefer_reading:  # questions that need reading get lower ranks, so that they come first
+        if self.prefer_reading:  # questions about printed text get lower ranks, so that they come first
             ranks *= [1 - self.prefer_reading * bool((read != NOWHERE).any()) for _, _, read in turns]
         order = np.argsort(ranks)
         row = pack(self.lead, [turns[index] for index in order], self.length, self.pad)
@@ -149,8 +165,10 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
 
 
 class Questions(Dataset[Question]):
-    """A dataset of the development split's questions, one by one. side: pixels of a picture's side. lead: text before a
-    question, see `prefix`."""
+    """A dataset of the validation questions, one item each.
+
+    side: height and width of a picture in pixels. lead: the text before a question, with the image tokens.
+    """
 
     def __init__(self, questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast, side: int, lead: str) -> None:
         self.questions, self.tokenizer, self.side, self.lead = questions, tokenizer, side, lead
@@ -169,15 +187,17 @@ class Questions(Dataset[Question]):
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """Options of `SceneData` that a recipe sets.
+    """Options of `SceneData` that a training configuration sets.
 
-    pieces: number of tokens of the tokenizer if it is learned.
-    rows: number of pictures in one process's batch, one in each row. length: number of tokens in a row.
-    dev_questions: number of questions of each task that are answered at each validation.
-    image, patches: pixels of a picture's side, and number of patches of a picture.
-    printed_share: share of pictures with printed letters or digits; None: as in the corpus.
-    prefer_reading: from 0 to 1: how strongly questions that need reading are preferred if not all fit in a row.
-    max_bad_share, allow_absolute_paths: see `Admission`.
+    pieces: vocabulary size of the tokenizer, if it is learned.
+    rows: batch size of one process; each row has one picture. length: number of tokens in a row.
+    dev_questions: number of validation questions of each task.
+    image: height and width of a picture in pixels. patches: number of image patches of a picture.
+    printed_share: share of pictures that contain printed letters or digits; None: as in the training set.
+    prefer_reading: from 0 to 1: how strongly questions about printed text are preferred if not all questions fit in a
+        row.
+    max_bad_share: maximum share of rows that may be unusable. allow_absolute_paths: whether pictures may lie outside
+        the folder of the training set.
     """
 
     pieces: int = 1024
@@ -201,9 +221,10 @@ class SceneOptions:
 
 
 class SceneData(LightningDataModule):
-    """A data module: scenes in the layout of llava_v1_5_mix665k, with labels of what each image patch shows.
+    """A data module for questions about synthetic pictures, in the file format of llava_v1_5_mix665k, with labels of
+    what each image patch shows.
 
-    corpus: folder with {split}.json, {split}.cells.npy and images/.
+    corpus: folder with {split}.json, {split}.cells.npy (the labels) and images/.
     tokenizer: folder of the tokenizer. If it is empty, a tokenizer is learned from the training text and saved there,
         together with the encoded text.
     options: fields of `SceneOptions`.
@@ -224,12 +245,14 @@ class SceneData(LightningDataModule):
         self.encoded = self._encoded(conversations)
         reads = np.concatenate([[0], np.cumsum(self.encoded.patches != NOWHERE)])
         ends = np.concatenate([[0], self.encoded.bounds[:, 1]])[self.encoded.first]
-        self.printed = reads[ends[1:]] > reads[ends[:-1]]  # (N,) whether each conversation asks for printed text
-        self.whole = np.ones(len(self.printed), bool)  # (N,) whether each picture's file is readable; set in `setup`
+        # (N,) bool, for each conversation whether a question asks for printed text
+        self.printed = reads[ends[1:]] > reads[ends[:-1]]
+        # (N,) bool, for each picture whether its file can be read; `setup` fills it
+        self.whole = np.ones(len(self.printed), bool)
 
     @property
     def units(self) -> list[str]:
-        """Return the tokens, ordered by id. The command line passes them to the model."""
+        """Return the tokens, ordered by id. The command line passes them to `VlmModule`."""
         return token_list(self.tokenizer)
 
     def _encoded(self, conversations: list[Conversation] | None) -> Encoded:
@@ -244,7 +267,7 @@ class SceneData(LightningDataModule):
         return Encoded.load(kept)
 
     def prepare_data(self) -> None:
-        """Check all pictures, in one process only."""
+        """Check all picture files, in one process only."""
         self.setup("fit")
 
     def setup(self, stage: str) -> None:
@@ -279,8 +302,10 @@ class SceneData(LightningDataModule):
             )
 
     def _whole(self, images: Sequence[Path], listed: Path) -> np.ndarray:
-        """Return for each picture whether its file can be read. Bad files are logged. listed: the list, for
-        messages."""
+        """Return (N,) bool: for each picture whether its file can be read. Bad files are logged.
+
+        images: the pictures' paths. listed: the file that lists them, for messages.
+        """
         bad = BadRows()
         found = sizes_of(images, self.kept, self.options.image)
         for image, value in zip(images, found, strict=True):
@@ -293,7 +318,8 @@ class SceneData(LightningDataModule):
         return np.array([not isinstance(value, str) for value in found], bool)
 
     def train_dataloader(self) -> DataLoader:
-        """Load the next batches of an endless sequence that all processes share: the shuffled pictures, repeated."""
+        """Make the loader of this epoch's batches. They continue an endless sequence of pictures: one shuffled pass
+        over the training set after the other. Each process gets its share of the sequence."""
         assert self.trainer is not None
         world, rank = self.trainer.world_size, self.trainer.global_rank
         begin = self.trainer.current_epoch * self.options.steps_per_epoch * self.options.rows * world
@@ -315,16 +341,19 @@ class SceneData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
     def lap_length(self) -> int:
-        """Return the number of pictures in one pass over the corpus. With `printed_share`, pictures without print may
-        be left out."""
+        """Return the number of pictures in one pass over the training set. To reach `printed_share`, a pass leaves out
+        some pictures without printed text."""
         printed, count = int((self.printed & self.whole).sum()), int(self.whole.sum())
         rest = count - printed
         share = self.options.printed_share if printed else None
         return count if share is None else printed + min(rest, round(printed * (1 - share) / share))
 
     def order(self, lap: int, length: int) -> np.ndarray:
-        """Shuffle the picture indices of pass `lap` over the corpus, `length` in all: every picture; or, with
-        `printed_share`, every picture with print, filled up with others."""
+        """Return the picture indices of one pass over the training set, shuffled.
+
+        lap: number of the pass, from 0. length: number of pictures, from `lap_length`: all; or, to reach
+            `printed_share`, all with printed text and a random part of the others.
+        """
         draw = np.random.default_rng([self.options.seed, lap])
         if length == self.whole.sum():
             return draw.permutation(np.flatnonzero(self.whole))
@@ -332,15 +361,18 @@ class SceneData(LightningDataModule):
         return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
 
     def val_dataloader(self) -> DataLoader:
-        """Load every n-th question in each of n processes, see `question_loader`."""
+        """Make the loader of the validation questions of this process: every n-th one if there are n processes."""
         assert self.trainer is not None
         dataset = Questions(self.questions, self.tokenizer, self.options.image, self.lead)
         return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)
 
 
 def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
-    """Load the questions of process `rank` of `world` processes (every `world`-th), in batches of up to 40. Questions
-    that ask for a description have separate batches, because their answers are longer."""
+    """Make the loader of one process's validation questions, in batches of up to 40. Questions that ask for a
+    description have separate batches, because their answers are longer.
+
+    rank: index of this process. world: number of processes; each gets every `world`-th question.
+    """
     batches = []
     for described in (False, True):
         numbers = [n for n, question in enumerate(dataset.questions) if (question.task == "describe") == described]
@@ -350,7 +382,7 @@ def question_loader(dataset: Questions, rank: int, world: int) -> DataLoader:
 
 
 def picture(path: Path, side: int) -> np.ndarray:
-    """Read a picture as (3, side, side) uint8. Raises InputError if it has another size."""
+    """Read a picture as (3, side, side) uint8. Raises InputError if it does not have `side` x `side` pixels."""
     pixels = read_image(path)
     if pixels.shape != (side, side, 3):
         raise InputError(f"'{path}' must be {side} x {side} pixels, but is {pixels.shape[1]} x {pixels.shape[0]}.")

@@ -29,8 +29,10 @@ from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
-    """Load the training module with the average weights of the checkpoints. Returns the module, and the training step
-    of the last checkpoint."""
+    """Load the training module with the average of several checkpoints' weights.
+
+    Returns: the module, and the number of training steps of the last checkpoint.
+    """
     plain = {"start": None, "compiled": False}
     return load_averaged(
         lambda options: VlmModule(**{**options, "shape": Shape(**options["shape"]), **plain}), checkpoints
@@ -39,8 +41,11 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
 
 @torch.no_grad()
 def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> LlavaForConditionalGeneration:
-    """Average the model's weights in place with those of the folder `other`. share: weight of the model, 0 to 1.
-    Returns the model from `other`."""
+    """Replace the model's weights by a weighted average with those of another model.
+
+    other: the other model's folder. share: weight of `model` in the average, 0 to 1; the other's is 1 - share. Returns:
+        the other model.
+    """
     earlier = type(model).from_pretrained(other, dtype=torch.float32)
     weights = earlier.state_dict()
     own = model.state_dict()
@@ -52,8 +57,8 @@ def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> Llav
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaProcessor:
-    """Build the model's processor: it scales pictures to the model's square and values to -1 ... 1, and it has the chat
-    template."""
+    """Build the model's processor. It resizes pictures to the model's square, scales values to -1 ... 1, and has the
+    chat template."""
     return LlavaProcessor(
         image_processor=SiglipImageProcessor(size={"height": shape.image, "width": shape.image}),
         tokenizer=tokenizer,
@@ -68,13 +73,14 @@ def build_processor(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> LlavaPr
 def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, mean_with: Path | None = None, share: float = 0.5
 ) -> Path:
-    """Write the model's folder in half precision. If writing fails, an existing folder stays as it was. An earlier
-    model card is kept.
+    """Write the trained model's folder, in half precision. If writing fails, an existing folder stays as it was. An
+    existing model card is kept.
 
-    checkpoints: their weights are averaged.
-    mean_with: folder of the model that the run began from. The exported weights are then the average of that model and
-        the run's (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
-    share: weight of the run's model in this average, 0 to 1.
+    checkpoints: training checkpoints; their weights are averaged. tokenizer_folder: the folder of its tokenizer. out:
+        the folder to write.
+    mean_with: folder of the model from which the training began; the exported weights are the average of its weights
+        and the trained ones (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
+    share: weight of the trained model in this average, 0 to 1.
     """
     if not 0 <= share <= 1:
         raise InputError(f"`share` must be from 0 to 1, but is {share}.")

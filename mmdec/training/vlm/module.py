@@ -1,7 +1,8 @@
-"""Training of the small vision-language model, in two phases: first the image encoder alone, then the whole model.
+"""Training of the small vision-language model in two phases: first the image encoder alone, then the whole model.
 
-From random weights, the language model's loss trains the encoder very slowly. So the encoder first learns alone what
-image patches show (letters, objects, colours). Then the whole model learns this and the answers together.
+The loss of the language model alone trains a randomly initialised encoder very slowly. So the encoder is first trained
+by itself to recognise what image patches show (letters, objects, colours). Then the whole model is trained, on this
+task and on the answers.
 """
 
 from __future__ import annotations
@@ -44,24 +45,28 @@ TASKS = (
     "price", "price_of", "relation", "route", "shape", "size", "time", "time_of",
     "town_of", "where", "word", "yes_no",
 )  # fmt: skip
-CELLS = 8  # number of cells of one patch, each labelled with what it shows
-LONGEST = (48, 200)  # at validation, the most tokens of a short answer, and of a description
+CELLS = 8  # number of cells of one image patch; each has labels of what it shows
+LONGEST = (48, 200)  # maximum new tokens in validation: of a short answer, and of a description
 
 
 @dataclass(frozen=True)
 class VlmOptions:
-    """Options of `VlmModule` that a recipe sets.
+    """Options of `VlmModule` that a training configuration sets.
 
-    vision_steps: number of first steps that train the encoder alone, with learning rate `vision_lr`.
-    decay_from, decay_steps: step where the learning rate begins to fall, and number of steps until it is zero.
-    cell_kinds: number of classes of each of a cell's labels. empty: loss weight of cells that show nothing.
-    guided: indices of the language model's layers that L_guide trains; None: those at one third, half and two thirds.
-    length_power: an answer of n tokens weighs n ** (1 - length_power) in the loss. At 0 a description weighs as much as
-        a hundred short answers, and colours and sizes are learned last.
-    half: compute matrix products in bfloat16; None: only if the processor is fast in it.
-    compiled: fuse the operations between matrix products (torch.compile).
-    start: a folder with an exported model, or a run's checkpoint, to begin from. fresh_projector: begin with a new
-        projector instead of the start model's.
+    lr, vision_lr: learning rates of the second and the first phase. vision_steps: number of steps of the first phase,
+        which trains the encoder alone.
+    warmup: steps at the beginning of each phase in which the learning rate rises.
+    decay_from, decay_steps: step at which the learning rate begins to fall, and number of steps until it is zero.
+    cell_weight, guide_weight: weights of L_cells and L_guide in the loss (see `VlmModule`).
+    cell_kinds: number of classes of the two labels of a cell: what it shows, and its colour. empty: weight in L_cells
+        of cells that show nothing.
+    guided: indices of the language model's layers that L_guide trains; None: those at one third, half and two thirds of
+        the depth.
+    length_power: an answer of n tokens has the weight n ** (1 - length_power) in the loss. At 0 a description weighs as
+        much as a hundred short answers, and colours and sizes are learned last.
+    half: compute matrix products in bfloat16; None: only if the CPU is fast in it. compiled: use torch.compile.
+    start: a folder with an exported model, or a training checkpoint, whose weights training begins with.
+        fresh_projector: whether the projector is initialised anew all the same.
     """
 
     lr: float = 3e-3
@@ -88,10 +93,11 @@ class VlmModule(LightningModule):
     """Trains the model with the loss L_answers + cell_weight L_cells + guide_weight L_guide; in the first
     `vision_steps` steps with L_cells alone.
 
-    L_cells: what each cell of each image patch shows. L_guide trains layers `guided` of the language model to read:
-    their first heads learn to attend to the patch with the printed character that comes next in the answer. The middle
-    one of these layers learns to tell in which cell of the patch the character is. Without L_guide, the model learns
-    which kind of answer to give long before it learns to read.
+    L_answers: cross-entropy of the answer tokens. L_cells: cross-entropy of what each cell of each image patch shows.
+        L_guide teaches the language model to read printed text, by two terms. First, attention: in the layers `guided`,
+        the first head learns to attend to the image patch with the character that comes next in the answer. Second,
+        position: from the middle one of these layers, a linear layer predicts in which cell of the patch the character
+        is. Without L_guide, the model learns the form of the answers long before it learns to read.
 
     units: the tokens, ordered by id. options: fields of `VlmOptions`.
     """
@@ -114,7 +120,7 @@ class VlmModule(LightningModule):
         self.model = build_model(self.shape, units, self.options.seed)
         self.cells = CellHeads(self.shape.vision_width, CELLS, tuple(self.options.cell_kinds))
         self.whitening = Whitening(self.shape.vision_width, self.shape.width)
-        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # `Whitening.fold` sets them
+        self.model.model.multi_modal_projector.linear_1.requires_grad_(False)  # its weights are set by `Whitening.fold`
         self.pointer = nn.Linear(self.shape.width, CELLS)
         kinds = [PRINTED.find(unit.strip("Ġ")) + 1 if len(unit.strip("Ġ")) == 1 else 0 for unit in units]
         # (tokens,) each token's index in PRINTED, from 1; 0: the token is not one of these printed characters
@@ -132,8 +138,11 @@ class VlmModule(LightningModule):
         self._counts: dict[str, list[float]] = {}
 
     def begin_from(self, start: str) -> None:
-        """Load the weights of an exported model, or of a checkpoint, which also has the auxiliary heads. With
-        `fresh_projector`, the projector is not loaded. Raises InputError if the sizes differ."""
+        """Load the weights to begin from. With the option `fresh_projector`, the projector is not loaded.
+
+        start: the folder of an exported model, or a training checkpoint, which also has the auxiliary heads. Raises:
+            InputError if the sizes differ.
+        """
         part: nn.Module = self if Path(start).is_file() else self.model
         if part is self:
             weights = read_checkpoint(Path(start))["state_dict"]
@@ -147,7 +156,8 @@ class VlmModule(LightningModule):
             raise InputError(f"`start` must fit, but the model of '{start}' does not ({one_line(error)})") from None
 
     def factor(self, step: int) -> float:
-        """Return the factor on the learning rate at a step. Both phases begin with a warm-up; the end decays to 0."""
+        """Return the factor that multiplies the learning rate `lr` at a step. Each phase begins with a warm-up; at the
+        end of training the factor falls to 0."""
         vision = self.options.vision_steps
         since = step if step < vision else step - vision
         rise = min(1.0, (since + 1) / max(self.options.warmup, 1))
@@ -155,8 +165,11 @@ class VlmModule(LightningModule):
         return rise * scale * self.rate(step)
 
     def losses(self, batch: Batch, vision_only: bool) -> dict[str, Tensor]:
-        """Return the batch's "loss" and its parts by name. vision_only: train the encoder alone, to tell what each
-        patch of the picture shows."""
+        """Compute the losses of a batch. vision_only: train the encoder alone, with L_cells.
+
+        Returns: the scalar to minimise under "loss"; its parts under "cells", "answers", "guide" and "pointer"; and
+            accuracies, whose names end in "right".
+        """
         states = see(self.model, batch.pixels.float() / 127.5 - 1, self._products, self._layers[0])
         parts: dict[str, Tensor] = {}
         total: Tensor = states.sum() * 0
@@ -195,8 +208,8 @@ class VlmModule(LightningModule):
         return parts | {"loss": loss}
 
     def project(self, states: Tensor) -> Tensor:
-        """Project the encoder's states (B, P, width) of P patches to the language model's inputs (B, P, H). The first
-        call measures the states for whitening."""
+        """Project the encoder's states (B, P, width) of P patches to input embeddings (B, P, H) of the language model.
+        The first call also computes the whitening from these states."""
         projector = self.model.model.multi_modal_projector
         if not self.whitening.measured:
             goes_on = self.options.start is not None and not self.options.fresh_projector
@@ -208,8 +221,11 @@ class VlmModule(LightningModule):
             self.whitening.fold(self.model.model.multi_modal_projector.linear_1)
 
     def guide_loss(self, looks: list[Tensor], batch: Batch) -> Tensor:
-        """Return -log of the guided heads' attention to the patch that shows the next printed character, the mean over
-        heads and tokens. looks: attention (B, L, L) of each guided head."""
+        """Return the attention loss: -log of a head's attention weight on the patch that shows the next printed
+        character, averaged over the guided heads and all such characters.
+
+        looks: attention weights (B, L, L) of the guided head of each layer.
+        """
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         first = (batch.tokens[0] == self.tokens[IMAGE]).long().argmax()
         at = first + batch.patches[row, query].long()
@@ -218,14 +234,16 @@ class VlmModule(LightningModule):
         return -shares.clamp_min(1e-6).log().mean() * weight if len(row) else shares.sum()
 
     def pointer_loss(self, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Predict which cell of a patch shows the next printed character. Returns the cross-entropy and the accuracy.
+        """Compute the loss of predicting which cell of a patch shows the next printed character. Returns: the
+        cross-entropy and the accuracy, scalars.
 
-        A patch holds two or three letters, so knowing the patch is not enough to read one. states: (B, L, H).
+        A patch holds two or three letters, so the patch alone does not tell which letter comes next. states: (B, L, H),
+        the output of the middle guided layer.
         """
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         kinds = self.printed[batch.labels[row, query]]
         shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (tokens, cells)
-        clear = (kinds > 0) & (shown.sum(-1) == 1)  # a character that a patch shows twice gives no unique target
+        clear = (kinds > 0) & (shown.sum(-1) == 1)  # if a patch shows the character twice, there is no unique target
         scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
         right = scores.argmax(-1) == shown.long().argmax(-1)
         losses = F.cross_entropy(scores, shown.long().argmax(-1), reduction="none") * clear
@@ -235,7 +253,8 @@ class VlmModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         parts = self.losses(batch, self.global_step < self.options.vision_steps)
         for name, value in parts.items():
-            accuracy = name.endswith("right")  # not averaged: a batch without printed text gives NaN
+            # accuracies are not averaged over processes: a batch without printed text gives NaN
+            accuracy = name.endswith("right")
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.tokens), sync_dist=not accuracy)
         return parts["loss"]
 
@@ -243,7 +262,8 @@ class VlmModule(LightningModule):
         self._counts = defaultdict(lambda: [0.0, 0.0])
 
     def validation_step(self, batch: Asked, batch_idx: int) -> None:
-        """Answer greedily and count right answers; skipped in the phase that trains the encoder alone."""
+        """Answer a batch of validation questions greedily, and count the right answers. Skipped in the first phase,
+        which trains the encoder alone."""
         if self.global_step < self.options.vision_steps and not self.trainer.sanity_checking:
             return
         for question, answer in zip(batch.questions, self.answer(batch), strict=True):
@@ -301,8 +321,12 @@ class VlmModule(LightningModule):
 
 
 def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
-    """Compute the loss weight of each answer token. turns: (B, L) number of each column's question. asked: (B, L) bool,
-    the N columns that predict an answer token. Returns (N,): each of an answer's n tokens weighs n ** -power."""
+    """Compute the loss weight of each of the N answer tokens: n ** -power, where n is the number of tokens of its
+    answer. Returns (N,).
+
+    turns: (B, L), the index of the question that each token belongs to. asked: (B, L) bool, True at the N positions
+        that predict an answer token.
+    """
     rows, columns = asked.nonzero(as_tuple=True)
     names = rows * (int(turns.max()) + 1) + turns[rows, columns]
     _, which, counts = torch.unique(names, return_inverse=True, return_counts=True)
@@ -310,8 +334,8 @@ def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:
-    """Turn an answer's tokens into text, up to token `end`. units: the byte-level spelling of each token. Only for
-    ASCII text, which the scenes' texts are."""
+    """Convert an answer's token ids to text, up to the token `end`. units: the byte-level spelling of each token.
+    Correct only for ASCII text, such as that of the synthetic pictures."""
     if end in tokens:
         tokens = tokens[: tokens.index(end)]
     return "".join(units[token] for token in tokens).replace("Ġ", " ").replace("Ċ", "\n").strip()

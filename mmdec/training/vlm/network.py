@@ -17,10 +17,11 @@ from mmdec.training.vlm.tokens import BEGIN, END, IMAGE, PAD
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the network. It is deep and narrow: the more layers the target has, the more time drafting saves."""
+    """Sizes of the network. It is deep and narrow, because speculative decoding saves more time the more layers the
+    target has."""
 
-    image: int = 128  # pixels of a side of the square picture
-    patch: int = 16  # pixels of a side of a patch
+    image: int = 128  # height and width of a picture in pixels
+    patch: int = 16  # height and width of an image patch in pixels
     vision_width: int = 192  # channels of the encoder's states
     vision_layers: int = 5
     vision_heads: int = 3
@@ -30,7 +31,7 @@ class Shape:
     heads: int = 4
     head_dim: int = 40  # channels of a head
     ffn: int = 416  # channels of the language model's feed-forward layers
-    positions: int = 1024  # the most tokens, image tokens included
+    positions: int = 1024  # maximum number of tokens in a text, image tokens included
 
     @property
     def patches(self) -> int:
@@ -38,8 +39,8 @@ class Shape:
 
 
 def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
-    """Return the configuration of a model with the tokens `units`. The projector reads the encoder's last layer,
-    without its norm. There is no class token."""
+    """Return the model's configuration. units: the tokens, ordered by id. The projector reads the output of the
+    encoder's last layer, without the final norm. There is no class token."""
     return LlavaConfig(
         vision_config=SiglipVisionConfig(
             hidden_size=shape.vision_width,
@@ -73,7 +74,8 @@ def configuration(shape: Shape, units: list[str]) -> LlavaConfig:
 
 
 def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditionalGeneration:
-    """Build a model with random weights. The position embeddings of patches begin as sines and cosines."""
+    """Build the model with random weights. The position embeddings of the image patches are initialised with
+    sinusoids."""
     torch.manual_seed(seed)
     model = LlavaForConditionalGeneration(configuration(shape, units))
     model.set_attn_implementation("eager")  # faster to train on a CPU than fused attention
@@ -84,8 +86,8 @@ def build_model(shape: Shape, units: list[str], seed: int) -> LlavaForConditiona
 
 
 def sines(side: int, width: int) -> Tensor:
-    """Return position embeddings (side * side, width) of `side` rows of `side` patches. A quarter of the channels each
-    is for sine and cosine of the row, and for sine and cosine of the column."""
+    """Make two-dimensional sinusoidal position embeddings (side * side, width) for a grid of side x side patches. Each
+    quarter of the channels is one of: sine of the row, cosine of the row, sine of the column, cosine of the column."""
     quarter = width // 4
     speeds = torch.exp(-math.log(100.0) * torch.arange(quarter) / quarter)
     angles = torch.arange(side)[:, None] * speeds  # (rows or columns, a quarter of the channels)
@@ -96,10 +98,11 @@ def sines(side: int, width: int) -> Tensor:
 
 
 def see(model: LlavaForConditionalGeneration, pixels: Tensor, dtype: torch.dtype, layer: Layer | None = None) -> Tensor:
-    """Run the vision encoder. pixels: (B, 3, H, W), -1 to 1. Returns: the projector's input (B, patches, vision width).
+    """Run the vision encoder. Returns: the input of the projector (B, patches, vision width).
 
-    dtype: dtype of matrix products; the residual stream stays in float32. layer: `vision_layer`, or its compiled
-        version. Layers get their weights as arguments, so that one compiled function serves all of them.
+    pixels: (B, 3, H, W), from -1 to 1. dtype: dtype of matrix products; the residual stream stays in float32.
+    layer: the function that computes one layer: `vision_layer` or its compiled version. It gets the weights as
+        arguments, so that a single compiled function serves all layers.
     """
     tower = model.model.vision_tower
     patches = tower.embeddings.patch_embedding
@@ -134,11 +137,13 @@ def speak(
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """Run the language model.
 
-    embeddings: (B, L, H). mask: (B, 1, L, L), added to the scores. positions: (B, L). dtype, layer: as for `see`.
-    watched: layers whose first head's attention is returned. inside: layer whose output is returned.
-
-    Returns: hidden states (B, L, H) after the last norm; attention (B, L, L) of each layer in `watched`; the output (B,
-        L, H) of layer `inside`.
+    embeddings: (B, L, H), the inputs. mask: (B, 1, L, L), added to the attention scores. positions: (B, L).
+    dtype: dtype of matrix products. layer: the function that computes one layer: `language_layer` or its compiled
+        version.
+    watched: indices of layers whose first head's attention weights are returned. inside: index of a layer whose output
+        is returned.
+    Returns: hidden states (B, L, H) after the last norm; attention weights (B, L, L) of each layer in `watched`; the
+        output (B, L, H) of layer `inside`, or None.
     """
     language = model.model.language_model
     cosine, sine = language.rotary_emb(embeddings, position_ids=positions)
@@ -166,9 +171,11 @@ def speak(
 def first_attention(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, norm: Tensor, queries: Tensor, keys: Tensor
 ) -> Tensor:
-    """Return the attention weights (B, L, L) of a layer's first head, for x (B, L, H), the layer's input.
+    """Return the attention weights (B, L, L) of a layer's first head.
 
-    mask: (B, 1, L, L), added to the scores. norm: (H,). queries, keys: the projections of all `heads` heads.
+    x: (B, L, H), the layer's input. mask: (B, 1, L, L), added to the scores. cosine, sine: rotary position embeddings.
+        heads: number of heads.
+    norm: (H,), weight of the layer's input norm. queries, keys: weights of the projections for all heads.
     """
     size = queries.shape[0] // heads
     y = F.rms_norm(x, (x.shape[-1],), norm, 1e-6)
@@ -180,8 +187,11 @@ Layer = Callable[..., Tensor]
 
 
 def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
-    """Apply one layer of SigLIP to P patches x (B, P, H). weights: norms, projections and biases, ordered as in
-    `see`."""
+    """Apply one SigLIP encoder layer to the states x (B, P, H) of P patches.
+
+    dtype: dtype of matrix products. weights: weight and bias of: first norm; query, key, value and output projections;
+        second norm; the two feed-forward layers.
+    """
     g1, b1, wq, bq, wk, bk, wv, bv, wo, bo, g2, b2, w1, c1, w2, c2 = weights
     width = x.shape[-1]
     y = F.layer_norm(x, (width,), g1, b1, 1e-6).to(dtype)
@@ -199,8 +209,12 @@ def vision_layer(x: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor) ->
 def language_layer(
     x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, heads: int, dtype: torch.dtype, *weights: Tensor
 ) -> Tensor:
-    """Apply one layer of Llama, with as many key heads as query heads, to x (B, L, H). mask: added to the scores.
-    cosine, sine: rotary positions. weights: norms and projections, ordered as in `speak`."""
+    """Apply one Llama decoder layer (without grouped-query attention) to x (B, L, H).
+
+    mask: (B, 1, L, L), added to the attention scores. cosine, sine: rotary position embeddings. dtype: dtype of matrix
+        products.
+    weights: those of: input norm; query, key, value and output projections; second norm; gate, up and down projections.
+    """
     n1, wq, wk, wv, wo, n2, wg, wu, wd = weights
     width = x.shape[-1]
     y = F.rms_norm(x, (width,), n1, 1e-6).to(dtype)
@@ -215,19 +229,20 @@ def language_layer(
 
 
 def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Apply rotary positions to states (B, heads, L, D) of heads with D channels; cosine and sine (B, L, D)."""
+    """Apply rotary position embeddings to queries or keys (B, heads, L, D). cosine, sine: (B, L, D)."""
     half = states.shape[-1] // 2
     swapped = torch.cat([-states[..., half:], states[..., :half]], -1)
     return states * cosine[:, None] + swapped * sine[:, None]
 
 
 class Whitening(nn.Module):
-    """The projector's first layer in training. It whitens the encoder's states: mean 0, variance 1 in all directions.
+    """The projector's first layer during training. It first whitens the encoder's states: mean 0, variance 1 in all
+    directions. Holds their mean, the whitening matrix, and the linear layer.
 
-    LLaVA's projector reads the encoder's residual stream directly. In a trained encoder, a few directions have almost
-    all of its variance, and letters are not among them: the language model saw colours and places, but could not read.
-    So the projector learns on whitened states. `fold` then merges whitening and layer into the exported model's first
-    layer, which gives the same output from the encoder's plain states.
+    LLaVA's projector reads the encoder's residual stream directly. In a trained encoder, a few directions have nearly
+    all of its variance, and what distinguishes letters is not among them: without whitening, the language model learned
+    colours and places, but not to read. `fold` merges whitening and linear layer into the first layer of the exported
+    model, which gives the same output without whitening.
     """
 
     def __init__(self, width: int, out: int, shrink: float = 0.01) -> None:
@@ -236,8 +251,9 @@ class Whitening(nn.Module):
         self.first = nn.Linear(width, out)
         nn.init.orthogonal_(self.first.weight)
         nn.init.zeros_(self.first.bias)
-        self.register_buffer("middle", torch.zeros(width))  # the states' mean
-        self.register_buffer("turn", torch.zeros(width, width))  # the whitening matrix; zeros until `measure`
+        self.register_buffer("middle", torch.zeros(width))  # mean of the encoder's states
+        # the whitening matrix; zeros until `measure` was called
+        self.register_buffer("turn", torch.zeros(width, width))
         self.middle: Tensor
         self.turn: Tensor
 
@@ -247,8 +263,12 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def measure(self, states: Tensor, layer: nn.Linear | None = None) -> None:
-        """Estimate mean and covariance of states (B, P, H), averaged over processes. layer: the first layer of a
-        trained projector, whose outputs this layer then begins with."""
+        """Estimate the mean and covariance of the encoder's states (B, P, H), averaged over processes, and set the
+        whitening.
+
+        layer: the first layer of a trained projector; the linear layer is set so that the outputs stay the same as
+            without whitening. None: a new projector.
+        """
         flat = states.flatten(0, 1).double()
         moments = torch.cat([flat.mean(0, keepdim=True), flat.T @ flat / len(flat)])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -264,21 +284,22 @@ class Whitening(nn.Module):
             self.first.bias.copy_(layer.bias + layer.weight @ self.middle)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Apply whitening and the projector's first layer to P patches' states (B, P, H). Returns: (B, P, out)."""
+        """Whiten states (B, P, H) of P patches and apply the linear layer. Returns: (B, P, out)."""
         return self.first((states - self.middle) @ self.turn)
 
     @torch.no_grad()
     def fold(self, layer: nn.Linear) -> None:
-        """Write whitening and weights into `layer`, which then gives the same output from states that are not
-        whitened."""
+        """Set the weights of `layer` so that it gives, from states without whitening, the same output as `forward`."""
         weight = self.first.weight @ self.turn
         layer.weight.copy_(weight)
         layer.bias.copy_(self.first.bias - weight @ self.middle)
 
 
 class CellHeads(nn.Module):
-    """Predicts what each cell of an image patch shows, as an auxiliary task. cells: number of cells in a patch. kinds:
-    number of classes of each label of a cell."""
+    """Auxiliary task of the encoder: linear classifiers that predict what each cell of an image patch shows.
+
+    cells: number of cells in a patch. kinds: number of classes of each label that a cell has.
+    """
 
     def __init__(self, width: int, cells: int, kinds: tuple[int, ...]) -> None:
         super().__init__()
@@ -287,14 +308,15 @@ class CellHeads(nn.Module):
         self.out = nn.Linear(width, cells * sum(kinds))
 
     def forward(self, states: Tensor) -> list[Tensor]:
-        """Return, for each label, logits (B, P, cells, classes). states: (B, P, H) of the encoder."""
+        """Classify the cells. states: (B, P, H) of the encoder. Returns: for each label of a cell, logits (B, P, cells,
+        classes)."""
         scores = self.out(self.norm(states))
         return list(scores.unflatten(-1, (self.cells, sum(self.kinds))).split(self.kinds, -1))
 
 
 def cell_loss(scores: Tensor, labels: Tensor, empty: float) -> Tensor:
-    """Return the mean cross-entropy of logits `scores` (..., classes) with labels (...). Label 0, an empty cell, has
-    the weight `empty`, other labels 1."""
+    """Return the weighted mean cross-entropy. scores: logits (..., classes). labels: (...), 0 for an empty cell. empty:
+    loss weight of empty cells; others have 1."""
     losses = F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
     weights = torch.where(labels.flatten() == 0, empty, 1.0)
     return (losses * weights).sum() / weights.sum() * token_weight(weights.sum())

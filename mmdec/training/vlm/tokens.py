@@ -1,6 +1,6 @@
-"""The small vision-language model's tokenizer; conversations as tokens in flat arrays on disk; and packed rows of them.
+"""The small vision-language model's tokenizer; conversations as token arrays on disk; and rows of packed questions.
 
-A row has several questions about one picture. The picture is encoded once. Each question attends to the picture and to
+A row has several questions about one picture, which is encoded once. Each question attends to the picture and to
 itself, not to other questions. Words in capitals are split into letters, and numbers into digits: in a trial with word
 pieces, the model learned to read digits but no words.
 """
@@ -24,7 +24,8 @@ from mmdec.training.corpora.chats import Conversation
 
 BEGIN, END, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
 USER, ASSISTANT = "USER:", "ASSISTANT:"
-PRINTED = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-"  # characters printed in pictures; labels of cells: 1, 2, ...
+# characters that may be printed in pictures; a cell's label is the index here plus 1
+PRINTED = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:-"
 LETTERS = r" ?[A-Z](?=[A-Z])|(?<=[A-Z])[A-Z]"
 DIGITS = r" ?[0-9]"
 TEMPLATE = (
@@ -39,7 +40,7 @@ TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedTokenizerFast:
-    """Learn a tokenizer with byte-level pieces from `texts`. pieces: number of tokens, special ones included."""
+    """Learn a byte-level tokenizer from texts. pieces: vocabulary size, special tokens included."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -79,7 +80,8 @@ def build_tokenizer(texts: Iterable[str], pieces: int = 1024) -> PreTrainedToken
 
 
 def kept_tokenizer(folder: Path, texts: Iterable[str], pieces: int) -> PreTrainedTokenizerFast:
-    """Load the tokenizer in `folder`, or learn one from `texts` and save it there."""
+    """Load the tokenizer in `folder`; if there is none, learn one from `texts` and save it there. pieces: vocabulary
+    size."""
     if not (folder / "tokenizer.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         build_tokenizer(texts, pieces).save_pretrained(folder)
@@ -87,34 +89,37 @@ def kept_tokenizer(folder: Path, texts: Iterable[str], pieces: int) -> PreTraine
 
 
 def prefix(patches: int) -> str:
-    """Return the text before the first question. It has an image token for each of `patches` patches."""
+    """Return the text before the first question, with one image token for each of the `patches` image patches."""
     return f"{BEGIN}{USER} {IMAGE * patches}\n"
 
 
 def asked(question: str) -> str:
-    """Return a question in the form in which it follows `prefix`."""
+    """Write a question as it stands in a row: followed by the name of the assistant role, after which the answer
+    comes."""
     return f"{question} {ASSISTANT}"
 
 
 def answered(answer: str) -> str:
-    """Return an answer in the form in which it follows its question."""
+    """Write an answer as it stands after its question in a row: with the end token."""
     return f" {answer}{END}"
 
 
-NOWHERE = 255  # stands for a patch's number if no patch shows the token's character
+NOWHERE = 255  # in place of a patch index: no patch shows the token's character
 FIELDS = ("tokens", "patches", "bounds", "first", "images")
-READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-Za-z0-9])")  # a printed word or number
+# finds words in capitals and numbers, which may be printed in the picture
+READ = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z0-9][A-Z0-9.:-]*[A-Z0-9]|[0-9])(?![A-Za-z0-9])")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """All N conversations with T turns, a question and its answer each, as flat arrays.
+    """All N conversations as flat arrays. They have T turns in total; a turn is a question with its answer.
 
-    tokens: the tokens of all turns, one turn after the other.
-    patches: for each token, the patch that shows its printed character, if it is an answer's; else NOWHERE.
-    bounds: (T, 2) the end of the question and of the answer of each turn, as indices into `tokens`.
-    first: (N + 1,) the first turn of each conversation.
-    images: the image path of each conversation.
+    tokens: token ids of all turns, one turn after the other.
+    patches: for each token, the index of the image patch in which its character is printed; NOWHERE for question tokens
+        and other answer tokens.
+    bounds: (T, 2), indices into `tokens`: the end of each turn's question, and the end of its answer.
+    first: (N + 1,), index of each conversation's first turn.
+    images: path of each conversation's picture.
     """
 
     tokens: np.ndarray
@@ -127,8 +132,8 @@ class Encoded:
         return len(self.first) - 1
 
     def turns(self, number: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return for each turn of conversation `number`: the question's tokens, the answer's tokens, and the patch that
-        shows each answer token."""
+        """Return the turns of one conversation, each as (question tokens, answer tokens, patch index of each answer
+        token or NOWHERE). number: index of the conversation."""
         turns = []
         for turn in range(self.first[number], self.first[number + 1]):
             begin = self.bounds[turn - 1, 1] if turn else 0
@@ -150,7 +155,8 @@ class Encoded:
 
 
 def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Encode all turns, in the form in which they follow the text of `prefix`, and find the patches of printed text."""
+    """Encode all turns of conversations as tokens, and find for each answer token the image patch where its character
+    is printed."""
     tokens: list[np.ndarray] = []
     patches: list[np.ndarray] = []
     bounds: list[tuple[int, int]] = []
@@ -175,10 +181,12 @@ def encode(conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizer
 def patches_read(
     answer: str, offsets: Sequence[tuple[int, int]], prints: Sequence[tuple[str, Sequence[int]]]
 ) -> np.ndarray:
-    """Find for each token of an answer the patch where its character is printed; NOWHERE if there is none.
+    """Find for each token of an answer the image patch in which its character is printed; NOWHERE if there is none.
 
-    offsets: begin and end of each token in the answer. prints: printed texts, each with the patch of each character. A
-        word or number that is printed twice is left out, because the answer may mean either.
+    offsets: (begin, end) of each token in `answer`. prints: the texts printed in the picture, each with the patch index
+        of each character.
+    A word or number that is printed twice gets no patches, because the answer may mean either. Returns: (tokens,)
+    uint8.
     """
     where: dict[int, int] = {}
     for word in READ.finditer(answer):
@@ -193,19 +201,21 @@ def patches_read(
     return np.array([NOWHERE if patch < 0 else patch for patch in read], np.uint8)
 
 
-IGNORED = -100  # label of positions that do not count in the loss: torch's default
-MASKED = -1e4  # added to the attention scores of tokens that must not be seen
+IGNORED = -100  # label of positions without a loss (the default `ignore_index` of torch's cross-entropy)
+MASKED = -1e4  # added to the attention scores of tokens that must not be attended to
 
 
 @dataclass
 class Batch:
-    """A batch of B rows of L tokens, one picture in each row.
+    """A batch of B rows of L tokens, each row with one picture and several packed questions.
 
-    pixels: (B, 3, H, W) uint8. tokens, positions: (B, L). labels: (B, L) the next token if it is an answer's, else
-        IGNORED.
-    turns: (B, L) 0 for the picture's prefix, then the number of the question; -1 for padding.
-    patches: (B, L) uint8, the patch that shows the next token, see `Encoded`.
-    cells: (B, P, cells, labels) uint8, what each cell of each image patch shows.
+    pixels: (B, 3, H, W) uint8. tokens: (B, L), token ids. positions: (B, L), position ids; each question's begin right
+        after the picture's.
+    labels: (B, L), the next token if it belongs to an answer, else IGNORED.
+    turns: (B, L), 0 for the text before the first question, then the number of the question from 1; -1 for padding.
+    patches: (B, L) uint8, index of the image patch in which the next token's character is printed; NOWHERE if there is
+        none.
+    cells: (B, P, cells, labels) uint8, labels of what each cell of each of the P image patches shows; 0: nothing.
     """
 
     pixels: Tensor
@@ -224,10 +234,12 @@ class Batch:
 def pack(
     prefix: np.ndarray, turns: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], length: int, pad: int
 ) -> tuple[np.ndarray, ...]:
-    """Pack turns, as many as fit, into one row. Returns tokens, labels, turns, positions and patches, each (length,).
+    """Pack as many turns as fit into one row.
 
-    prefix: tokens before the first question. turns: as from `Encoded.turns`. pad: token for the rest. Each turn's
-    positions begin right after the prefix.
+    prefix: tokens before the first question. turns: each as (question tokens, answer tokens, patch indices), as from
+        `Encoded.turns`. length: number of tokens in the row. pad: id of the padding token.
+    Returns: tokens, labels (the next token where it is an answer's), turns (number of each token's question), positions
+        and patches, each (length,). The positions of each turn begin right after the prefix.
     """
     tokens = np.full(length, pad, np.int64)
     labels = np.full(length, IGNORED, np.int64)
@@ -252,8 +264,11 @@ def pack(
 
 
 def turn_mask(turns: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the attention mask (B, 1, L, L) of rows: 0 for earlier tokens of the prefix and of the same turn, else
-    MASKED. turns: (B, L), see `Batch`."""
+    """Return the additive attention mask (B, 1, L, L): 0 where a token may attend (to the prefix and to its own turn,
+    not to later tokens), else MASKED.
+
+    turns: (B, L), number of each token's question; 0: prefix, -1: padding.
+    """
     same = turns[:, :, None] == turns[:, None, :]
     prefix = (turns == 0)[:, None, :] & (turns >= 0)[:, :, None]
     length = turns.shape[1]

@@ -1,1 +1,1 @@
-"""Training of drafters that read their target's features: EAGLE, MSD, SpecVLM, ViSpec and FLASH, for any target."""
+"""Training of drafters that read their target's hidden states: EAGLE, EAGLE-3, MSD, SpecVLM, ViSpec, FLASH, DFlash."""

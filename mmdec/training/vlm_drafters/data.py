@@ -1,4 +1,4 @@
-"""Training data of drafters: a corpus's questions with the answers that the target gives."""
+"""Training data of drafters: the questions of a corpus, with answers that the target generates."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from mmdec.types import InputError, Needs
 
 @dataclass(frozen=True)
 class Ramp:
-    """The share of samples with pictures in each of `epochs`: 0 in the first half, then rising, 1 in the last epoch.
+    """The share of training samples with pictures, which rises over `epochs` epochs as in MSD's paper.
 
-    With the 40 epochs of MSD's paper: 0 up to epoch 20, then 2 (epoch - 20) / 40, which is .05 to .95, and 1 in epoch
-    40.
+    It is 0 in the first half of the epochs, then rises linearly, and is 1 in the last one.
     """
 
     epochs: int = 40
@@ -50,8 +49,11 @@ class Ramp:
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """B questions with their answers. rows: names of the samples. answers: the target's tokens. prompts: the target's
-    input tensors; None if the features of all samples are stored, so that the target need not run."""
+    """A batch of questions with their answers.
+
+    rows: names of the samples. answers: token ids that the target generated. prompts: the target's input tensors for
+        each sample; None if the features of all samples are stored, so that the target need not be run.
+    """
 
     rows: list[str]
     answers: list[list[int]]
@@ -63,7 +65,8 @@ class DraftBatch:
 
 
 class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
-    """A dataset of samples, each with the target's input tensors, or with None if its features are in `stored`."""
+    """A dataset of questions. An item is a sample and the target's input tensors; None instead of the tensors if the
+    sample's features are stored (`stored` contains its name)."""
 
     def __init__(
         self,
@@ -82,8 +85,8 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return sample, None if sample.name in self.stored else self.prompting(sample)
 
     def collate(self, items: Sequence[tuple[Sample, Inputs | None]]) -> DraftBatch:
-        """Batch the items. If the features of one sample are missing, the input tensors of the whole batch are
-        built."""
+        """Make a batch of items. If the features of any sample are not stored, input tensors are made for all of
+        them."""
         if all(inputs is None for _, inputs in items):
             prompts = None
         else:
@@ -91,8 +94,8 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
         return DraftBatch([sample.name for sample, _ in items], [self.answers(sample) for sample, _ in items], prompts)
 
 
-TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that each kind of random choice has its own generator
-GROUP = 16  # number of batches whose samples are sorted by length together, so that a batch needs little padding
+TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that different random choices are independent
+GROUP = 16  # this number of batches is sorted by length together, so that a batch needs little padding
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,15 @@ class DraftDataOptions:
     """Options of `DraftData` that a recipe sets.
 
     samples: number of training questions; null: all. long_share: share of these with long answers; null: any answers.
-    max_tokens: the most tokens of an answer. frames, history, images: see `Questions`.
-    ramp: the share of samples with pictures in each epoch, which rises as in MSD; null: as in the corpus. If a corpus
-        has only questions with pictures, these are also used without their pictures.
-    base_dtype: dtype of the target. kept: folder where answers and features are stored. answered: train only on
-        questions with a stored answer; false: the target first answers the other questions.
+    max_tokens: maximum tokens of an answer. frames: number of frames taken from a video. history: maximum earlier turns
+        in the prompt of a question without pictures. images: folder of the pictures; null: next to the corpus file.
+    ramp: makes the share of samples with pictures rise over the epochs, as in MSD; null: the share is that of the
+        corpus. If a corpus has only questions with pictures, these are also used without their pictures.
+    base_dtype: dtype of the target. kept: folder where answers and features are stored. answered: true: train only on
+        questions with a stored answer; false: the target first answers the others.
     answer_batch: number of questions answered at once.
-    max_bad_share, allow_absolute_paths: see `Admission`.
+    max_bad_share: maximum share of unreadable rows or pictures. allow_absolute_paths: whether rows may name pictures
+        outside of the pictures' folder.
     """
 
     train_split: str = "train"
@@ -136,10 +141,11 @@ class DraftDataOptions:
 
 
 class DraftData(LightningDataModule):
-    """A data module: single questions of a corpus in the layout of llava_v1_5_mix665k, answered by the target.
+    """A data module: single questions of a corpus, with answers by the target. The corpus has the JSON format of
+    LLaVA's llava_v1_5_mix665k.
 
-    base: the target's folder, a vision-language or a language model. corpus: folder with {split}.json and images/; a
-        row may have "video", a folder of frames in images/. options: fields of `DraftDataOptions`.
+    base: folder or hub id of the target, a vision-language or language model. corpus: folder with {split}.json and
+        images/; a row may have "video", a folder of frames in images/. options: fields of `DraftDataOptions`.
     """
 
     def __init__(self, base: str, corpus: str, **options: Any) -> None:
@@ -149,9 +155,9 @@ class DraftData(LightningDataModule):
         self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
         self.batch_size, self.ramp, self.seed = self.options.batch_size, self.options.ramp, self.options.seed
         self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
-        self.stored: Container[str] = ()  # names of samples whose features are stored: they need no input tensors
+        self.stored: Container[str] = ()  # names of samples whose features are stored: no input tensors are made
 
-    # Files are read at first use: the command line's parser hides an error of `__init__` behind an error of its own.
+    # Files are read at first use, not in `__init__`: the parser of the command line would hide its error messages.
     @cached_property
     def prompting(self) -> Prompting:
         return Prompting(self.base)
@@ -166,13 +172,13 @@ class DraftData(LightningDataModule):
 
     @property
     def target_name(self) -> str:
-        """Return the name of the target's folder, or its hub id."""
+        """Return the name of the target's folder, or the target's hub id."""
         folder = Path(self.base)
         return folder.resolve().name if folder.is_dir() else self.base
 
     @cached_property
     def samples(self) -> dict[str, list[Sample]]:
-        """Return the chosen questions of the splits "train" and "dev". Without `dev_split`, the last training questions
+        """Return the chosen questions: "train" and "dev" -> samples. Without `dev_split`, the last training questions
         are held out as "dev"."""
         many, few, options = self.options.samples, self.options.dev_samples, self.options
         if options.dev_split is not None:
@@ -186,7 +192,7 @@ class DraftData(LightningDataModule):
                 f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
                 "or name a `dev_split`."
             )
-        held = {sample.name for sample in chosen[-few:]}  # by name, because a question may be listed twice
+        held = {sample.name for sample in chosen[-few:]}  # by name: a question may occur twice
         return {"train": [sample for sample in chosen[:-few] if sample.name not in held], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
@@ -197,24 +203,30 @@ class DraftData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the tokens, ordered by id. The command line passes them to every model."""
+        """Return the target's tokens as strings, ordered by id. The command line passes them to the training module."""
         return token_list(self.prompting.tokenizer)
 
     @property
     def mark(self) -> str:
-        """Return the part of folder names that tells apart runs whose answers may differ: the target's hash, its dtype
-        and the token limit."""
+        """Return a name for the folder of stored answers. It differs if answers may differ: it is made of the hash of
+        the target's weights, its dtype and the maximum tokens of an answer."""
         return f"{self.teacher.name}-{str(self.base_dtype).removeprefix('torch.')}-{self.options.max_tokens}"
 
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
-        """Open the store of the target's answers, whose keys are the samples' names. locks: until it is closed, no
-        other run writes to the same file. rank: number of this process, which has a file of its own."""
+        """Open the store of the target's answers: sample name -> token ids.
+
+        locks: until it is closed, no other training writes to the same file. rank: number of this process; each process
+            writes to a separate file.
+        """
         folder = self.kept / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
 
     def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> ReadingStore:
-        """Open the store of the target's features, whose keys are the samples' names. needs: which features. half:
-        compute them in bfloat16. rank: number of this process, which has files of its own."""
+        """Open the store of the target's features: sample name -> features.
+
+        needs: which layers' hidden states, and whether embeddings are stored. half: compute them in bfloat16. rank:
+            number of this process; each process writes to separate files.
+        """
         named = "_".join(str(layer) for layer in needs.layers)
         named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
         return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
@@ -227,23 +239,24 @@ class DraftData(LightningDataModule):
         until: float = math.inf,
         shown: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Let the target answer the questions that have no stored answer yet; only part `part` of `parts` parts of
-        them.
+        """Let the target answer the questions that have no stored answer yet.
 
-        Answers are stored at once, so an interrupted run can continue.
+        Each batch of answers is stored at once, so that the work can be interrupted and continued.
 
-        until: the time, in seconds since 1970, after which no batch is begun. shown: is called with the number of
-            answered questions and the number of all; None: progress is logged.
+        part, parts: answer every `parts`-th of these questions, beginning with number `part` (from 0), so that several
+            processes can share the work. device: where the target runs; None: where it is.
+        until: time in seconds since 1970, after which no batch is begun. shown: called with (number of answered
+            questions, number of all); None: progress is logged.
         Returns: the number of new answers.
         """
         if device is not None:
-            self.model.to(device)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
+            self.model.to(device)  # type: ignore[call-arg] # pyright misreads the decorated `to`
         fresh = 0
         with ExitStack() as locks:
             store = self.store(locks, part)
             questions = {sample.name: sample for sample in mixed_parts(self.samples["dev"], self.samples["train"])}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
-            # Sort by expected length within groups only, so that a run out of time does not have short answers only.
+            # Sort by expected length only within groups: if time runs out, there are not just short answers.
             size = GROUP * self.options.answer_batch
             groups = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
             missing = [sample for group in groups for sample in sorted(group, key=lambda sample: sample.words)]
@@ -259,10 +272,14 @@ class DraftData(LightningDataModule):
         return fresh
 
     def keep_features(self, needs: Needs, half: bool, part: int = 0, parts: int = 1) -> int:
-        """Compute and store the features that are not stored yet; only part `part` of `parts` parts of the samples.
+        """Compute and store the target's features of all samples, unless they are stored. Training with the option
+        `keep_features` does the same batch by batch.
 
-        A training run with the option `keep_features` does the same batch by batch. All drafters with the same `needs`
-        and `half` can use the stored features. Returns: the number of samples that were computed.
+        needs: which layers' hidden states, and whether embeddings are stored. half: compute in bfloat16. Drafters with
+            the same `needs` and `half` can share the stored features.
+        part, parts: compute every `parts`-th of these samples, beginning with number `part` (from 0), so that several
+            processes can share the work.
+        Returns: the number of samples that were computed.
         """
         self.setup("fit")
         store = self.feature_store(needs, half, part)
@@ -276,8 +293,8 @@ class DraftData(LightningDataModule):
         return len(missing)
 
     def prepare_data(self) -> None:
-        """Let the target answer questions without a stored answer, in one process only. Large targets take long: run
-        `python -m mmdec.training.vlm_drafters.regenerate` in several processes before."""
+        """Let the target answer the questions without a stored answer, in one process. For large targets this takes
+        long: run `python -m mmdec.training.vlm_drafters.regenerate` in several processes before."""
         if self.options.answered:
             return
         on_gpu = torch.cuda.is_available() and (
@@ -296,7 +313,7 @@ class DraftData(LightningDataModule):
                     f"`kept` must hold the target's answers, but lacks {len(chosen) - len(answered)} of {len(chosen)}. "
                     "Run python -m mmdec.training.vlm_drafters.regenerate first."
                 )
-        # The target itself gives the first token; an answer of one token leaves nothing to draft.
+        # The first token of an answer is never drafted, so an answer of one token is of no use.
         self.parts = {
             split: [sample for sample in rows if len(self.tokens.get(sample.name, ())) > 1]
             for split, rows in self.samples.items()
@@ -314,7 +331,8 @@ class DraftData(LightningDataModule):
         return self._loader(samples, batches)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Load every n-th question in each of n processes. The longest answers are batched together."""
+        """Return the loader of the development questions; each of n processes gets every n-th. Answers of similar
+        length are batched together."""
         assert self.trainer is not None
         rows = self.parts["dev"]
         order = sorted(range(len(rows)), key=lambda index: (len(self.tokens[rows[index].name]), index))
@@ -325,12 +343,14 @@ class DraftData(LightningDataModule):
         )
 
     def plan(self, epoch: int, rank: int = 0, world: int = 1) -> tuple[list[Sample], list[list[int]]]:
-        """Return the samples, and the batches of process `rank` of `world` in `epoch` (from 0) as lists of their
-        indices.
+        """Plan the batches of one process in one epoch.
 
-        Samples with pictures are one endless sequence: all of them, shuffled, again and again. Text-only samples are
-        another. Each epoch takes the next samples of both, in the ramp's share. A batch has samples of about equal
-        length. Every process gets the same number of batches.
+        Samples with pictures are taken in shuffled order, again and again; text-only samples likewise. Each epoch takes
+        the next samples of both kinds, in the shares of `ramp`. A batch has samples of similar length. Every process
+        gets the same number of batches.
+
+        epoch: from 0. rank, world: number of this process, and number of processes.
+        Returns: all samples, and for each batch the indices of its samples.
         """
         visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
@@ -350,7 +370,7 @@ class DraftData(LightningDataModule):
         for first in range(0, count, GROUP * size):
             group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._length(pool[index]), index))
             batches += [group[start : start + self.batch_size] for start in range(0, len(group), self.batch_size)]
-        # In one step, all processes get batches of about equal length: a step waits for the slowest process.
+        # In one training step, all processes get batches of similar length, because it waits for the slowest one.
         steps = [batches[start : start + world] for start in range(0, len(batches), world)]
         order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
         return pool, [steps[index][rank] for index in order]
@@ -387,16 +407,20 @@ class DraftData(LightningDataModule):
 
 
 def mixed_parts(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
-    """Order both splits' samples so that every tenth is from `held`, the development split, until it is used up. If
-    time runs out before all are answered, both splits then have answers."""
+    """Mix the samples of both splits: every tenth is from `held`, the development split, until it is used up.
+
+    So both splits have answers, even if time runs out before all questions are answered.
+
+    others: samples of the training split.
+    """
     places = [(10 * number, sample) for number, sample in enumerate(held)]
     places += [(number + number // 9 + 1, sample) for number, sample in enumerate(others)]
     return [sample for _, sample in sorted(places, key=lambda place: place[0])]
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str | None) -> Iterator[Sequence[Sample]]:
-    """Yield batches of `size` samples, and log progress from time to time. line: the message, with places for two
-    numbers; None: log nothing."""
+    """Yield batches of `size` samples, and log progress after every tenth batch. line: the message, with "{}" for the
+    number of samples done and for the number of all; None: log nothing."""
     for number, begin in enumerate(range(0, len(samples), size)):
         yield samples[begin : begin + size]
         done = min(begin + size, len(samples))

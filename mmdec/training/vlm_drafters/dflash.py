@@ -1,11 +1,11 @@
 """Training of DFlash (Chen et al. 2026, arXiv 2602.06036), which drafts a block of tokens in one pass.
 
-A block is a root, which is a token of the answer, and mask tokens after it. It attends to the target's columns before
-the root, and to itself in both directions. The k-th drafted token is compared with the target's distribution at this
-place of the true answer. Training draws some tokens of each answer as roots; validation takes all of them.
+A block is a root, which is a token of the answer, and mask tokens after it. It attends to the target's features before
+the root, and to itself in both directions. The k-th drafted token is compared with the target's distribution k tokens
+after the root in the true answer. Training draws some tokens of each answer as roots; validation takes all of them.
 
-B texts, M columns of the longest prompt, N of the longest answer, R roots of a text, b tokens of a block of which K
-draft, H channels, P compared states.
+In shapes: B texts, M positions of the longest prompt, N of the longest answer, R roots of a text, b tokens of a block,
+K drafted tokens of a block, H channels, P compared states.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from mmdec.types import InputError, Needs
 
 @final
 class DFlashModule(DraftModule):
-    """Trains DFlash. The paper's settings are `anchors` 512, `unroll_decay` 0.78 and `noise` 0. Unlike the paper, the
-    loss compares with the target's distributions, not with the answer's tokens.
+    """Trains DFlash. The paper's settings are `anchors` 512, `unroll_decay` 0.78 and `noise` 0. Unlike in the paper,
+    the loss compares with the target's distributions, not with the answer's tokens.
 
-    `unroll_decay` is the loss weight of a drafted token relative to the token before it, exp(-1 / 4) in the paper. The
-    mask token is the target's padding token unless `network` names one. anchors: the most roots drawn of an answer.
+    anchors: maximum number of roots that are drawn from an answer in a training step. `unroll_decay` is the loss weight
+    of a drafted token relative to the one before it, exp(-1 / 4) in the paper. The mask token is the target's padding
+    token unless `network` names one.
     """
 
     system: ClassVar[str] = "dflash"
@@ -47,13 +48,13 @@ class DFlashModule(DraftModule):
         self.hparams.update(anchors=anchors)
 
     def needed(self, config: DraftConfig) -> Needs:
-        """Return what training needs from the target's pass: the features of the layers that the network reads, and the
-        LM head's input (layer -1), from which the target's distributions are computed."""
+        """Return which hidden states of the target training needs: those that the network reads, and the LM head's
+        input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1))
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """Return the configuration of a new network: like a layer of the target, with its padding token as the mask
-        token, and with the recipe's changes."""
+        """Return the configuration of a new network: sizes are those of the target's layers, the mask token is the
+        target's padding token, and the recipe's `network` options override both."""
         config = DFlashConfig.like(teacher.config, **{"mask_token": teacher.pad, **self.options.network})
         if config.own_head or config.own_embedding:
             raise InputError(
@@ -64,7 +65,7 @@ class DFlashModule(DraftModule):
 
     @property
     def depth(self) -> int:
-        """Return the number of tokens that a block drafts: all are trained."""
+        """Return the number of tokens that a block drafts; the loss compares all of them."""
         return cast(DFlash, self.network).config.drafts
 
     @property
@@ -73,16 +74,22 @@ class DFlashModule(DraftModule):
         return min(self.options.chain, self.depth)
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """Draft up to `count` tokens from each of the N answer columns as a root. Returns for each depth s from 0 the
-        final normed states (B, N - s, H), of which column c predicts answer token c + s + 1."""
+        """Draft up to `count` tokens after each answer token.
+
+        Returns: for each depth s from 0, the network's final states (B, N - s, H). State c predicts answer token
+            c + s + 1.
+        """
         length = columns.mask.shape[1]
         roots = torch.arange(length, device=columns.mask.device).expand_as(columns.mask)
         states = torch.cat([self.blocks(columns, texts, part) for part in roots.split(self.anchors, 1)], 1)
         return [states[:, : length - step, step] for step in range(min(count, length))]
 
     def blocks(self, columns: Columns, texts: list[Reading], roots: Tensor) -> Tensor:
-        """Run the network over the blocks that begin at the columns `roots` (B, R), -1 for none. Returns: final normed
-        states (B, R, K, H), one for each of the K tokens that a block drafts."""
+        """Run the network over the blocks that begin at some answer tokens.
+
+        roots: (B, R), indices of these tokens in the answers; -1 for none.
+        Returns: final states (B, R, K, H), after the norm, one for each of the K tokens that a block drafts.
+        """
         network = cast(DFlash, self.network)
         answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)
         tokens = answers.gather(1, roots.clamp(min=0))[..., None].repeat(1, 1, network.config.block_size)
@@ -91,8 +98,8 @@ class DFlashModule(DraftModule):
         return block_states(network, columns, roots, block)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """Return the batch's "loss", and its parts for logging. "round" estimates the tokens per round of decoding with
-        chains of `CHAIN` drafted tokens."""
+        """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
+        round of decoding with chains of `CHAIN` drafted tokens."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         lengths = columns.mask.sum(1)
         roots = drawn_roots(lengths, self.anchors if self.training else columns.mask.shape[1])
@@ -119,15 +126,17 @@ class DFlashModule(DraftModule):
         return {**parts, "loss": self.loss_weights.tokens * total}
 
     def _compared(self, hidden: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-        """Compare P states `hidden` (P, H) with the target's, `expected`: the cross-entropy (P,) of their
-        distributions, and (P,) 1 where both find the same token likeliest, else 0."""
+        """Compare the distributions of the drafter's states `hidden` (P, H) and the target's, `expected` (P, H).
+
+        Returns: the cross-entropies (P,); and (P,) 1 where both have the same likeliest token, else 0.
+        """
         drafted, wanted = self.teacher.logits(hidden), self.teacher.logits(expected)
         return token_loss(drafted, wanted), (drafted.argmax(-1) == wanted.argmax(-1)).to(drafted.dtype)
 
 
 def drawn_roots(lengths: Tensor, most: int) -> Tensor:
-    """Draw up to `most` roots from the columns of each answer at random. lengths: (B,) number of columns. Returns:
-    column indices (B, R) int64, ascending; -1 at the end of rows with fewer roots."""
+    """Draw up to `most` tokens of each answer at random, as roots of blocks. lengths: (B,), number of tokens to draw
+    from. Returns: indices (B, R) int64, ascending; -1 at the end of rows with fewer roots."""
     width = int(lengths.max())
     outside = torch.arange(width, device=lengths.device) >= lengths[:, None]
     order = torch.rand(outside.shape, device=lengths.device).masked_fill(outside, 2.0).argsort(1)[:, : min(most, width)]
@@ -136,19 +145,20 @@ def drawn_roots(lengths: Tensor, most: int) -> Tensor:
 
 
 def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor) -> Tensor:
-    """Run the network over blocks that begin at columns of the answers.
+    """Run the network over blocks that begin at answer tokens.
 
-    roots: (B, R) the columns where blocks begin. block: (B, R * b, H), the embeddings of the blocks' b tokens each.
-    Returns: final normed states (B, R, K, H), one for each of K drafted tokens; values at a root of -1 are undefined.
+    roots: (B, R), indices of the blocks' first tokens in the answers; -1 for none. block: (B, R * b, H), embeddings of
+        the blocks' tokens, b for each block.
+    Returns: final states (B, R, K, H), after the norm, one for each of K drafted tokens; undefined at a root of -1.
     """
     size, at = network.config.block_size, roots.clamp(min=0)
-    # A block attends to the target's columns before its root. `Columns` stores each column's feature under the token
-    # after it, so the last of these columns has the root's index.
+    # A block attends to the target's features before its root. `Columns` stores the feature of a token under the index
+    # of the next token, so the last of these features has the root's index.
     read = torch.cat([columns.states, network.fuse(columns.embeds, columns.features)], 1)
     before = torch.cat([columns.prompt_positions, columns.positions], -1)
     own = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]
     seen = torch.cat([columns.prompt_mask[:, None].expand(-1, roots.shape[1], -1), own], 2)  # (B, R, M + N)
-    mask = additive(seen, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), for all heads and a block's tokens
+    mask = additive(seen, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), the same for all heads
     positions = columns.positions.gather(1, at)[..., None] + torch.arange(1, size + 1, device=roots.device)
     for index in range(network.depth):
         context = network.context(read, before, index)
@@ -159,11 +169,11 @@ def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor
 
 
 def block_attention(queries: Tensor, context: Pair, own: Pair, mask: Tensor, size: int) -> Tensor:
-    """Compute the attention of blocks: to the target's columns, and within each block in both directions.
+    """Compute the attention of R blocks of b tokens each: to the target's features, and within each block in both
+    directions.
 
-    queries: (B, heads, R * b, d). context: keys and values (B, h, S, d) of S target columns. own: keys and values
-        (B, h, R * b, d) of the blocks. mask: additive (B, 1, 1, R, S), the target's columns that each block sees.
-    size: b, the tokens of a block.
+    queries: (B, heads, R * b, d). context: keys and values (B, h, S, d) of S features. own: keys and values (B, h,
+        R * b, d) of the blocks. mask: additive (B, 1, 1, R, S), which features each block sees. size: b.
     Returns: (B, heads, R * b, d).
     """
     groups, count = context[0].shape[1], mask.shape[3]

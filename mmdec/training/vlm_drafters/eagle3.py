@@ -1,10 +1,10 @@
 """Training of EAGLE-3 (Li et al. 2025, arXiv 2503.01840): training-time test, and a draft vocabulary from the answers.
 
-Training unrolls several drafting steps (`unroll.py`): from the second step on, the network reads its own states. Each
-step's distribution is compared with the target's at the same column, restricted to the draft vocabulary. Features are
-not compared. Columns where the target's likeliest token is not in the draft vocabulary do not count.
+Training unrolls several drafting steps: from the second step on, the network reads its own hidden states. Each step's
+distribution is compared with the target's at the same token, restricted to the draft vocabulary. Hidden states are not
+compared. Tokens at which the target's likeliest token is not in the draft vocabulary do not count.
 
-P answer columns of a batch, V tokens of the target's vocabulary, Vd of the draft vocabulary.
+In shapes: P answer tokens of a batch, V tokens of the target's vocabulary, Vd of the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mmdec.training.vlm_drafters.teacher import Reading, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns
 from mmdec.types import InputError, Needs
 
-# for each value of `columns`: how a picture's tokens enter the network, as fields of `Eagle3Config`
+# value of the option `columns`, which says how a picture's tokens enter the network -> fields of `Eagle3Config`
 CONVENTIONS: dict[str, dict[str, str]] = {
     "engine": {"positions": "temporal", "pictures": "placeholder"},
     "projected": {"positions": "text", "pictures": "projected"},
@@ -44,10 +44,10 @@ CONVENTIONS: dict[str, dict[str, str]] = {
 class Eagle3Module(DraftModule):
     """Trains EAGLE-3. The paper's settings are `unroll` 7, `unroll_decay` 0.8 and `noise` 0.
 
-    columns: how a picture's tokens enter the network; its configuration stores this. "engine", as vLLM serves drafters:
-        with the placeholder token's embedding, at the first axis of the target's positions. "projected", as in MSD:
-        with the projected visual embeddings, at positions counted like text. draft_vocab: number of tokens that can be
-        drafted, which are the most frequent ones in the training answers; 0: all.
+    columns: how a picture's tokens enter the network; its configuration stores this. "engine", as in vLLM: with the
+        embedding of the placeholder token, at the first axis of the target's positions. "projected", as in MSD: with
+        the projected visual embeddings, at positions counted like text.
+    draft_vocab: number of tokens that can be drafted: the most frequent ones in the training answers; 0: all.
     """
 
     system: ClassVar[str] = "eagle3"
@@ -69,22 +69,24 @@ class Eagle3Module(DraftModule):
         self.hparams.update(columns=columns, draft_vocab=draft_vocab)
 
     def needed(self, config: DraftConfig) -> Needs:
-        """Return what training needs from the target's pass: the features of the layers that the network reads, and the
-        LM head's input (layer -1), from which the target's distributions are computed."""
+        """Return which hidden states of the target training needs: those that the network reads, and the LM head's
+        input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1), embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """Return the configuration of a new network: like a layer of the target, with `columns`, `draft_vocab` and the
-        recipe's changes."""
+        """Return the configuration of a new network: sizes are those of the target's layers; `columns`, `draft_vocab`
+        and the recipe's `network` options override them."""
         own = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
         if own["draft_vocab_size"] >= teacher.config.vocab_size:
             own["draft_vocab_size"] = 0
         return Eagle3Config.like(teacher.config, **own)
 
     def first_network(self) -> DraftNetwork:
-        """Return the network that training begins with: loaded from `start`, or new. A new one gets its draft
-        vocabulary from the training answers, and its LM head begins as a copy of the target's, if the sizes are
-        equal."""
+        """Return the network that training begins with: loaded from the folder `start`, or new.
+
+        A new one gets its draft vocabulary from the training answers. Its LM head begins as a copy of the target's, if
+        the sizes are equal.
+        """
         network = cast(Eagle3, super().first_network())
         config = network.config
         if config.own_embedding or config.mask_token is not None:
@@ -95,7 +97,7 @@ class Eagle3Module(DraftModule):
         if self.options.start is None:
             kept = torch.arange(config.vocab_size)
             if config.mapped:
-                data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # undeclared by Lightning
+                data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
                 answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
                 kept = frequent_tokens(answers, config.vocabulary)
                 network.get_buffer("d2t").copy_(kept - torch.arange(len(kept)))
@@ -107,7 +109,8 @@ class Eagle3Module(DraftModule):
 
     @property
     def drafted(self) -> Tensor:
-        """Return (V,) int64: the index of each of the target's V tokens in the draft vocabulary; -1 for others."""
+        """Return (V,) int64: for each of the target's tokens, its index in the draft vocabulary; -1 if it is not
+        there."""
         network = cast(Eagle3, self.network)
         places = torch.full((network.config.vocab_size,), -1, device=self.device)
         drafted = torch.arange(network.vocabulary, device=self.device)
@@ -115,21 +118,23 @@ class Eagle3Module(DraftModule):
         return places
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the network's own LM head to states (..., H). Returns: logits (..., Vd) of the Vd drafted tokens,
-        float32."""
+        """Return logits (..., Vd) float32 over the draft vocabulary, by the network's LM head. hidden: (..., H)."""
         return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """Rank each true next token at each depth of a chain, by the network's own LM head, for simulated decoding; see
-        `rank_texts`."""
+        """Return, for simulated decoding, the rank that the network gives to each true token at each depth of a chain.
+
+        Returns: for each text of A answer tokens (A - 1, depth) int64. Entry [r, d] is the rank of answer token
+            r + 1 + d if token r is the root; 0: the likeliest.
+        """
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """Return the batch's "loss", and its parts for logging. "round" estimates the tokens per round of decoding with
-        chains of `CHAIN` drafted tokens."""
+        """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
+        round of decoding with chains of `CHAIN` drafted tokens."""
         probs, best = self.distributions(columns, texts)
-        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each column's row in `probs`
+        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each answer token's row in `probs`
         total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
         accepted, alive = columns.states.new_zeros(()), columns.mask
         weights = step_weights(torch.zeros_like(columns.mask).masked_scatter(columns.mask, best >= 0), self.depth)
@@ -153,16 +158,20 @@ class Eagle3Module(DraftModule):
         return {**parts, "loss": self.loss_weights.tokens * total}
 
     def _compared(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Compare P states `hidden` (P, H) with the target's `probs` (P, Vd) and likeliest tokens `best` (P,): the
-        cross-entropy (P,), 0 where `best` is -1; and (P,) 1 where both find the same token likeliest, else 0."""
+        """Compare the drafter with the target at P answer tokens.
+
+        hidden: (P, H), the drafter's states. probs: (P, Vd), the target's distributions over the draft vocabulary.
+        best: (P,), index of the target's likeliest token in the draft vocabulary; -1: it is not there.
+        Returns: the cross-entropies (P,), 0 where `best` is -1; and (P,) 1 where both have the same likeliest token.
+        """
         drafted = self.logits(hidden)
         entropy = -(probs * drafted.log_softmax(-1)).sum(-1)
         return entropy.masked_fill(best < 0, 0.0), (drafted.argmax(-1) == best).to(entropy.dtype)
 
     @torch.no_grad()
     def distributions(self, columns: Columns, texts: Sequence[Reading]) -> tuple[Tensor, Tensor]:
-        """Return the target's distributions (P, Vd) at P answer columns over the draft vocabulary's Vd tokens, and its
-        likeliest tokens (P,) as indices of this vocabulary; -1 for tokens outside of it."""
+        """Return the target's distributions (P, Vd) at P answer tokens over the draft vocabulary; and its likeliest
+        tokens (P,) as indices of the draft vocabulary, -1 for tokens outside of it."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.drafted, cast(Eagle3, self.network)
         tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))
@@ -178,8 +187,9 @@ class Eagle3Module(DraftModule):
 
 
 def frequent_tokens(answers: Iterable[Sequence[int]], size: int) -> Tensor:
-    """Return the `size` most frequent tokens of the answers, as ascending ids (size,) int64. Of equally frequent tokens
-    the lower ids are taken. If the answers have fewer tokens, the lowest other ids are added."""
+    """Return the ids of the `size` most frequent tokens of the answers, (size,) int64, ascending. Of equally frequent
+    tokens, those with lower ids are taken. If the answers have fewer different tokens, the lowest other ids are added.
+    """
     counts = Counter[int]()
     for answer in answers:
         counts.update(answer)

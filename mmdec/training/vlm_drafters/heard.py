@@ -1,4 +1,4 @@
-"""Training data for drafters of audio language models: recordings with the transcripts that the target writes."""
+"""Training data for drafters of audio language models: recordings, with transcripts that the target generates."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from mmdec.training.vlm_drafters.samples import SUBSET, Inputs, Sample
 
 
 class Listening:
-    """Makes the target's inputs for a recording as `mmdec.transcribe` does, with the target's processor."""
+    """Makes the target's input tensors for a recording, as `mmdec.transcribe` does. It holds the target's processor."""
 
     def __init__(self, heard: LoadedAudioLm) -> None:
         self.heard, self.tokenizer = heard, heard.tokenizer
 
     def __call__(self, sample: Sample) -> Inputs:
-        """Return the inputs of one recording, as a batch of one. Raises InputError if the recording is too long for the
-        processor."""
+        """Return the input tensors of one recording, with batch size 1. Raises InputError if the recording is longer
+        than the processor accepts."""
         assert sample.sound is not None
         return self.heard.inputs([self.heard.check(sample.sound.samples())])
 
 
 class HeardData(DraftData):
-    """A data module: recordings, with the target's transcripts to train on instead of the corpus's.
+    """A data module: recordings, with transcripts that the target generates, which replace the corpus's own.
 
-    base: folder or hub id of the target, an audio language model. corpus: a folder in LibriSpeech's layout, or a
-        manifest, see `read_utterances`. options: fields of `DraftDataOptions`; `frames`, `history`, `images` and `ramp`
-        have no effect here.
+    base: folder or hub id of the target, an audio language model. corpus: a folder of audio files and transcripts as
+        in LibriSpeech, or a manifest file, as `read_utterances` reads it. options: fields of `DraftDataOptions`;
+        `frames`, `history`, `images` and `ramp` have no effect here.
     """
 
     @cached_property

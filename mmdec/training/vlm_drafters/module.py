@@ -1,11 +1,11 @@
-"""Training of a drafter that reads its target's features: what all drafter systems share.
+"""Training of a drafter that reads its target's features (hidden states): what all kinds of drafters share.
 
 The target is frozen: no gradient passes through it, and Lightning neither saves nor moves it. One target pass over
-prompt and answer gives the inputs and training targets of all unrolled drafting steps. Features of samples that are
-used again can be stored on disk. Only answer tokens count in the loss.
+prompt and answer gives inputs and labels of all unrolled drafting steps. Features can be stored on disk, for samples
+that are used again. Only answer tokens count in the loss.
 
-Validation simulates decoding. For this it needs only the rank that the drafter gives to each true next token, from
-every root. An accepted draft equals the text, so features computed along the text are those of real decoding.
+Validation simulates decoding. For this it needs only the rank that the drafter gives to each true next token, with
+every answer token as a root. Accepted drafts equal the answer, so its features are those of real decoding.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
 from mmdec.types import InputError, Needs
 
-CELLS = 1 << 26  # the most logits (positions x tokens) in memory at a time: more are computed in pieces
-TOP = 10  # number of the target's likeliest tokens whose order the loss ListMLE compares
+CELLS = 1 << 26  # maximum logits (positions x vocabulary) in memory at a time; more are computed in pieces
+TOP = 10  # the ListMLE loss compares the order of this many of the target's likeliest tokens
 T = TypeVar("T")
-HEAD = "lm_head.weight"  # a network's own LM head, if it has one: AdamW trains it, not Muon
+HEAD = "lm_head.weight"  # parameter name of a network's LM head, if it has one; AdamW trains it, not Muon
 
 
 @dataclass(frozen=True)
 class Weights:
     """Weights of the parts of the loss. EAGLE, MSD and SpecVLM use 1 for `features` and 0.1 for `tokens`.
 
-    features: SmoothL1 of the features, mean over channels. tokens: cross-entropy with the target's distribution.
+    features: SmoothL1 loss of the features, mean over channels. tokens: cross-entropy with the target's distribution.
     distribution: L1 distance of the two distributions, summed over tokens. ranks: ListMLE of the target's ten best
         tokens.
     """
@@ -69,7 +69,7 @@ class Weights:
 
 
 def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
-    """Return the SmoothL1 loss (P,) between features (P, H) at P positions, the mean over the H channels."""
+    """Return the SmoothL1 loss (P,) between features (P, H) at P positions, averaged over the H channels."""
     return smooth_l1_loss(predicted, expected, reduction="none").mean(-1)
 
 
@@ -86,8 +86,8 @@ def distribution_loss(predicted: Tensor, expected: Tensor) -> Tensor:
 def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
     """Return the ListMLE loss (P,) (Xia et al. 2008) of the drafter's logits (P, V) over V tokens.
 
-    The target orders its best tokens. The loss is minus the log-probability of this order under the Plackett-Luce model
-    with the drafter's scores.
+    It is minus the log-probability of the order of the target's ten likeliest tokens, under the Plackett-Luce model
+    with the drafter's logits as scores. expected: the target's logits (P, V).
     """
     order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
     scores = predicted.gather(-1, order)
@@ -103,8 +103,8 @@ PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
-    """Call `function` on tensors (P, ...), at most `width` rows at a time, to save memory. Returns the result of each
-    call. With more than one call, activations are not stored but computed again in the backward pass."""
+    """Call `function` on the tensors `rows`, (P, ...), at most `width` of the P entries at a time, to save memory.
+    Returns a list of results. With several calls, activations are recomputed in the backward pass, not stored."""
     if len(rows[0]) <= width:
         return [function(*rows)]
     pieces = zip(*(part.split(width) for part in rows), strict=True)
@@ -114,11 +114,10 @@ def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
 def losses(
     predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
-    """Compare the drafter's features (P, H) with the target's. Returns the weighted sum as "loss", its parts, and
-    "right": the share of positions where both find the same token likeliest.
+    """Compare the drafter's features (P, H) with the target's. Returns name -> value: "loss", the weighted sum; its
+    parts; and "right", the share of positions at which both have the same likeliest token.
 
-    logits: applies the LM head, (P, H) -> (P, V). weights: of the loss's parts. cells: the most logits in memory at a
-        time.
+    logits: the LM head, (P, H) -> (P, V). weights: of the loss's parts. cells: maximum logits in memory at a time.
     """
     parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
 
@@ -144,14 +143,14 @@ class DraftOptions:
 
     network: changes to the network's configuration; by default the network is like one layer of the target.
     start: folder of a saved network to begin from.
-    half_teacher: compute the target's matrix products in bfloat16, where the device is fast in it.
+    half_teacher: compute the target's matrix products in bfloat16, if the device is fast in it.
     unroll: number of unrolled drafting steps: the first reads the target's features, the others the network's own.
     unroll_from: before this training step, `unroll` is 1, which is faster.
-    unroll_decay: loss weight of a drafting step relative to the step before. through: let gradients flow through the
-        steps.
+    unroll_decay: loss weight of a drafting step relative to the step before. through: let gradients flow from a
+        drafting step into earlier ones.
     noise: random noise of up to noise * 512 / length is added to the features.
-    tokens, features, distribution, ranks: loss weights, see `Weights`; null: those of the drafter system.
-    keep_features: store features on disk, 2 H bytes a token, so that samples that are used again need no target pass.
+    tokens, features, distribution, ranks: weights of the parts of the loss; null: those of the drafter's paper.
+    keep_features: store features on disk (2 H bytes a token and layer), so that the target reads each sample only once.
     chain, tree_nodes: sizes of the drafts that validation simulates to log tokens per round.
     decoded: number of questions that validation also decodes for real, with trees of `tree_nodes` nodes.
     """
@@ -189,14 +188,14 @@ class DraftOptions:
 
 
 def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
-    """Return the FSDP wrapper that holds the weights' shards; None where every process has all weights."""
+    """Return the FSDP wrapper of the network, if its weights are sharded; None if every process has all weights."""
     wrapped: nn.Module | None = trainer.strategy.model
     return wrapped if isinstance(wrapped, FullyShardedDataParallel) else None
 
 
 @contextmanager
 def whole_weights(trainer: Trainer) -> Iterator[None]:
-    """Open a context in which every process has all weights, for reading. All processes must enter it."""
+    """In this context, every process can read all weights, also if they are sharded. All processes must enter it."""
     wrapped = sharded(trainer)
     if wrapped is None:
         yield
@@ -213,14 +212,14 @@ def rank_texts(
     texts: Sequence[Reading],
     drafted: Tensor | None = None,
 ) -> list[Tensor]:
-    """Rank the true tokens among the drafter's tokens, for simulated decoding. Rank 0 is the likeliest token.
+    """Compute the rank that the drafter gives to each true token, for simulated decoding; its likeliest has rank 0.
 
-    steps: step d has the features (B, N - d, H) of the answers' columns d ... N - 1, without noise. logits: applies the
-        LM head, features (..., H) -> (..., V). drafted: (V,) the index of each token among the logits, -1 if it cannot
-        be drafted; None: the index is the token's id.
+    steps: [d]: the drafter's features (B, N - d, H) at depth d, without noise; entry r belongs to root r. logits: the
+        LM head, (..., H) -> (..., V). drafted: (V,), each token's index among the logits, -1 if it cannot be drafted;
+        None: the index is the token's id.
 
-    Returns: for each text of A tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of token r + 1
-        + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
+    Returns: for each text of A answer tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of
+        token r + 1 + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
     """
     lengths = columns.mask.sum(1).tolist()
     rows, width = columns.mask.shape
@@ -237,23 +236,22 @@ def rank_texts(
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
-        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth), by root
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth), for each root
         ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], WIDTH).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
 
 class DraftModule(LightningModule):
-    """Abstract base of the training modules of all drafters. A subclass sets `system` and changes the loss or the
-    drafting steps. The target is the data module's `base`.
+    """Abstract base of the training modules of all drafters. A subclass sets `system`, the drafter's name, and changes
+    the loss or the drafting steps. The target is the data module's `base`.
 
-    The network with the most tokens per round in simulated chains is saved in `drafter/` of the trainer's root, where
-    `mmdec.load_drafter` can read it. units: ignored; the command line passes it to every model. options: fields of
-    `DraftOptions`.
+    The network with the most tokens per round in simulated chains is saved in the folder `drafter` of the trainer's
+    root folder, for `mmdec.load_drafter`. units: not used. options: fields of `DraftOptions`.
     """
 
     system: ClassVar[str]
     weights: ClassVar[Weights] = Weights()
-    words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # scores in the log
+    words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # names in logs
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
@@ -264,8 +262,8 @@ class DraftModule(LightningModule):
         self.loss_weights = Weights(**{**vars(self.weights), **overrides})
         settings = self.options
         self.rate = Schedule(settings.schedule, settings.warmup, settings.decay_from, settings.decay_steps)
-        self.best = 0.0  # tokens per round of the best network so far, which is saved
-        self.ranks: list[Tensor] = []  # ranks of true tokens in this validation's texts, see `rank_texts`
+        self.best = 0.0  # tokens per round, in simulated chains, of the best network so far, which is saved
+        self.ranks: list[Tensor] = []  # for each text of this validation: ranks of its true tokens, from `rank_texts`
         self.sums: dict[str, float] = {}
 
     @property
@@ -273,12 +271,12 @@ class DraftModule(LightningModule):
         return self.held[0]
 
     def setup(self, stage: str) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
         if not isinstance(data, DraftData):
             raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
         teacher = data.teacher
-        teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright does not bind it
-        self.held = (teacher,)  # a tuple hides the target from torch: it is neither saved nor trained
+        teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright misreads `to`
+        self.held = (teacher,)  # in a tuple, so that torch does not register the target: it is not saved or trained
         self.mark = teacher.name
         self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
         self.network = self.first_network()
@@ -289,28 +287,28 @@ class DraftModule(LightningModule):
             data.stored = self.store
 
     def needed(self, config: DraftConfig) -> Needs:
-        """Return what training needs from the target's pass: the features that the network reads, and those that the
-        loss compares with."""
+        """Return which hidden states and embeddings of the target training needs: those that the network reads, and
+        those that the loss compares with."""
         return Needs(layers=config.layers, embeds=config.projected)
 
     def draft_config(self, teacher: Teacher) -> DraftConfig:
-        """Return the configuration of a new network: like a layer of the target, with the recipe's changes."""
+        """Return the configuration of a new network: sizes of the target's layers, changed by the option `network`."""
         return network_class(self.system).config_class.like(teacher.config, **self.options.network)
 
     def first_network(self) -> DraftNetwork:
-        """Return the network that training begins with: new, like a layer of the target, or loaded from `start`."""
+        """Return the network that training begins with: a new one, or the one in the folder `start`."""
         kind, target = network_class(self.system), self.teacher.model
         if self.options.start is not None:
             network = load_network(Path(self.options.start), target)
             if type(network) is not kind:
                 raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
-            network.config = replace(network.config, **self.names)  # `start` may name an earlier version of the target
+            network.config = replace(network.config, **self.names)  # the names in `start` may be outdated
             return network.float().train()
         torch.manual_seed(self.options.seed)
         return kind(replace(self.draft_config(self.teacher), **self.names))
 
     def read(self, batch: DraftBatch) -> list[Reading]:
-        """Return the target's features for each text of a batch, either stored or computed now."""
+        """Return the target's features of each text of a batch. They are read from disk or computed now."""
         if self.store is not None:
             readings = self.store.read(batch.rows, batch.prompts, batch.answers)
         else:
@@ -319,31 +317,31 @@ class DraftModule(LightningModule):
         return [reading.to(self.device) for reading in readings]
 
     def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-        """Return the network's inputs for a batch. noise: see `DraftOptions`. In `texts`, the features of the layers
-        that the network reads come first; those of other layers, for the loss, may follow."""
+        """Return the network's inputs for a batch. texts: the target's features, first those that the network reads,
+        then those for the loss. noise: random noise of up to noise * 512 / length is added to them."""
         config = self.network.config
         size = len(config.layers) * config.target_size
         return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
 
     def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
-        """Return the batch's "loss", and its parts for logging. texts: the target's features. noise: random noise of up
-        to noise * 512 / length is added to them."""
+        """Return name -> value: the batch's "loss", and other values for the log. texts: the target's features. noise:
+        random noise of up to noise * 512 / length is added to them."""
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """Count at each depth of a chain the tokens that the drafter finds likelier than the true one, for simulated
-        decoding: see `rank_texts`."""
+        """Return for each text the ranks (A - 1, depth) that the drafter gives to the true tokens, for simulated
+        decoding; entry [r, d] is the rank of answer token r + 1 + d if token r is the root."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """Draft from each of the N answer columns as a root. Returns for each of `count` depths s from 0 the network's
-        features (B, N - s, H), of which column c predicts the feature of answer token c + s."""
+        """Draft `count` tokens from each of the N answer tokens as a root. Returns for each depth s from 0 the
+        network's features (B, N - s, H); entry c predicts the feature of answer token c + s."""
         return unrolled(self.network, columns, count, self.options.through)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """Return the batch's "loss", and its parts for logging. The names of the first drafting step's parts have no
-        number; later steps add only "right2", "right3", ..."""
+        """Return name -> value: the batch's "loss", and for the log the parts of the first drafting step's loss, and
+        "right", "right2", ...: in each step, how often drafter and target have the same likeliest token."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
@@ -366,12 +364,12 @@ class DraftModule(LightningModule):
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
-        # Noise and gates depend on the step's number only, so a resumed run draws the same.
+        # Random numbers depend only on the step's number, so that training continued from a checkpoint draws the same.
         torch.manual_seed((self.options.seed << 40) + (self.global_rank << 32) + self.global_step)
         texts = self.read(batch)
         parts = self.loss(texts, self.options.noise)
         for name, value in parts.items():
-            loss = name == "loss"  # other parts are not averaged over processes: one process may lack some of them
+            loss = name == "loss"  # other values are not averaged over processes, because some may lack them
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=loss, sync_dist=loss)
         return parts["loss"]
 
@@ -386,9 +384,9 @@ class DraftModule(LightningModule):
         self.ranks, self.sums = [], {}
         chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
         scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
-        if self.trainer.sanity_checking:  # training has not begun: these scores are of the initial network
+        if self.trainer.sanity_checking:  # before training: scores of the initial network
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # a resumed run: an uninterrupted one would log nothing here
+            if self.global_step:  # continued from a checkpoint: log nothing here, as without an interruption
                 return
         else:
             if self.options.decoded:
@@ -399,8 +397,8 @@ class DraftModule(LightningModule):
             self.keep(scores)
 
     def decode(self) -> float:
-        """Decode `decoded` questions of the development split with trees. Returns the tokens per round."""
-        data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # undeclared by Lightning
+        """Decode the first `decoded` questions of the development split with trees. Returns the tokens per round."""
+        data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
         model, depth = self.teacher.model, min(self.chain, self.options.tree_nodes)
         counts = torch.zeros(2, device=self.device)
         with whole_weights(self.trainer), tempfile.TemporaryDirectory() as folder:
@@ -415,7 +413,7 @@ class DraftModule(LightningModule):
                 new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
                 counts += torch.tensor(
                     [new_tokens - 1, len(generation.rounds) - 1], device=self.device
-                )  # rounds without the target's pass over the prompt
+                )  # without the pass over the prompt, and without the token that it gives
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 
@@ -424,8 +422,8 @@ class DraftModule(LightningModule):
             self.keep({})
 
     def keep(self, scores: dict[str, float]) -> Path:
-        """Save the network in `drafter/` in half precision and replace the old one. scores: development scores by
-        name."""
+        """Save the network in half precision in the folder `drafter`, and replace the old one. scores: name -> score on
+        the development split. Returns the folder."""
         folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
@@ -446,7 +444,7 @@ class DraftModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip sharded weights by the norm over all shards, which Lightning (2.6) refuses to do."""
+        """Clip gradients. If weights are sharded, the norm is that over all shards, which Lightning (2.6) cannot do."""
         wrapped = sharded(self.trainer)
         if wrapped is None or gradient_clip_val is None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -480,15 +478,15 @@ class DraftModule(LightningModule):
 
 
 def step_weights(counted: Tensor, depth: int) -> Tensor:
-    """Return the factor (depth,) on each drafting step's mean loss, with which all processes' tokens have the same
-    weight, see `token_weight`. counted: (B, N) bool, the answer columns that count. Step s counts columns from s on;
-    there are none if this process's answers are too short."""
+    """Return the factors (depth,) on the mean losses of the drafting steps, with which each token has the same weight
+    in all processes. counted: (B, N) bool, the answer tokens that count. Step s counts only tokens from index s on; if
+    this process's answers are too short, there are none."""
     return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
 
 
 def expected_states(texts: Sequence[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
     """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right. size: H.
-    layers: the layers whose features `texts` hold; -1 is the LM head's input."""
+    layers: the target layers whose features `texts` hold, which must include -1, the LM head's input."""
     if -1 not in layers:
         raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")
     begin = layers.index(-1) * size

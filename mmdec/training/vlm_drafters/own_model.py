@@ -1,9 +1,8 @@
 """`mmdec train drafter`: trains a drafter for a user's own model, on the user's questions or pictures.
 
-The model first answers the questions, for a part of the time. Then the drafter is trained until the time is over. The
-output folder holds all files of the run: `answers` (with features), `checkpoints`, `recipe.yaml`, `log` and `drafter`.
-The same command continues the run: the model answers only new questions, and training continues from the last
-checkpoint.
+The model first answers the questions, for a share of the time. Then the drafter is trained until the time is over. The
+output folder gets all files: `answers` (with features), `checkpoints`, `recipe.yaml`, `log` and `drafter`. The same
+command continues the training: the model answers only new questions, and training goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from mmdec.training.vlm_drafters.data import DraftData
 from mmdec.training.vlm_drafters.module import DraftModule
 from mmdec.types import InputError
 
-NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # option of a recipe -> option of the command, for errors
-ASKING = 0.3  # share of the time for the model's answers
-HELD_OUT = 0.1  # share of the questions that the drafter is measured on
-MOST_HELD_OUT, MOST_STEPS = 64, 100  # the most held-out questions; the most steps between two measurements
-STEPS_A_MINUTE = 4  # the most steps between two measurements for each minute of the run
-MOST_KEPT = 4e9  # the most bytes of stored features; if there are more, the model computes them again in each step
-# EAGLE-3 can draft every token of a vocabulary of up to ALL_TOKENS. Of a larger one it can draft MANY_TOKENS tokens, or
-# 32,000 if the model has at least LARGE channels.
+NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # a recipe's option -> the command's, for error messages
+ASKING = 0.3  # share of the time in which the model answers questions; in the rest the drafter is trained
+HELD_OUT = 0.1  # share of the questions that are not trained on; the drafter is evaluated on them
+MOST_HELD_OUT, MOST_STEPS = 64, 100  # maximum held-out questions; maximum training steps between two evaluations
+STEPS_A_MINUTE = 4  # maximum training steps between two evaluations, for each minute of the time limit
+MOST_KEPT = 4e9  # maximum bytes of features stored on disk; if they need more, they are recomputed in each step
+# Size of EAGLE-3's draft vocabulary: all tokens if the model has at most ALL_TOKENS; else MANY_TOKENS, or 32,000 if the
+# model's hidden size is at least LARGE.
 ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048
 
 
@@ -47,11 +46,11 @@ ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048
 class DrafterRun:
     """Options of `mmdec train drafter`.
 
-    system: kind of the drafter, a key of `modules()`.
-    model: a shipped name, a folder or a hub id. data: a file of questions, see `read_chats`, or a folder of pictures.
-    output: the run's folder. minutes: time limit, answers included. images: folder of the pictures that the file names;
-    None: beside the file. prompt: the question about each picture of a folder. questions: the most questions that the
-    model answers. max_tokens: the most tokens of an answer.
+    system: kind of the drafter, such as "eagle3".
+    model: name of a shipped model, a folder or a hub id. data: a file of questions (.json, .jsonl or .txt), or a folder
+        of pictures. output: folder for all files. minutes: time limit, answering included.
+    images: folder of the pictures that the file names; None: next to the file. prompt: the question about each picture
+        of a folder. questions: maximum number of questions to answer. max_tokens: maximum tokens of an answer.
     """
 
     model: str
@@ -75,7 +74,7 @@ class DrafterRun:
 
 
 def modules() -> dict[str, str]:
-    """Map each drafter system to the path of its training class, as recipes name it."""
+    """Return kind of drafter -> dotted path of its training class, as a recipe names it."""
     return {kind.system: f"{kind.__module__}.{kind.__name__}" for kind in DraftModule.__subclasses__()}
 
 
@@ -84,10 +83,10 @@ def train_drafter(
 ) -> dict[str, Any]:
     """Train a drafter, or continue its training.
 
-    shown: is called with the number of answered questions and the number of all. told: is called with lines of
-        progress. begun: the time from which the minutes count, in seconds since 1970; None: now.
-    Returns: the drafter's folder, its training step, and its scores on held-out answers.
-    Raises: InputError if the model or the data cannot be used, or differ from those of the run in `output`.
+    run: the options. shown: called with (number of answered questions, number of all). told: called with lines of text
+        that report progress. begun: time from which the minutes count, in seconds since 1970; None: now.
+    Returns: "output": the drafter's folder; "step": its training step; and name -> score on held-out answers.
+    Raises: InputError if the model or the data cannot be used, or differ from those of the training in `output`.
     """
     begun = time.time() if begun is None else begun
     try:
@@ -109,7 +108,7 @@ def _trained(
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
     told(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
-    del data  # frees memory: training loads the model again
+    del data  # frees the model's memory; training loads it again
     main(["fit", "--config", str(written), "--ckpt_path", "last"])
     folder = run.output / "drafter"
     training = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["training"]
@@ -117,7 +116,8 @@ def _trained(
 
 
 def data_options(run: DrafterRun) -> Recipe:
-    """Return the options of `DraftData` for a run. Write the list of questions about a folder of pictures."""
+    """Return the options of `DraftData` (the data module). If the data is a folder of pictures, write the file of
+    questions about them."""
     base = str(find(run.model, None)) if run.model in names(None) or Path(run.model).is_dir() else run.model
     listed, images = run.data, run.images
     if listed.is_dir():
@@ -140,8 +140,8 @@ def data_options(run: DrafterRun) -> Recipe:
 
 
 def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) -> DraftData:
-    """Let the model answer questions until the time `until`, in seconds since 1970; `shown` as in `train_drafter`.
-    Returns the answered questions, some of them held out."""
+    """Let the model answer questions until the time `until`, in seconds since 1970. Returns the data module with the
+    answers, some of them held out. shown: called with (number of answered questions, number of all)."""
     options = data_options(run)
     data = DraftData(**options)
     count = len(data.samples["train"]) + 1
@@ -152,8 +152,8 @@ def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) 
 
 
 def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
-    """Write the run as a recipe of `python -m mmdec.training`. data: answered questions. at: its end, in seconds since
-    1970."""
+    """Return a training recipe, as `python -m mmdec.training` reads it. data: the answered questions. at: time at which
+    training must end, in seconds since 1970."""
     config = data.teacher.config
     size, vocabulary = config.hidden_size, config.vocab_size
     batch = 8 if size <= 1024 else 2
@@ -192,7 +192,7 @@ def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
 
 
 def _trainer(folder: Path) -> Recipe:
-    """Return the trainer section of a recipe that writes into a run's folder."""
+    """Return the section "trainer" of a recipe, with Lightning's options. folder: gets logs and checkpoints."""
     log = {"save_dir": str(folder), "name": "log", "version": ""}
     checkpoint = {
         "dirpath": str(folder / "checkpoints"),
@@ -225,7 +225,7 @@ def _trainer(folder: Path) -> Recipe:
 
 
 def _features(data: DraftData) -> float:
-    """Estimate, from the lengths of a few prompts, how many bytes the features of all samples take, in four layers."""
+    """Estimate how many bytes the stored features of all samples take, for four target layers in half precision."""
     rows = [*data.parts["train"], *data.parts["dev"]]
     tried = rows[:: max(1, len(rows) // 4)]
     prompts = sum(data.prompting(one)["input_ids"].shape[1] for one in tried) / len(tried)

@@ -1,4 +1,4 @@
-"""Lets a target answer a corpus's questions, as training data of drafters. A training run does the same at its start.
+"""Lets a target answer the questions of a corpus, as training data of drafters. Training does the same when it begins.
 
 python -m mmdec.training.vlm_drafters.regenerate --config recipes/vlm_drafters/scenes/eagle.yaml
     [--base FOLDER] [--corpus FOLDER] [--part 0 --parts 8] [--device cuda:0] [--features] [--allow-absolute]
@@ -23,7 +23,7 @@ from mmdec.types import InputError, told
 
 
 def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
-    """Make a recipe's data module. changes: options in place of the recipe's."""
+    """Make the data module of a training recipe. changes: options that replace those of the recipe."""
     options = {**recipe["data"]["init_args"], **changes}
     if options.get("ramp") is not None:
         options["ramp"] = Ramp(**options["ramp"])
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def named(path: str) -> Any:
-    """Return the class `path`, "package.module.Class"."""
+    """Import a class. path: "package.module.Class"."""
     package, _, name = path.rpartition(".")
     return getattr(import_module(package), name)
 

@@ -1,5 +1,5 @@
-"""Training samples of drafters: single questions of a corpus, with their pictures or video frames; and their input
-tensors, made by the target's processor and chat template."""
+"""Training samples of drafters: reads single questions of a corpus, with their pictures or video frames, and makes
+their input tensors with the target's processor and chat template."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Inputs = dict[str, Tensor]
 
 
 class Prompting:
-    """Makes the target's inputs for a question as `mmdec.describe` does, with the target's processor, or with its
-    tokenizer if it is a language model."""
+    """Makes the target's input tensors for a question, as `mmdec.describe` does. It holds the target's processor, or
+    the tokenizer of a language model."""
 
     def __init__(self, base: str | Path) -> None:
         self.processor: Any = AutoProcessor.from_pretrained(base)
@@ -36,14 +36,14 @@ class Prompting:
         self.films = getattr(self.processor, "video_token", None) is not None
 
     def __call__(self, sample: Sample) -> Inputs:
-        """Return the inputs of one sample, as a batch of one. Video frames enter as a video if the processor supports
-        videos, else as pictures."""
+        """Return the input tensors of one sample, with batch size 1. Video frames are passed as a video if the
+        processor supports videos, else as pictures."""
         said = (*sample.history, ("user", sample.question))
         messages: list[dict[str, Any]]
         if self.tokenizer is not self.processor:
             messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
             messages[-1]["content"] = [*self._shown(sample), *messages[-1]["content"]]
-        elif self.tokenizer.chat_template:  # a language model has no processor, only a tokenizer, and no pictures
+        elif self.tokenizer.chat_template:  # a language model: a tokenizer, no processor
             messages = [{"role": role, "content": text} for role, text in said]
         else:
             return dict(self.tokenizer("\n".join(text for _, text in said), return_tensors="pt"))
@@ -54,14 +54,14 @@ class Prompting:
         )
 
     def _shown(self, sample: Sample) -> list[dict[str, Any]]:
-        """Return the parts of a message for a sample's pictures and video."""
+        """Return the entries of a chat message for a sample's pictures and video, in the format of transformers."""
         if sample.video and self.films:
             return [{"type": "video", "video": np.stack([read_image(path) for path in sample.video])}]
         return [{"type": "image", "image": to_pil(read_image(path))} for path in (*sample.images, *sample.video)]
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """Return the inputs of a batch of one with text tokens appended."""
+    """Return input tensors of batch size 1 with text tokens appended. tokens: their ids."""
     ids = inputs["input_ids"]
     added = torch.tensor([list(tokens)], dtype=ids.dtype, device=ids.device)
     fills = {"input_ids": added, "attention_mask": torch.ones_like(added)}
@@ -74,16 +74,18 @@ def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _of_text(name: str, inputs: Inputs) -> bool:
-    """Return whether an input has one number for each text token. A sound's mask may have this shape by chance, so
-    inputs with "feature" in their name do not count."""
+    """Return whether the input tensor `name` has one number for each text token. A mask of sound features may have the
+    same shape by chance, so names with "feature" do not count."""
     return inputs[name].shape == inputs["input_ids"].shape and "feature" not in name
 
 
 def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
-    """Join batches of one into one batch, padded on the left (for generation) or on the right.
+    """Join the input tensors of several samples, each with batch size 1, into one batch.
 
     Tensors as long as the text are padded like the text. Other tensors belong to pictures or sounds and are
     concatenated; if their sizes differ (LLaVA-NeXT's tiles, a sound's frames), the smaller ones are padded with zeros.
+
+    pad: id of the padding token. left: pad on the left, as generation needs it, else on the right.
     """
     width = max(row["input_ids"].shape[1] for row in rows)
     joined: Inputs = {}
@@ -110,24 +112,25 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     return joined
 
 
-FORMAT = 1  # version of the samples' names: a change makes stored answers unknown, so that they are made anew
-LONG = 20  # number of words from which the corpus's own answer counts as long
+FORMAT = 1  # part of each sample's name (a hash); if it changes, stored answers are not found and are made again
+LONG = 20  # an answer in the corpus counts as long from this number of words on
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-SUBSET = 4  # first number of the seed for choosing questions; other random choices have other first numbers
+SUBSET = 4  # first number of the seed for choosing questions; it differs from that of other random choices
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One question. words: number of words in the corpus's own answer, an estimate of the target's answer length."""
+    """One question with its pictures, video or sound. words: number of words of the answer in the corpus, an estimate
+    of the length of the target's answer."""
 
     name: str  # a hash of the question, its pictures and their sizes
     question: str
     images: tuple[Path, ...] = ()
     video: tuple[Path, ...] = ()  # files of a video's frames, in their order
     words: int = 0
-    history: tuple[tuple[str, str], ...] = ()  # (role, text) of the turns before the question
-    place: str = field(default="", compare=False)  # file and row where the question is listed, for messages
-    sound: Utterance | None = field(default=None, compare=False)  # the recording; `question` is then its transcript
+    history: tuple[tuple[str, str], ...] = ()  # (role, text) of the messages before the question
+    place: str = field(default="", compare=False)  # file and row of the question, for error messages
+    sound: Utterance | None = field(default=None, compare=False)  # a recording; then `question` is its transcript
 
     @property
     def visual(self) -> bool:
@@ -135,15 +138,18 @@ class Sample:
         return bool(self.images or self.video or self.sound)
 
     def without_pictures(self) -> Sample:
-        """Return the same question, without its pictures."""
+        """Return the same question without its pictures, under another name."""
         return replace(self, name=f"{self.name}/text", images=(), video=()) if self.visual else self
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which questions to take. count: number of questions, in a random order; None: all, in the corpus's order.
-    long_share: share of these with long answers; None: any answers. The random order begins with up to two questions of
-    each conversation, one with a long and one with a short answer."""
+    """Which questions of a corpus to take.
+
+    count: number of questions, which are chosen at random; None: all, in the corpus's order. long_share: share of them
+        with long answers; None: answers of any length. The random order begins with up to two questions of each
+        conversation, one with a long and one with a short answer.
+    """
 
     count: int | None = None
     long_share: float | None = None
@@ -152,8 +158,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Questions:
-    """How the rows of a corpus's list become questions. frames: number of frames taken from a video. history: the most
-    earlier turns in the prompt of a question without pictures. images: the pictures' folder; None: beside the list."""
+    """How the rows of a corpus file become questions.
+
+    frames: number of frames taken from a video. history: maximum earlier turns in the prompt of a question without
+        pictures. images: folder of the pictures; None: next to the corpus file.
+    """
 
     frames: int = 8
     history: int = 2
@@ -168,14 +177,15 @@ def read_samples(
     admission: Admission = STRICT,
     kept: Path | None = None,
 ) -> list[Sample]:
-    """Read the questions of a split that `choice` selects; without it, all in their order.
-
-    corpus: a folder with {split}.json, .jsonl or .txt, or such a file itself, see `read_chats`. reading: how rows
-        become questions. kept: folder where the results of picture checks are stored; None: nowhere.
+    """Read questions of a split of a corpus.
 
     Each picture is read once as a check. Questions about unreadable pictures are left out; their names and number are
     logged.
-    Raises InputError for a bad row, naming the row, and if too many questions are left out.
+
+    corpus: a folder with {split}.json, .jsonl or .txt, or such a file. reading: how rows become questions. choice:
+        which questions to take; None: all, in their order. admission: how many rows and pictures may be bad. kept:
+        folder where results of picture checks are stored; None: they are not stored.
+    Raises: InputError for a bad row, or if too many questions are left out.
     """
     files = [corpus] if corpus.is_file() else [corpus / f"{split}{suffix}" for suffix in SUFFIXES]
     listed = next((file for file in files if file.is_file()), None)
@@ -196,7 +206,7 @@ def read_samples(
 
 def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of: str) -> list[Sample]:
     """Return the questions whose pictures can all be read. admission: how many may be bad. kept: folder where results
-    are stored. of: the questions' name in messages."""
+    of picture checks are stored, or None. of: name of the questions in messages."""
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
     found = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
     whole, bad = [], BadRows()
@@ -214,8 +224,11 @@ def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of:
 
 
 def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: int, lap: int) -> Iterator[Sample]:
-    """Yield questions in a random order. Lap 0 gives of each conversation one question with a long answer and one with
-    a short answer; lap 1 gives the rest. rows: the conversations. root: finds their pictures."""
+    """Yield questions of conversations in a random order.
+
+    rows: the conversations. root: finds their pictures. lap: 0: of each conversation one question with a long answer
+        and one with a short answer; 1: the other questions.
+    """
     for number, row in enumerate(rows):
         questions = list(_questions(row, root, reading))
         kinds: set[bool] = set()
@@ -227,8 +240,8 @@ def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: 
 
 
 def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
-    """Take the first questions with long answers and the first with short answers, in the numbers that the choice asks
-    for. If one kind has too few, the other fills the rest."""
+    """Return the first questions with long answers and the first with short answers, as many as `choice` asks for. If
+    there are too few of one kind, more of the other are taken."""
     count, share = choice.count, choice.long_share
     if count is None or share is None:
         return list(questions if count is None else islice(questions, count))
@@ -243,7 +256,7 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
 
 
 def _questions(conversation: Conversation, root: Names, reading: Questions) -> Iterator[Sample]:
-    """Yield the questions of a conversation. If it has pictures or a video, each question is asked alone; if not, after
+    """Yield the questions of a conversation. If it has pictures or a video, each question is asked alone, else after
     the turns before it. root: finds the pictures. reading: says how many turns and frames are used."""
     video = _frames(conversation, root, reading.frames)
     system = conversation.notes.get(SYSTEM)

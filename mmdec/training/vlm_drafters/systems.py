@@ -1,4 +1,5 @@
-"""The training modules of the drafter systems: each adds its published loss and drafting steps to `DraftModule`."""
+"""The training modules of EAGLE, MSD, SpecVLM, ViSpec and FLASH: each adds the loss and drafting steps of its paper to
+`DraftModule`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from mmdec.types import InputError
 
 @final
 class EagleModule(DraftModule):
-    """EAGLE (Li et al. 2024, arXiv 2401.15077; EAGLE-2's tree needs no other training): SmoothL1 + 0.1 cross-entropy.
+    """Trains EAGLE (Li et al. 2024, arXiv 2401.15077): SmoothL1 + 0.1 cross-entropy. EAGLE-2 is trained the same way.
 
     The paper's settings are `unroll` 1 and `noise` 0.1.
     """
@@ -30,11 +31,12 @@ class EagleModule(DraftModule):
 
 @final
 class MsdModule(DraftModule):
-    """MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss; visual embeddings enter without features; two stages.
+    """Trains MSD (Lin et al. 2025, arXiv 2505.14260): EAGLE's loss, in two stages. At visual tokens the network reads
+    only embeddings, no features.
 
-    The stages are the data module's `ramp`: text alone in the first half of the epochs, then more and more pictures.
-    The paper's text is ShareGPT's. If a corpus has no conversations without pictures, its questions and answers are
-    also used without their pictures. The paper's settings are `unroll` 1, `noise` 0.1 and a `ramp` over all epochs.
+    The stages are given by the data module's `ramp`: only text in the first half of the epochs, then more and more
+    pictures. The paper's text is ShareGPT. If a corpus has only questions with pictures, these are also used without
+    their pictures. The paper's settings are `unroll` 1, `noise` 0.1 and a `ramp` over all epochs.
     """
 
     system: ClassVar[str] = "msd"
@@ -42,10 +44,10 @@ class MsdModule(DraftModule):
 
 @final
 class SpecVlmModule(DraftModule):
-    """SpecVLM (arXiv 2509.11815): 1.0 SmoothL1 + 0.1 cross-entropy. A gate chooses how each image is compressed.
+    """Trains SpecVLM (arXiv 2509.11815): SmoothL1 + 0.1 cross-entropy. A gate chooses how each image is compressed.
 
-    In the paper only the drafting loss trains the gate. cost: our addition, the weight of a loss on the share of visual
-    tokens that the gate is expected to keep; 0 is as in the paper.
+    In the paper only the drafting loss trains the gate. cost: weight of an additional loss, the expected share of
+    visual tokens after compression; 0: as in the paper.
     """
 
     system: ClassVar[str] = "specvlm"
@@ -56,7 +58,8 @@ class SpecVlmModule(DraftModule):
         self.hparams.update(cost=cost)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """Return the loss, plus the gate's cost if `cost` is not 0."""
+        """Return name -> value: the batch's "loss", with that of the gate if `cost` is not 0, and values for the
+        log."""
         parts = dict(super().compare(columns, texts))
         network = cast(SpecVLM, self.network)
         if not self.cost or network.gate is None:
@@ -77,11 +80,13 @@ class SpecVlmModule(DraftModule):
 
 @final
 class ViSpecModule(DraftModule):
-    """ViSpec (Kang et al. 2025, arXiv 2509.15235): 10 L1 between distributions + 0.1 ListMLE of the ten best tokens.
+    """Trains ViSpec (Kang et al. 2025, arXiv 2509.15235): 10 L1 between distributions + 0.1 ListMLE of the ten best
+    tokens.
 
-    Its first stage is EAGLE's training on text (EagleModule with `ranks` 0.1). This class is its second stage: samples
-    with pictures and long answers by the target, and one step on the network's own predictions (`unroll` 2 here,
-    `mtp_steps` 1 in the paper's code). Begin from the first stage's network with `start`, or from a new one.
+    Its first stage is EAGLE's training on text (`EagleModule` with `ranks` 0.1). This class is its second stage:
+    samples with pictures and long answers by the target, and a second drafting step, which reads the network's own
+    predictions (`unroll` 2 here, `mtp_steps` 1 in the paper's code). With `start` it begins from the network of the
+    first stage.
     """
 
     system: ClassVar[str] = "vispec"
@@ -90,11 +95,12 @@ class ViSpecModule(DraftModule):
 
 @final
 class FlashModule(DraftModule):
-    """FLASH (arXiv 2505.12728): a pass drafts k tokens, one in each slot. Loss, summed over slots: SmoothL1 + 0.1 CE.
+    """Trains FLASH (arXiv 2505.12728): a pass drafts k tokens, one in each slot. The loss is summed over the slots:
+    SmoothL1 + 0.1 cross-entropy.
 
-    A slot's refiner reads the tokens before the slot's own: those of the text or, for a share of them (scheduled
-    sampling), those that the slots predict. sampled: the final share. sampled_from: number of epochs without sampling.
-    sampled_over: number of epochs in which the share then rises.
+    The refiner of a slot reads the tokens of earlier slots. These are tokens of the text, but a share of them are the
+    slots' own predictions (scheduled sampling). sampled: this share at the end. sampled_from: number of epochs in which
+    it is 0. sampled_over: number of epochs in which it then rises.
     """
 
     system: ClassVar[str] = "flash"
@@ -115,21 +121,21 @@ class FlashModule(DraftModule):
 
     @property
     def depth(self) -> int:
-        """Return the number of slots: all are trained."""
+        """Return the number of slots; the loss compares all of them."""
         return cast(FlashNetwork, self.network).slots
 
     @property
     def chain(self) -> int:
-        """Return the number of tokens that a pass drafts: one for each slot."""
+        """Return the number of tokens of the chains that validation simulates: one for each slot."""
         return min(self.options.chain, self.depth)
 
     def share(self, epoch: int) -> float:
-        """Return the share of the refiners' input tokens that are the slots' own predictions, in an epoch (from 0)."""
+        """Return the share of the refiners' input tokens that are predictions of the slots. epoch: from 0."""
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
-        """Draft from each of the N answer columns as a root. Returns for each of `count` slots s its features (B, N -
-        s, H): columns that draft a token beyond the answers' end are left out."""
+        """Draft with `count` slots from each of the N answer tokens as a root. Returns for each slot s from 0 its
+        features (B, N - s, H); those that predict a token beyond the answers' end are left out."""
         network = cast(FlashNetwork, self.network)
         slots = raw_slots(network, columns)
         embeds = text_embeds(columns, network.slots)
@@ -151,8 +157,8 @@ class FlashModule(DraftModule):
 
 
 def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
-    """Compute the states (B, N, k, H) of N columns' k slots before the refiners. Slot i of a column attends to the
-    prompt, to slot 0 of earlier columns, and to slots 0 ... i of the same column."""
+    """Compute the states (B, N, k, H) of the k slots at each of N answer tokens, before the refiners. Slot i at a token
+    attends to the prompt, to slot 0 at earlier tokens, and to slots 0 ... i at the same token."""
     states = network.fuse(columns.embeds, columns.features)
     rows, length, count = *states.shape[:2], network.slots
     spread = network.slot_states(states).flatten(1, 2)
@@ -171,8 +177,8 @@ def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
 
 
 def text_embeds(columns: Columns, slots: int) -> Tensor:
-    """Return for each of N columns c the embeddings of answer tokens c + 1 ... c + k - 1, (B, N, k - 1, H); zero beyond
-    the answer's end. slots: k."""
+    """Return for each of N answer tokens c the embeddings of answer tokens c + 1 ... c + k - 1: (B, N, k - 1, H), zero
+    beyond the answer's end. slots: k."""
     padded = pad(columns.embeds, (0, 0, 0, slots))
     length, device = columns.embeds.shape[1], padded.device
     positions = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)

@@ -1,4 +1,4 @@
-"""The frozen target as teacher: its features, its first layer's inputs, and its greedy answers.
+"""The frozen target as a teacher: computes its features (hidden states), its first layer's inputs, and greedy answers.
 
 For samples that are used again, the features and the first layer's inputs at visual tokens can be stored on disk.
 """
@@ -33,18 +33,18 @@ from mmdec.types import InputError, Needs
 
 @dataclass(frozen=True)
 class Reading:
-    """The target's features of one text of L columns: the P tokens of the prompt, then the answer's tokens without the
-    last, after which nothing is drafted."""
+    """The target's features of one text of L tokens: P prompt tokens, then the answer's tokens without the last one,
+    after which nothing is drafted."""
 
     prompt: int  # P, number of tokens in the prompt
-    answer: list[int]  # L - P + 1 tokens, the last included
-    embeds: Tensor  # (L, H), the first layer's inputs if `Needs.embeds` is set, else the token ids' embeddings
-    features: Tensor  # (L, k * H) hidden states of the k layers in `Needs.layers`, side by side
-    visual: Tensor  # (L,) bool, whether the column belongs to a picture, a video or a sound
-    positions: Tensor | None = None  # (3, L) int64, only of a target whose positions have three axes
+    answer: list[int]  # ids of the L - P + 1 answer tokens, the last one included
+    embeds: Tensor  # (L, H), the first layer's inputs if `Needs.embeds` is set, else embeddings of the token ids
+    features: Tensor  # (L, k * H), hidden states of the k layers in `Needs.layers`, concatenated
+    visual: Tensor  # (L,) bool, True at tokens of a picture, a video or a sound
+    positions: Tensor | None = None  # (3, L) int64, position ids of a target with M-RoPE; else None
 
     def to(self, device: torch.device) -> Reading:
-        """Return the same reading on another device, in float32."""
+        """Return the same features on another device, in float32."""
         return Reading(
             self.prompt,
             self.answer,
@@ -56,7 +56,8 @@ class Reading:
 
 
 class Teacher:
-    """Computes features and answers with a frozen target. It holds no state of a run: several runs may share it."""
+    """Computes features and answers with a frozen target. It holds the model, its adapter, and ids of special
+    tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.requires_grad_(False).eval()
@@ -77,7 +78,7 @@ class Teacher:
 
     @property
     def name(self) -> str:
-        """Return a hash of the target's weights, the same wherever the model is stored."""
+        """Return a hash of the target's weights. It does not depend on where the model is stored."""
         return fingerprint(self.model)
 
     @property
@@ -86,12 +87,12 @@ class Teacher:
 
     @property
     def head(self) -> tuple[Tensor, Tensor | None]:
-        """Return the weight (V, H) and the bias (V,), or None, of the LM head."""
+        """Return the weight (V, H) of the LM head, and its bias (V,) or None."""
         output: Any = self.model.get_output_embeddings()
         return output.weight, getattr(output, "bias", None)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Apply the LM head to the features (..., H) of its input. Returns: logits (..., V) over V tokens, float32."""
+        """Return the logits (..., V) float32 of hidden states (..., H) at the input of the LM head."""
         weight, bias = self.head
         return linear(features.to(weight.dtype), weight, bias).float()
 
@@ -101,19 +102,21 @@ class Teacher:
         return table(tokens)
 
     def visual(self, ids: Tensor) -> Tensor:
-        """Return (...) bool: which token ids (...) stand for pictures, videos or sounds."""
+        """Return (...) bool: True where token ids (...) are placeholders of pictures, videos or sounds."""
         return torch.isin(ids, torch.tensor(self.marks, device=ids.device, dtype=ids.dtype))
 
     @torch.no_grad()
     def read(
         self, prompts: Sequence[Inputs], answers: Sequence[Sequence[int]], needs: Needs, half: bool = False
     ) -> list[Reading]:
-        """Compute the features of a batch of texts in one pass; each prompt is a batch of one.
+        """Compute the features of a batch of texts in one pass.
 
         Decoding uses the same code of the target, so a network reads the same features in training and in decoding.
 
-        needs: the layers whose features are returned, and whether visual tokens have their projected embeddings. half:
-            compute matrix products in bfloat16, if the device is fast in it.
+        prompts: the target's input tensors for each text, with batch size 1. answers: token ids of each answer.
+        needs: the layers whose hidden states are returned, and whether visual tokens have their projected embeddings.
+        half: compute matrix products in bfloat16, if the device is fast in it.
+        Returns: the features of each text.
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
         batch = self.to_device(join(rows, self.pad, left=True))
@@ -136,9 +139,10 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
-        """Answer the prompts greedily, each with at most `limit` tokens. A complete answer includes its end token."""
+        """Answer the prompts greedily. limit: maximum tokens of an answer. Returns the token ids of each answer, with
+        the EOS token if it is complete."""
         batch = self.to_device(join(prompts, self.pad, left=True))
-        generated: Any = self.model.generate(  # type: ignore[operator] # pyright does not bind its protocol
+        generated: Any = self.model.generate(  # type: ignore[operator] # pyright misreads its type
             **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
         )
         return [self._ended(row) for row in generated[:, batch["input_ids"].shape[1] :].tolist()]
@@ -148,7 +152,7 @@ class Teacher:
         return tokens[: ends[0] + 1] if ends else tokens
 
     def to_device(self, batch: Inputs) -> Inputs:
-        """Move inputs to the target's device, and floating-point ones, such as pictures, to its precision."""
+        """Move input tensors to the target's device, and floating-point ones, such as pixels, also to its dtype."""
         return {
             name: value.to(self.device, self.model.dtype if value.is_floating_point() else value.dtype)
             for name, value in batch.items()
@@ -156,8 +160,8 @@ class Teacher:
 
 
 def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a vision-language or language model of transformers, by folder or hub id. Raises InputError if transformers
-    has no configuration for `base`."""
+    """Load a vision-language or language model of transformers. base: folder or hub id. Raises InputError if
+    transformers cannot read its configuration."""
     try:
         config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
@@ -167,31 +171,31 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     return kind.from_pretrained(base, dtype=dtype)
 
 
-WRITERS = 1000  # the most runs that write to one folder at a time, and the most processes of a run
+WRITERS = 1000  # maximum processes of one training that write to a folder, and maximum trainings at the same time
 
 
 class ReadingStore:
-    """Stores features on disk by sample name: 2 H bytes for each token and layer and, if `needs.embeds`, 2 H bytes for
-    the projected embedding of each visual token."""
+    """Stores features on disk: sample name -> features. It takes 2 H bytes for each token and layer. If `needs.embeds`
+    is set, it also takes 2 H bytes for the projected embedding of each visual token."""
 
     def __init__(self, folder: Path, teacher: Teacher, needs: Needs, half: bool, rank: int = 0) -> None:
-        """needs: which features to store. half: compute them in bfloat16, see `Teacher.read`. rank: number of this
-        process; processes and runs that write at the same time have separate files."""
+        """needs: which features to store. half: compute them in bfloat16. rank: number of this process; processes that
+        write at the same time have separate files."""
         size = teacher.config.hidden_size
         self.teacher, self.needs, self.half = teacher, needs, half
         self.locks = ExitStack()
         number = writer_number(folder, rank, self.locks)
         self.features = StateStore(folder / "features", len(needs.layers) * size, number)
-        # `StateStore` expects tokens: here they are the indices of the visual columns, whose embeddings it stores
+        # `StateStore` stores states with token ids; here the indices of the visual tokens take the place of token ids
         self.visual = StateStore(folder / "visual", size, number) if needs.embeds else None
-        # only for targets whose positions have three axes: all positions of the first axis, then the second, the third
+        # position ids, only of targets with M-RoPE: all of the first axis, then the second, then the third
         self.positions = TokenStore(folder / "positions", number)
 
     def __contains__(self, name: object) -> bool:
         return name in self.features and (self.visual is None or name in self.visual)
 
     def get(self, name: str, answer: Sequence[int]) -> Reading:
-        """Return the stored features of a sample. Raises KeyError for a name that is not stored."""
+        """Return the stored features of a sample. answer: its token ids. Raises KeyError if they are not stored."""
         tokens, features = self.features.get(name)
         ids = torch.tensor(tokens, device=self.teacher.device)
         embeds, visual = self.teacher.embed(ids).float().cpu(), self.teacher.visual(ids).cpu()
@@ -203,8 +207,11 @@ class ReadingStore:
         return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
 
     def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
-        """Store (token ids, features) by sample name. Returns the features rounded to half precision, as `get` will
-        return them: a resumed run, which reads stored features, then computes the same numbers."""
+        """Store features. readings: sample name -> (token ids, features).
+
+        Returns: sample name -> features rounded to half precision, as `get` will return them. So training computes the
+            same numbers, whether features are read from disk or not.
+        """
         rounded = {}
         for name, (_, reading) in readings.items():
             embeds = reading.embeds.float().clone()
@@ -231,8 +238,11 @@ class ReadingStore:
     def read(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
     ) -> list[Reading]:
-        """Return the features of a batch, on the CPU. Features that are not stored are computed and stored. names: the
-        samples. prompts: the target's inputs; None if all features are stored. answers: their tokens."""
+        """Return the features of each sample of a batch, on the CPU. Those that are not stored are computed and stored.
+
+        names: the samples. prompts: the target's input tensors for each; None if all features are stored. answers:
+            token ids of each answer.
+        """
         if prompts is not None:
             readings = self.teacher.read(prompts, answers, self.needs, self.half)
             fresh = {}
@@ -250,8 +260,10 @@ class ReadingStore:
 
 
 def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
-    """Reserve a number for the files that this run writes in a folder: `rank`, or `rank` plus a multiple of WRITERS if
-    other runs use it. It stays reserved until `locks` is closed or the process ends.
+    """Reserve a number for the files that this process writes to a folder, so that no two processes write to one file.
+
+    rank: number of this process. locks: the number is reserved until it is closed or the process ends.
+    Returns: `rank`, or `rank` plus a multiple of `WRITERS` if another training uses it.
     """
     for attempt in range(WRITERS):
         number = rank + WRITERS * attempt

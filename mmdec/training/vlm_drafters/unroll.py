@@ -1,14 +1,16 @@
 """Unrolls drafting over a batch of texts: one pass over the prompts, then several drafting steps over the answers.
 
-Column c of an answer reads token c and the target's feature of the token before. It predicts the feature of token c,
-from which the LM head predicts token c + 1. Column 0 is the root right after the prompt. Step 0 reads the target's
-features. Step s reads at column c the network's own feature, which step s - 1 computed at column c - 1. In decoding,
-this is a draft with its root at column c - s, and column c attends to what the draft's cache holds: the target's
-columns up to the root, and one column of each step in between (HASS, Zhang et al. 2025; EAGLE-3's training-time test,
-Li et al. 2025, section 3.2). So each root attends to the columns up to itself in step 0, and to one column in each
-later step: a diagonal, for which `diagonal_attention` needs no mask.
+A column is a position of the draft network. Column c of an answer reads token c and the feature (hidden state) of the
+token before. It predicts the feature of token c, from which the LM head predicts token c + 1. Column 0 is the first
+token after the prompt.
 
-B texts, M states of the longest prompt, N columns of the longest answer, H hidden size, k layers whose features are
+Step 0 reads the target's features. At column c, step s reads the network's own feature, which step s - 1 computed at
+column c - 1. This imitates a draft whose root is at column c - s. Column c attends to what the cache would hold in
+decoding: columns of step 0 up to the root, and one column of each later step (HASS, Zhang et al. 2025; EAGLE-3's
+training-time test, Li et al. 2025, section 3.2). The columns of later steps form a diagonal, for which
+`diagonal_attention` needs no mask.
+
+In shapes: B texts, M columns of the longest prompt, N of the longest answer, H hidden size, k layers whose features are
 read.
 """
 
@@ -29,23 +31,24 @@ from mmdec.training.vlm_drafters.teacher import Reading
 
 @dataclass(frozen=True)
 class Columns:
-    """The network's inputs for a batch: B prompts of up to M columns, and B answers of up to N columns, padded on the
-    right. prompt_mask (B, M), mask (B, N): False at padding."""
+    """The draft network's inputs for a batch: B prompts of up to M columns (positions of the network), and B answers of
+    up to N columns, padded on the right. prompt_mask (B, M), mask (B, N): False at padding."""
 
     states: Tensor  # (B, M, H) inputs of the network's first layer at the prompts' columns
-    prompt_positions: Tensor  # (B, M); (3, B, M) for a network that follows three axes of positions
+    prompt_positions: Tensor  # (B, M) position ids; (3, B, M) for a network with M-RoPE
     prompt_mask: Tensor
-    carry: Tensor | None  # (B, 1, H) a vector of each prompt that all later columns read, as in ViSpec
+    carry: Tensor | None  # (B, 1, H) a vector computed from each prompt, which all later columns read, as in ViSpec
     embeds: Tensor  # (B, N, H) embeddings of the answers' tokens
-    features: Tensor  # (B, N, k * H) k layers' hidden states of the target at the token before each answer token
-    positions: Tensor  # (B, N), or (3, B, N), positions of the answers' tokens
+    features: Tensor  # (B, N, k * H) hidden states of k target layers at the token before each answer token
+    positions: Tensor  # (B, N), or (3, B, N), position ids of the answers' tokens
     mask: Tensor
 
 
 def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
-    """Run the network over the prompt of each text, as in decoding, and build the columns of the answers.
+    """Make the network's inputs for a batch of texts; prompts are processed as in decoding.
 
-    noise: the features get additive noise U(-noise, noise) * 512 / L, where L is the text's length; EAGLE uses 0.1.
+    texts: the target's features. noise: random noise U(-noise, noise) * 512 / L is added to the features, where L is
+        the text's number of tokens; EAGLE uses 0.1.
     """
     prompts, embeds, features, positions = [], [], [], []
     for text in texts:
@@ -69,7 +72,8 @@ def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float =
 
 
 def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tuple[Tensor, Tensor]:
-    """Return the positions of a prompt's M columns (axes, M) and of its answer's N (axes, N), as in decoding."""
+    """Return the position ids of the network's M inputs for a prompt, (axes, M), and of its N inputs for the answer,
+    (axes, N), as in decoding. prompted: the network's input for the prompt."""
     count, device = len(text.answer) - 1, text.embeds.device
     if text.positions is None or not network.config.follows:
         start = text.prompt - 1 if prompted.end is None else prompted.end
@@ -81,10 +85,11 @@ def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tupl
 
 
 def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool = True) -> list[Tensor]:
-    """Run `steps` drafting steps from all answer columns at once, or fewer if no column is left.
+    """Run drafting steps with all tokens of the answers as roots at once.
 
-    through: let gradients flow from a step into earlier steps.
-    Returns: for each step s, the hidden states (B, N - s, H) of columns s ... N - 1.
+    steps: number of drafting steps; fewer are run if the answers are shorter. through: let gradients flow from a step
+        into earlier steps.
+    Returns: for each step s, the network's hidden states (B, N - s, H) at answer tokens s ... N - 1.
     """
     length, features, outputs = columns.embeds.shape[1], columns.features, list[Tensor]()
     context = prompt_keys(network, columns)
@@ -110,7 +115,7 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
 
 
 def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
-    """Compute the prompts' keys and values (B, h, M, d) in each layer: h heads with d channels."""
+    """Return for each layer the prompts' keys and values (B, h, M, d): h heads with d channels."""
     states, pairs = columns.states, list[Pair]()
     for index in range(network.depth):
         queries, keys, values = network.project(states, columns.prompt_positions, index=index)
@@ -121,12 +126,12 @@ def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
 
 
 def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask: Tensor) -> Tensor:
-    """Compute the attention of the newest drafted token of each root: to the target's columns up to the root, and to
-    the tokens drafted from this root, one in each step.
+    """Compute the attention of the newest drafted token of each root: to the prompt and the answer up to the root, and
+    to the tokens drafted from this root, one in each step.
 
-    queries: (B, heads, n, d) of roots 0 ... n - 1. context: keys and values (B, h, S, d) of S target columns. own:
-        keys and values (B, h, n or more, d) of each step; column r belongs to root r, and only root r attends to it.
-    mask: additive (B, 1, n, S), the target's columns that each root sees.
+    queries: (B, heads, n, d), of roots 0 ... n - 1. context: keys and values (B, h, S, d) of prompt and answer. own:
+        [s]: keys and values (B, h, n or more, d) of the tokens drafted in step s + 1; entry r is that of root r.
+    mask: additive (B, 1, n, S), to which of the S tokens of prompt and answer each root attends.
     Returns: (B, heads, n, d).
     """
     keys, values = context
@@ -143,22 +148,21 @@ def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask
 
 
 def causal(prompt_mask: Tensor, length: int) -> Tensor:
-    """Return a mask (B, N, M + N) bool: each of the N roots sees the prompt's M columns and, of the answer's N columns,
-    those up to the root. prompt_mask: (B, M), False at padding. length: N."""
+    """Return a mask (B, N, M + N) bool: each of N roots attends to the M tokens of the prompt, and to the answer's
+    tokens up to itself. prompt_mask: (B, M), False at padding. length: N."""
     rows, device = len(prompt_mask), prompt_mask.device
     own = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make a mask to add to attention scores. visible: (B, n, S) bool, which of S columns each of n roots sees. Returns
-    (B, 1, n, S): 0 where visible, else minus infinity."""
+    """Return a mask (B, 1, n, S) to add to attention scores: 0 where `visible` (B, n, S) is True, else -inf."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -math.inf)[:, None]
 
 
 def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
-    """Stack the prompts' vectors that later columns read, (B, 1, ...); zeros for a prompt without one. Returns None if
-    no prompt has one."""
+    """Stack the vectors that were computed from prompts for later columns: (B, 1, H), zeros for a prompt without one.
+    Returns None if no prompt has one."""
     first = next((carry for carry in carries if carry is not None), None)
     if first is None:
         return None
@@ -166,13 +170,12 @@ def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _stacked(positions: Sequence[Tensor]) -> Tensor:
-    """Pad and stack the positions (axes, n) of B texts. Returns (B, longest), or (axes, B, longest) for several
-    axes."""
+    """Pad and stack the position ids of B texts, (axes, n) each. Returns (B, longest), or (axes, B, longest) for
+    several axes."""
     padded = pad_sequence([own.t() for own in positions], batch_first=True).permute(2, 0, 1)
     return padded if len(padded) > 1 else padded[0]
 
 
 def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Return a mask (B, longest) bool: True in the first columns of each of B rows, as many as its entry in
-    `lengths`."""
+    """Return a mask (B, longest) bool: row r is True at its first `lengths[r]` places."""
     return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]

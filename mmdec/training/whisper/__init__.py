@@ -1,1 +1,1 @@
-"""Training of the small Whisper."""
+"""Training of a small Whisper, whose exported model transformers can load."""

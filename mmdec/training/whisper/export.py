@@ -23,7 +23,8 @@ from mmdec.types import told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
-    """Load the module with the average weights of its checkpoints. Returns it and the last checkpoint's step."""
+    """Load a Whisper training module with the mean of its checkpoints' weights. Returns the module, and the training
+    step of the last checkpoint."""
     return load_averaged(
         lambda options: WhisperModule(**{**options, "shape": Shape(**options["shape"]), "start": None}), checkpoints
     )
@@ -32,12 +33,12 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[WhisperModule, int]:
 def export(
     checkpoints: Sequence[Path], tokenizer_folder: Path, out: Path, alignment: Sequence[Sequence[int]] | None = None
 ) -> Path:
-    """Write the model in half precision to `out`, and the heads that were trained with it to `out`/medusa. If writing
-    fails, an existing folder stays as it was.
+    """Write the model in half precision to `out`, and the heads that were trained with it to `out`/medusa. Returns
+    `out`. If writing fails, an existing folder stays as it was.
 
-    checkpoints: their weights are averaged. alignment: (layer, head) pairs whose cross-attention follows the sound, for
-        word timestamps.
-    Raises InputError if `out` has a model card and other weights, because the card would then be wrong.
+    checkpoints: their weights are averaged. tokenizer_folder: folder of the model's tokenizer.
+    alignment: (layer, head) pairs whose cross-attention follows the sound; word timestamps use them.
+    Raises: InputError if `out` has a model card and other weights, because the card would then be wrong.
     """
     module, step = load_module(checkpoints)
     tokenizer = WhisperTokenizer.from_pretrained(tokenizer_folder)
@@ -58,7 +59,7 @@ def export(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command: write the model's folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("runs/whisper"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")

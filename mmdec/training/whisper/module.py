@@ -1,8 +1,9 @@
 """Training of a small Whisper to predict the next token, letters (CTC on the encoder), and tokens further ahead.
 
-Decoder states that must also predict later tokens contain more of the coming sound. Medusa heads, which are trained
-later on the frozen model, need that (multi-token prediction: Gloeckle et al. 2024; Medusa: Cai et al. 2024). The
-encoder starts with local attention (`init_local_attention`), and `protect_positions` keeps it.
+Medusa heads are trained later on the frozen model, and predict tokens further ahead from its decoder states. If the
+model itself learns to do this, its states contain more of the coming sound (multi-token prediction: Gloeckle et al.
+2024; Medusa: Cai et al. 2024). `init_local_attention` makes the encoder's initial attention local, and
+`protect_positions` keeps it so in training.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step, toke
 from mmdec.training.whisper.window_data import END, IGNORED, LETTERS, START, Batch
 from mmdec.types import InputError
 
-FIRST_SCALE = 1.3  # initial scale of the first encoder layer's queries and keys: attention is about five positions wide
-LATER_SCALE = 3.0  # initial scale of the other encoder layers' queries and keys
+FIRST_SCALE = 1.3  # factor on initial queries and keys, first encoder layer: attention spans about five positions
+LATER_SCALE = 3.0  # factor on initial queries and keys, other encoder layers
 
 
 @torch.no_grad()
 def protect_positions(model: WhisperForConditionalGeneration) -> None:
-    """Keep the channels that `init_local_attention` reads free of everything but position embeddings.
+    """Keep some channels of the encoder's states free of everything but position embeddings. It is called after each
+    step.
 
-    Layer outputs grow to ten times the position embeddings and hide them from later layers: in experiments, later
-    layers lost local attention after a few hundred steps. So layers write nothing to these channels. What they write to
-    the other channels has zero mean, because otherwise layer norm would also change these. And the later layers' norms
-    add no bias to these.
+    `init_local_attention` makes attention read these channels. Otherwise, layer outputs grow to ten times the position
+    embeddings and hide them: in experiments, later layers lost local attention after a few hundred steps. So layers
+    write nothing to these channels. Their outputs in the other channels have zero mean, or layer norm would change
+    these channels, too. The layer norms of later layers add no bias to them.
     """
-    encoder: Any = model.model.encoder  # torch's types allow a tensor here, too
+    encoder: Any = model.model.encoder  # Any: for torch, it might also be a tensor
     width, half = model.config.d_model, model.config.d_model // 2
     pairs = min(width // model.config.encoder_attention_heads // 2, half)
     kept = torch.zeros(width, dtype=torch.bool, device=encoder.embed_positions.weight.device)
@@ -65,14 +67,14 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
     """Let each head of a new encoder attend to positions at a fixed small distance, as a convolution does.
 
     Position embeddings are sinusoids. If query and key read the same frequencies, and one of them is rotated, they
-    match where their positions differ by this rotation. Training then adds attention to content. From random weights,
-    most of the training time would go into learning to attend locally.
+    match at positions that differ by this rotation. Training then adds attention to content. With usual random weights,
+    most of the training time would be needed to learn local attention.
     """
-    encoder: Any = model.model.encoder  # torch's types allow a tensor here, too
+    encoder: Any = model.model.encoder  # Any: for torch, it might also be a tensor
     width, heads = model.config.d_model, model.config.encoder_attention_heads
     half, size = width // 2, width // heads
     pairs = min(size // 2, half)
-    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # of Whisper's sinusoids, the fastest
+    speeds = torch.exp(-math.log(10000) / (half - 1) * torch.arange(pairs))  # Whisper's highest frequencies
     for depth, layer in enumerate(encoder.layers):
         query: Tensor = layer.self_attn.q_proj.weight
         key: Tensor = layer.self_attn.k_proj.weight
@@ -91,37 +93,38 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
 
 
 STATE_SECONDS = 0.02  # seconds of sound between two encoder states
-PARTS = (100, 250)  # if a step encodes windows in parts, a part has at least 100 encoder positions, and fewer than 250
+PARTS = (100, 250)  # encoder positions in a part, 100 to 249, in steps that encode windows in parts
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the network."""
+    """The sizes of the network."""
 
-    width: int = 160  # channels of the states
+    width: int = 160  # channels of the encoder and decoder states
     attention_heads: int = 5
     encoder_layers: int = 3
     encoder_ffn: int = 640  # channels of the encoder's feed-forward layers
     decoder_layers: int = 8
     decoder_ffn: int = 320  # channels of the decoder's feed-forward layers
     mels: int = 80  # mel bands
-    source_positions: int = 1500  # the most encoder states, 20 ms each
-    target_positions: int = 448  # the most decoder tokens
+    source_positions: int = 1500  # the most encoder states of a window, 20 ms each
+    target_positions: int = 448  # the most decoder tokens, prompt included
     dropout: float = 0.0
 
 
 @dataclass(frozen=True)
 class WhisperOptions:
-    """Options of `WhisperModule` that a recipe sets.
+    """Options of `WhisperModule` that a recipe (YAML file) sets.
 
     parted: share of the steps in which the encoder reads each window in parts of a few seconds, which takes a fifth
         less time. In the other steps the encoder learns to read whole windows.
-    ahead: number of heads, of which head k predicts the k-th token after the next one. `ahead_drawn` of them are
-        trained in each step.
-    guided: (layer, head) pairs of cross-attention that L_guide trains. ..._weight: see `WhisperModule`.
-    warmup, decay_from, decay_steps: in training steps, see `Schedule`.
-    start: folder of an exported model, with its heads, to begin from. The CTC layer is new, because exported models do
-        not have it.
+    ahead: number of heads that predict later tokens; head k predicts the k-th token after the next one. `ahead_drawn`
+        of them are trained in each step.
+    guided: (layer, head) pairs of cross-attention that learn to follow the sound, to within `guide_seconds`.
+    ctc_weight, ahead_weight, guide_weight: weights of the losses.
+    warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
+        to zero from step `decay_from` on, within `decay_steps`.
+    start: folder of an exported model, with its heads, to begin from. The CTC layer is new, because it is not exported.
     """
 
     lr: float = 2e-3
@@ -144,12 +147,12 @@ class WhisperOptions:
 class WhisperModule(LightningModule):
     """Trains a small Whisper with the loss L_next + ctc_weight L_CTC + ahead_weight L_ahead + guide_weight L_guide.
 
-    L_ahead: mean over heads k, with weights 0.8^k, of the loss of the k-th token after the next one. L_guide trains
-    the cross-attention heads `guided`, (layer, head) pairs, to attend within `guide_seconds` of the time when the next
-    token is spoken. The decoder then learns early where to look. Word timestamps later use these heads.
+    L_next is the cross-entropy of the next token. L_CTC is the CTC loss of the encoder, by letters. L_ahead is the
+    cross-entropy of later tokens, averaged over heads k with weights 0.8^k. L_guide trains some cross-attention heads
+    to attend near the time when the next token is spoken. So the decoder learns early where to look, and word
+    timestamps can be read from these heads. All randomness of a step follows from (seed, epoch, step).
 
-    units: the tokens, ordered by id. options: fields of `WhisperOptions`. All randomness of a step follows from (seed,
-        epoch, step).
+    units: the vocabulary as tokens ordered by id. options: fields of `WhisperOptions`.
     """
 
     def __init__(self, units: list[str], shape: Shape | None = None, **options: Any) -> None:
@@ -167,7 +170,7 @@ class WhisperModule(LightningModule):
             )
         torch.manual_seed(self.options.seed)
         self.model = WhisperForConditionalGeneration(configuration(self.shape, units))
-        self.model.set_attn_implementation("eager")  # a third faster to train on a CPU than fused attention
+        self.model.set_attn_implementation("eager")  # a third faster on a CPU than fused attention
         init_local_attention(self.model)
         protect_positions(self.model)
         self.letters = nn.Linear(self.shape.width, 1 + len(LETTERS))
@@ -178,7 +181,8 @@ class WhisperModule(LightningModule):
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def begin_from(self, folder: Path) -> None:
-        """Load the weights of the exported model in `folder`, and of its heads. Raises InputError if sizes differ."""
+        """Load the weights of the exported model in `folder`, and of its heads. Raises InputError if their sizes
+        differ."""
         model = read_model(folder)
         heads = load_heads(folder / HEADS, model).heads
         for name, own, theirs in (("model", self.model, model), ("heads", self.heads, heads)):
@@ -194,10 +198,10 @@ class WhisperModule(LightningModule):
         protect_positions(self.model)
 
     def encode(self, features: Tensor, part: int = 0) -> Tensor:
-        """Run the encoder on features (B, mels, F), F at most 3000. Returns: states (B, F / 2, H). transformers' own
-        encoder refuses windows shorter than 30 s.
+        """Run the encoder on features (B, mels, F), F at most 3000. Returns states (B, F / 2, H). (transformers' own
+        encoder refuses windows shorter than 30 s.)
 
-        part: if not 0, the window is cut into parts of `part` positions, and attention stays within a part.
+        part: if not 0, windows are cut into parts of `part` states, and attention stays within a part.
         """
         encoder = self.model.model.encoder
         x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(features)))).transpose(1, 2)
@@ -210,8 +214,8 @@ class WhisperModule(LightningModule):
         return encoder.layer_norm(x).reshape(rows, -1, width)[:, :columns]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the batch's "loss", which is the weighted sum of the losses, and by name each loss and the accuracies
-        ("right": of the next token)."""
+        """Compute a batch's losses and accuracies by name. "loss" is the weighted sum of the losses; "right" is the
+        accuracy of the next token, from 0 to 1."""
         part = 0
         if self.training and torch.rand(()) < self.options.parted:
             part = int(torch.randint(*PARTS, ()))
@@ -236,15 +240,18 @@ class WhisperModule(LightningModule):
         return parts
 
     def guide_loss(self, inputs: dict[int, Tensor], states: Tensor, times: Tensor) -> Tensor:
-        """Return -log of the guided heads' attention to positions near the time when the next token is spoken, the mean
-        over heads and tokens. inputs: the queries' inputs (B, L, H) by layer. states: (B, S, H), the encoder's.
-        times: (B, L) in seconds; negative where unknown."""
+        """Compute L_guide: -log of the attention that the guided heads pay to the sound near each label's time. It is
+        averaged over heads and tokens.
+
+        inputs: layer -> inputs (B, L, H) of its cross-attention's queries. states: (B, S, H), the encoder's.
+        times: (B, L) when each label is spoken, in seconds; negative where unknown.
+        """
         timed = times >= 0
         weight = token_weight(timed.sum())
         if not bool(timed.any()):
             return states.sum() * 0
         seconds = torch.arange(states.shape[1], device=states.device) * STATE_SECONDS
-        near = (seconds - times[..., None]).abs() <= self.options.guide_seconds  # (B, L tokens, S encoder states)
+        near = (seconds - times[..., None]).abs() <= self.options.guide_seconds  # (B, L, S): tokens, encoder states
         total = states.sum() * 0
         for layer, head in self.options.guided:
             attention: Any = self.model.model.decoder.layers[layer].encoder_attn
@@ -258,7 +265,7 @@ class WhisperModule(LightningModule):
         return total / max(len(self.options.guided), 1) * weight
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
-        """Return the CTC loss per letter, over the windows whose text is known. states: (B, S, H), the encoder's."""
+        """Compute the CTC loss per letter, over the windows whose text is known. states: (B, S, H), the encoder's."""
         spelled = batch.letter_lengths > 0
         weight = token_weight(spelled.sum())
         if not bool(spelled.any()):
@@ -269,8 +276,8 @@ class WhisperModule(LightningModule):
         return F.ctc_loss(scores, texts, lengths, sizes, zero_infinity=True) * weight
 
     def ahead_losses(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the loss "ahead" of the heads and, in validation, each head's accuracy. Head k (from 1) at position t
-        predicts the label of position t + k."""
+        """Compute the loss of later tokens, "ahead", and in validation also each head's accuracy. Head k (from 1) at
+        position t predicts the label of position t + k. hidden: (B, L, H), the decoder's states. labels: (B, L)."""
         count = len(self.heads.heads)
         chosen = range(count)
         if self.training:
@@ -312,9 +319,9 @@ class WhisperModule(LightningModule):
 
 @contextmanager
 def watched(model: WhisperForConditionalGeneration, layers: Iterable[int]) -> Iterator[dict[int, Tensor]]:
-    """Within the block, record the inputs (B, L, H) of the decoder layers' cross-attention, from which it computes its
-    queries. Yields a dict from layer index to the inputs of the last forward pass."""
-    decoder: Any = model.model.decoder  # torch's types allow a tensor here, too
+    """Within the `with` block, record the inputs (B, L, H) of the cross-attention in some decoder layers. Yields a
+    dict: layer index -> its inputs in the last forward pass."""
+    decoder: Any = model.model.decoder  # Any: for torch, it might also be a tensor
     inputs: dict[int, Tensor] = {}
 
     def keep(module: nn.Module, args: Any, kwargs: Any, layer: int) -> None:
@@ -329,7 +336,7 @@ def watched(model: WhisperForConditionalGeneration, layers: Iterable[int]) -> It
 
 
 def configuration(shape: Shape, units: list[str]) -> WhisperConfig:
-    """Return the configuration of a model with the tokens `units`."""
+    """Return the configuration of a Whisper with these sizes. units: its vocabulary as tokens ordered by id."""
     end = units.index(END)
     return WhisperConfig(
         vocab_size=len(units),

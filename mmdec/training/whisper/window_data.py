@@ -1,7 +1,8 @@
-"""Whisper's training windows: utterances of one chapter joined to at most 30 s, with noise and reverberation; their
-tokens, by a tokenizer in Whisper's format that is learned from the texts; and batches of these windows.
+"""Training windows of a Whisper: sound of at most 30 s, its tokens, and batches of windows.
 
-All randomness of a window follows from its own seed. The batches of an epoch follow from (seed, epoch) only.
+A window joins utterances of one chapter, with noise and reverberation. The tokenizer has Whisper's format and is
+learned from the texts. All randomness of a window follows from its seed, and the batches of an epoch from (seed,
+epoch).
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from mmdec.types import InputError
 END, START = "<|endoftext|>", "<|startoftranscript|>"
 TASKS = {"translate": "<|translate|>", "transcribe": "<|transcribe|>"}
 OTHERS = ("<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")
-PRECISION = 0.02  # seconds between two timestamp tokens
+PRECISION = 0.02  # seconds between two successive timestamp tokens
 SECONDS = 30
-LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC head's characters, from index 1; index 0 is the blank
-IGNORED = -100  # label of positions that do not count in the loss: torch's default
+LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC layer's classes, from 1; class 0 is the blank
+IGNORED = -100  # label of positions without a loss: torch's default
 
 
 @dataclass
@@ -57,15 +58,15 @@ class Batch:
     features: Tensor  # (B, mels, F) log mel spectrograms
     tokens: Tensor  # (B, L) the decoder's input tokens
     labels: Tensor  # (B, L) the token that follows each input; -100 where no loss is computed
-    letters: Tensor  # (B, C) the text for CTC, as indices from 1 into `LETTERS`, padded with 0
+    letters: Tensor  # (B, C) the text as CTC classes, indices from 1 into `LETTERS`, padded with 0
     letter_lengths: Tensor  # (B,) number of letters of each window; 0 where the text is unknown
-    times: Tensor  # (B, L) about when each label is spoken, in seconds of the window; -1 where unknown
+    times: Tensor  # (B, L) estimated time of each label, in seconds from the window's start; -1: unknown
     rows: list[tuple[int, ...]]  # indices of the utterances that each window is joined from
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a window is composed from: the utterances to join, and the seed of all its random choices."""
+    """The plan of a window: the utterances to join, and the seed of all its random choices."""
 
     rows: tuple[int, ...]  # indices of the utterances to join, in this order
     seed: int
@@ -74,26 +75,26 @@ class Window:
 
 @dataclass(frozen=True)
 class Composed:
-    """A window's sound and its target tokens."""
+    """A window as it is trained on: its sound, input tokens and labels."""
 
     rows: tuple[int, ...]  # indices of the window's utterances
     sound: np.ndarray  # (T,) samples at 16 kHz
     tokens: list[int]  # the decoder's inputs
     labels: list[int]  # the token that follows each input; -100 where no loss is computed
-    times: list[float]  # about when each label is spoken, in seconds of the window; -1 if unknown
-    heard: str  # the text that is spoken in the window; "" if unknown
+    times: list[float]  # estimated time of each label, in seconds from the window's start; -1: unknown
+    heard: str  # the whole text of the window; "" if unknown
 
 
 @dataclass(frozen=True)
 class Composition:
-    """How windows are varied at random: the share of windows with each change, and its size.
+    """How windows are varied at random: shares of the windows, from 0 to 1, and sizes of changes.
 
     noise, room: share of windows with noise, and with reverberation.
     pace: largest relative change of speed and pitch.
     timestamps: share of windows whose labels have timestamps. cut: share of these that end within an utterance.
-    previous: share with the previous text as a prompt. empty: share without speech.
-    pause: shortest and longest pause between utterances, in seconds; short ones are more frequent.
-    voice: share with another vocal tract length and another microphone.
+    previous: share of windows with previous text in the prompt. empty: share of windows without speech.
+    pause: shortest and longest pause between utterances, in seconds; short pauses are more frequent.
+    voice: share of windows with another vocal tract length and another microphone.
     """
 
     noise: float = 0.4
@@ -119,11 +120,12 @@ def plan_windows(
     padded: float,
     pause: tuple[float, float],
 ) -> list[Window]:
-    """Plan one batch of about `total` seconds: windows of about `length` seconds of sound, padded to `padded`.
+    """Plan one batch of about `total` seconds: windows with about `length` seconds of sound, padded to `padded`
+    seconds.
 
-    chapters: the indices of each chapter's utterances. seconds: the duration of each utterance. draw: source of random
-    numbers. pause: see `Composition`. Each window gets slightly more utterances than fit, and `compose` drops the rest.
-    Windows must be full up to their last second, or the decoder never learns to attend there.
+    chapters: the utterance indices of each chapter. seconds: the duration of each utterance. pause: shortest and
+    longest pause in seconds. Each window gets slightly more utterances than fit, and `compose` drops the rest: if
+    windows were not full to the last second, the decoder would never learn to attend there.
     """
     windows = []
     for _ in range(max(1, round(total / padded))):
@@ -142,7 +144,7 @@ def plan_windows(
 
 
 def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> Composed:
-    """Build the window's sound and tokens from its utterances. All random choices follow from the window's seed."""
+    """Build a window's sound and tokens. All random choices follow from its seed. how: the random changes."""
     draw = np.random.default_rng(window.seed)
     limit = round(window.seconds * SAMPLE_RATE)
     special = numbers(tokenizer)
@@ -156,7 +158,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
         samples = speed_perturb(utterances[row].samples().numpy(), pace)
-        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # shortened if the first sound would not fit
+        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # shorter if the first utterance would not fit
         left = limit - at - gap
         full = len(samples) > left
         if full and not (cut and spoken and left > 0.3 * len(samples)):
@@ -173,7 +175,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
         return Composed(window.rows, sound, tokens, labels, [-1.0] * 4, "")
     sound = np.concatenate(pieces)
-    cut = at > limit  # from here on: whether the last utterance is too long and loses its end
+    cut = at > limit  # from here on: whether the last utterance loses its end
     sound = sound[:limit]
     if how.voice and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
@@ -197,11 +199,12 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
 def written(
     spoken: Sequence[tuple[float, float, str]], tokenizer: WhisperTokenizer, timed: bool, cut: bool, previous: str
 ) -> tuple[list[int], list[int], list[float]]:
-    """Build a window's input tokens, its labels, and the labels' times.
+    """Build a window's input tokens, their labels, and the labels' times in seconds, estimated from the letters'
+    positions.
 
-    spoken: (start, end, text) of each utterance, in seconds. timed: whether the labels have timestamps. cut: whether
-        the last utterance is cut off: its text is left out, and only its start is written. previous: text for the
-        prompt. A label's time is estimated from the position of its letters in the text.
+    spoken: (start, end, text) of each utterance, in seconds. timed: whether the labels have timestamps.
+    cut: whether the last utterance is cut off; its text is then left out, and only its start is labelled.
+    previous: text for the prompt; "": none.
     """
     special = numbers(tokenizer)
     begin, end, first = special["<|startoftranscript|>"], special["<|endoftext|>"], special["<|0.00|>"]
@@ -230,20 +233,20 @@ def written(
 
 @cache
 def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
-    """Return the ids of the special and timestamp tokens by name."""
-    end = int(tokenizer.eos_token_id)  # type: ignore[arg-type] # a single number, whatever the declaration allows
+    """Return the ids of the special tokens and the timestamp tokens, by name."""
+    end = int(tokenizer.eos_token_id)  # type: ignore[arg-type] # here always a single number
     return dict(tokenizer.get_added_vocab()) | {"<|endoftext|>": end}
 
 
 @cache
 def pieces_of(text: str, tokenizer: WhisperTokenizer) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the text's tokens, and the middle of each token's letters as a fraction of the text's length."""
+    """Return a text's token ids, and for each token the middle of its letters as a fraction (0 to 1) of the text."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return tuple(encoded.input_ids), tuple((a + b) / 2 / len(text) for a, b in encoded.offset_mapping)
 
 
 def collate(items: Sequence[Composed], end: int) -> Batch:
-    """Make a batch of windows. Sounds are padded with silence, input tokens with `end`, the end-of-text token."""
+    """Make a batch. Sounds are padded with silence; input tokens with `end`, the id of the end-of-text token."""
     longest, text = max(len(item.sound) for item in items), max(len(item.tokens) for item in items)
     longest += -longest % (2 * HOP)
     sounds = torch.zeros(len(items), longest)
@@ -267,18 +270,19 @@ def letters_of(text: str) -> list[int]:
 
 
 def chapters_of(utterances: Sequence[Utterance]) -> Iterator[list[int]]:
-    """Yield for each chapter of each speaker the indices of its utterances."""
+    """Yield for each chapter (of each speaker) the list of its utterances' indices."""
     chapters: dict[tuple[str, str], list[int]] = {}
     for index, utterance in enumerate(utterances):
         chapters.setdefault((utterance.speaker, utterance.chapter), []).append(index)
     yield from chapters.values()
 
 
-SHORTEST = 4.0  # seconds of the shortest windows: most sentences fit into them
+SHORTEST = 4.0  # seconds; lower limit of the random window lengths. Most sentences are shorter
 
 
 class Windows(Dataset[Composed]):
-    """A dataset whose index is a `Window`: its sound and tokens are composed when it is read."""
+    """A dataset whose index is a `Window`. Its sound and tokens are composed when it is read. how: the random
+    changes."""
 
     def __init__(self, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> None:
         self.utterances, self.tokenizer, self.how = utterances, tokenizer, how
@@ -287,19 +291,19 @@ class Windows(Dataset[Composed]):
         return compose(window, self.utterances, self.tokenizer, self.how)
 
     def collate(self, items: Sequence[Composed]) -> Batch:
-        return collate(items, int(self.tokenizer.convert_tokens_to_ids(END)))  # type: ignore[arg-type] # one for one
+        return collate(items, int(self.tokenizer.convert_tokens_to_ids(END)))  # type: ignore[arg-type] # one id
 
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """Options of `WindowData` that a recipe sets.
+    """Options of `WindowData` that a recipe (YAML file) sets.
 
-    train_split: one split or several. pieces: number of pieces of the tokenizer if it is learned.
-    batch_seconds: seconds of sound in one process's batch.
+    train_split: one split or several. pieces: vocabulary size of a new tokenizer, without special tokens.
+    batch_seconds: seconds of sound in one process's batch, padding included.
     lengths: (epoch, seconds) pairs: from this epoch on, windows have at most about this length of sound.
     whole: share of the batches that are padded to 30 s.
-    longer: below 1, long windows are drawn more often than short ones; above 1, less often.
-    max_bad_share, allow_absolute_paths: see `Admission`.
+    longer: exponent; below 1, long windows are drawn more often than short ones; above 1, less often.
+    max_bad_share: largest share of bad recordings. allow_absolute_paths: allow paths out of the corpus's folder.
     """
 
     train_split: str | list[str] = "train"
@@ -325,11 +329,10 @@ class WindowOptions:
 
 
 class WindowData(LightningDataModule):
-    """A data module: windows of up to 30 s from a corpus of utterances in chapters.
+    """A data module for training a Whisper: windows of up to 30 s, joined from utterances of one chapter.
 
-    corpus: a folder in LibriSpeech's layout, or a manifest, see `read_utterances`. tokenizer: folder of the tokenizer.
-        If it is empty, a tokenizer is learned from the training text and saved there. options: fields of
-        `WindowOptions`.
+    corpus: a folder in LibriSpeech's format, or a manifest (list of sound files with texts). tokenizer: its folder. If
+        there is none, it is learned from the training text and saved there. options: fields of `WindowOptions`.
     """
 
     def __init__(self, corpus: str, tokenizer: str, **options: Any) -> None:
@@ -344,15 +347,15 @@ class WindowData(LightningDataModule):
 
     @property
     def units(self) -> list[str]:
-        """Return the tokens, ordered by id. The command line passes them to the model."""
+        """Return the vocabulary as tokens ordered by id. The command line passes it to the model."""
         return token_list(self.tokenizer)
 
     def prepare_data(self) -> None:
-        """Read the durations of all recordings, in one process only."""
+        """Measure and store the durations of all recordings. Lightning calls this in one process only."""
         self._seconds()
 
     def _seconds(self) -> list[list[float]]:
-        """Return the seconds of each training utterance, and of each development utterance."""
+        """Return the durations in seconds of the training utterances, and of the development utterances."""
         root = Path(self.corpus)
         kept = root if root.is_dir() else root.parent
         named = (("train", self.train_rows), ("dev", self.dev_rows))
@@ -380,7 +383,7 @@ class WindowData(LightningDataModule):
             length = shortest + (longest - shortest) * sizes.random() ** options.longer
             whole = sizes.random() < options.whole
             padded = SECONDS if whole else min(SECONDS, length + sizes.uniform(0.3, 2.0))
-            # at least `world` windows, so that each process gets one
+            # enough for a window in each process
             total = world * max(options.batch_seconds, padded)
             batches.append(plan_windows(self.chapters, self.train_seconds, draw, total, length, padded, pause))
         dataset = Windows(self.train_rows, self.tokenizer, self.composition)
@@ -388,8 +391,7 @@ class WindowData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=mine, collate_fn=dataset.collate, num_workers=options.workers)
 
     def val_dataloader(self) -> DataLoader:
-        """Load the same windows of the development split each time: no added noise, padded to 30 s, without
-        timestamps."""
+        """Load the same development windows each time: without noise or timestamps, padded to 30 s."""
         assert self.trainer is not None
         draw = np.random.default_rng([self.options.seed, 1])
         dataset = Windows(self.dev_rows, self.tokenizer, replace(PLAIN, pause=self.composition.pause))
@@ -404,13 +406,13 @@ class WindowData(LightningDataModule):
 
 
 def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance]) -> None:
-    """Raise InputError if a recording is in both the training and the development split, even under different names."""
+    """Raise InputError if the splits share a recording, even under two names (symbolic links)."""
     both = ((os.path.realpath(row.path) for row in rows) for rows in (train, dev))
     check_apart(both, "recordings", "Name splits that do not overlap.")
 
 
 def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a recipe's data module, with `composition` as a `Composition`."""
+    """Return the arguments of a recipe's data module. The value of `composition` becomes a `Composition`."""
     options = dict(recipe["data"]["init_args"])
     if options.get("composition") is not None:
         options["composition"] = Composition(**options["composition"])
@@ -418,9 +420,9 @@ def data_options(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
-    """Build an English tokenizer in Whisper's format: byte-level pieces learned from `texts`, then Whisper's special
+    """Build an English tokenizer in Whisper's format: byte-level BPE learned from `texts`, then Whisper's special
     tokens in their order, then the timestamps of a 30 s window (Radford et al. 2022, section 2.3).
-    pieces: number of byte-level pieces, the 256 bytes included."""
+    pieces: vocabulary size of the BPE, the 256 bytes included."""
     learner = ByteLevelBPETokenizer()
     learner.train_from_iterator(
         (f" {text}" for text in texts), vocab_size=max(pieces, 256), min_frequency=2, show_progress=False
@@ -429,13 +431,13 @@ def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
         learner.save_model(folder)
         vocab = json.loads((Path(folder) / "vocab.json").read_text(encoding="utf-8"))
         lines = (Path(folder) / "merges.txt").read_text(encoding="utf-8").splitlines()
-        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")  # no British spellings to convert
+        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")  # it would convert British spellings
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = WhisperTokenizer(
             vocab=vocab, merges=merges, normalizer_file=str(Path(folder) / "normalizer.json"), pad_token=END
         )
     special = [START, "<|en|>", *TASKS.values(), *OTHERS]
-    tokenizer.add_special_tokens({"additional_special_tokens": special})  # type: ignore[arg-type] # a list of texts is taken
+    tokenizer.add_special_tokens({"additional_special_tokens": special})  # type: ignore[arg-type] # a list is taken
     stamps = round(SECONDS / PRECISION) + 1
     tokenizer.add_tokens([f"<|{step * PRECISION:.2f}|>" for step in range(stamps)])
     tokenizer.set_prefix_tokens(language="english", task="transcribe")
@@ -443,7 +445,7 @@ def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
 
 
 def generation_config(tokenizer: WhisperTokenizer, positions: int) -> GenerationConfig:
-    """Return the generation settings for this tokenizer. positions: number of positions of the decoder."""
+    """Return a Whisper's generation settings for this tokenizer. positions: the decoder's number of positions."""
     number: Any = tokenizer.convert_tokens_to_ids
     end, start = number(END), number(START)
     special = [number(name) for name in (START, "<|en|>", *TASKS.values(), *OTHERS[:3])]
@@ -466,7 +468,7 @@ def generation_config(tokenizer: WhisperTokenizer, positions: int) -> Generation
 
 
 def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> WhisperTokenizer:
-    """Load the tokenizer in `folder`. If there is none, learn `pieces` pieces from the text of `rows` and save them."""
+    """Load the tokenizer in `folder`. If there is none, learn one of size `pieces` from the texts and save it there."""
     if not (folder / "tokenizer.json").is_file():
         tokenizer = build_tokenizer(sorted({row.text for row in rows}), pieces)
         folder.mkdir(parents=True, exist_ok=True)
@@ -476,9 +478,9 @@ def kept_tokenizer(folder: Path, rows: Sequence[Utterance], pieces: int) -> Whis
 
 
 def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: str) -> list[float]:
-    """Return the seconds of each utterance, NaN if it cannot be used. Names and number of unusable ones are logged.
+    """Return the duration of each utterance in seconds; NaN if it cannot be used, which is logged.
 
-    kept: folder where the results are stored. admission: how many may be bad. of: the rows' name in messages. Raises
+    kept: folder that caches the results. admission: how many may be bad. of: what the rows are, for messages. Raises
     InputError if too many are bad.
     """
     found, bad = seconds_of([row.path for row in rows], kept), BadRows()
