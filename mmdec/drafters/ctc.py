@@ -1,4 +1,4 @@
-"""Drafts for a speech model such as Whisper with a CTC head on its encoder's states (Graves et al. 2006).
+"""Drafts for an encoder-decoder speech model with a CTC head on its encoder's states (Graves et al. 2006).
 
 The head transcribes the whole audio window at once, frame by frame. The transcript may differ from the model's text.
 So in each round the accepted text is aligned to the frames (Viterbi alignment), and the draft is the transcript after

@@ -1,4 +1,4 @@
-"""Drafts with Medusa heads (Cai et al. 2024; for Whisper, arXiv 2409.15869).
+"""Drafts with Medusa heads (Cai et al. 2024; for speech, arXiv 2409.15869).
 
 The heads read the target's last hidden state at the last accepted node, which the verifying pass has computed. Head k
 proposes the token k positions after the token that this pass chose. The variant Medusa-Block has an extra decoder layer

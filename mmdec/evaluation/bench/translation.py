@@ -5,7 +5,7 @@ shipped model: `mmdec.translate_speech` from file to samples, and in it the ling
 autoregressive decoding, the baseline. It also times the two decoders alone by source length. There it does not use the
 public call, because the baseline must decode a fixed number of units. `bench_paper` times a model of the paper's size
 with random weights against a decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and
-the hardware. With a judge (a Whisper that translates, `quality/judge_transcription.py`), whole calls are also timed
+the hardware. With a judge (a speech model that translates, `quality/judge_transcription.py`), whole calls are also timed
 against its translation.
 
 Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
@@ -65,7 +65,7 @@ def bench_speech(
     """Time the shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
     recordings: files of speech. For a source length, they are joined end to end and cut. seconds: the source lengths.
-    repeats: timed pairs of calls. judge: a Whisper to compare whole calls with; it returns only text.
+    repeats: timed pairs of calls. judge: a model to compare whole calls with; it returns only text.
 
     By length, the baseline decodes exactly `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the
     graph's size follows from the source frames or pieces. "From file to samples" includes reading, features, all
