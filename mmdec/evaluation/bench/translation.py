@@ -5,7 +5,7 @@ shipped model: `mmdec.translate_speech` from file to samples, and in it the ling
 autoregressive decoding, the baseline. It also times the two decoders alone by source length. There it does not use the
 public call, because the baseline must decode a fixed number of units. `bench_paper` times a model of the paper's size
 with random weights against a decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and
-the hardware. With a judge (a speech model that translates, `quality/judge_transcription.py`), whole calls are also timed
+the hardware. With a judge (a speech model that translates, `quality/judge_transcription.py`), calls are also timed
 against its translation.
 
 Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
