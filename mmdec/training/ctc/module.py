@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
@@ -89,7 +90,8 @@ class CtcModule(LightningModule):
             state = read_start(Path(self.options.start))
             if not any(name.startswith("head.") for name in state):  # a drafter's file has only the head
                 state = {f"head.{name}": value for name, value in state.items()}
-            load_network(self, state)
+            if anew := load_network(self, state):  # a head of other sizes begins from nothing, unseen
+                rank_zero_info(f"`start` has other sizes: {len(anew)} tensors begin anew, {anew[0]} for one")
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:
