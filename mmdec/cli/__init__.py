@@ -36,7 +36,7 @@ app = typer.Typer(
 
 
 def info(as_json: AsJson = False) -> None:
-    """Print versions, devices, which kernels are active, or why not, and whether CUDA graphs are."""
+    """Print versions, devices, which Triton kernels are active, or why not, and whether CUDA graphs are."""
     from mmdec.evaluation.bench.kernels import machine
 
     report = machine()

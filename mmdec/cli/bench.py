@@ -303,7 +303,8 @@ def kernels(
     device: BenchDevice = "cpu",
     threads: BenchThreads = 1,
 ) -> BenchReport:
-    """Time the operators alone: GPU kernels against SDPA, FlexAttention and dense torch; on a CPU the torch forms."""
+    """Time the operators alone: on a GPU, Triton kernels against SDPA, FlexAttention and dense torch; on a CPU, mmdec's
+    fast versions against plain torch."""
     from mmdec.evaluation.bench.kernels import bench_kernels
 
     return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)

@@ -49,7 +49,8 @@ def doctor(
     dtype: Dtype = None,
     threads: Threads = None,
 ) -> None:
-    """Measure a drafter's acceptance in each convention that it may be read in: what is off, and how to mend it.
+    """Measure how many of a drafter's tokens are accepted, as its checkpoint is read now and with each convention (a
+    choice that the checkpoint may leave open) changed. Report which one is wrong, and how to correct it.
 
     The model answers the prompts; the drafter is measured on these answers. Then come tokens a round for chains and
     trees of several sizes.

@@ -206,7 +206,7 @@ def vlm(
         raise typer.Exit(1)
 
 
-TOGETHER = 2  # number of systems side by side; more do not fit into 80 columns
+TOGETHER = 2  # number of columns of figures side by side; more do not fit into 80 columns
 LABEL = 30  # most characters of a label on one line; longer labels are wrapped, figures are not
 
 
@@ -220,7 +220,8 @@ def grid_of(*names: str) -> Table:
 
 
 def table(report: dict[str, Any]) -> RenderableType:
-    """Make the table of a report of `evaluate_speech`: one column for each system, at most two side by side."""
+    """Make the table of a report of `evaluate_speech`: a column for each strategy or other translator, at most two side
+    by side."""
     names = [*report["systems"]]
     shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["systems"].values())]
     grids = []

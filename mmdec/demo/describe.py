@@ -1,5 +1,5 @@
-"""The tab that answers questions about pictures. It compares the speed of several drafters (the race), and shows which
-visual tokens each drafter uses."""
+"""The tab that answers questions about pictures. It compares the speed of several drafters (the page calls this the
+race), and shows which visual tokens each drafter uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRAFT = (24, 5)  # nodes and depth of each drafted tree: fixed, because a learne
 MAX_NEW_TOKENS = 200
 MAX_LETTERS = 500  # the most characters of a question
 MAX_PIXELS = 16_000_000  # the most pixels of an upload: visitors share the machine, so fewer than the library accepts
-SIDE = 1024  # pixels: a longer side is scaled down once here, instead of in each call of the race
+SIDE = 1024  # pixels; a longer side is scaled down once, not again for each drafter that is compared
 SENT = 640  # the longest side in pixels of the picture that the browser gets
 QUESTION = "Describe this image."
 NOTE = (
@@ -146,8 +146,8 @@ def preview(tell: Tell, path: str | None) -> None:
 
 
 def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
-    """Answer with the first drafter, showing the text as it is accepted. Then time all drafters and plain decoding for
-    the race, without showing text: updates of the page would slow decoding down.
+    """Answer with the first drafter, showing the text as it is accepted. Then time all drafters and plain decoding
+    without showing text, because updates of the page would slow decoding down, and compare them (the race).
 
     tell: reports to the page. pixels: (H, W, 3) uint8. name: the picture's alternative text.
     chosen: names of the drafters. truth: the right answer; "": not known.

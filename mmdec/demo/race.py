@@ -1,4 +1,5 @@
-"""Draws the race: several ways of decoding side by side, pass by pass, at a pace that people can follow.
+"""Draws the race, as the page calls it: the speed of several ways of decoding, compared side by side, pass by pass, at
+a pace that people can follow.
 
 Nothing is decoded here. A lane, the row of one way of decoding, is drawn from the rounds of a finished call: the pieces
 of text that each pass accepted, and when. The browser shows them as an animation.

@@ -1,5 +1,5 @@
-"""The tab that transcribes. It shows text as it is accepted, a race against plain decoding, and words with their times.
-Speech from a microphone is transcribed live."""
+"""The tab that transcribes. It shows text as it is accepted, compares the speed with that of plain decoding (the page
+calls this the race), and shows words with their times. Speech from a microphone is transcribed live."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def sample_work(tell: Tell, number: int) -> None:
 
 
 def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
-    """Show the text as it is accepted. Then time both ways of decoding for the race, without showing text: updates of
-    the page would slow decoding down.
+    """Show the text as it is accepted. Then time decoding with drafts and plain decoding without showing text, because
+    updates of the page would slow decoding down, and compare them (the race).
 
     tell: reports to the page. samples: (T,) of 16 kHz. spoken: the correct text; "": not known.
     """

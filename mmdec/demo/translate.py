@@ -1,5 +1,5 @@
 """The tab that translates French speech to English. It draws the graph of English pieces that the model fills in one
-pass, and compares the speed of three ways of decoding (the race)."""
+pass, and compares the speed of three ways of decoding (the page calls this the race)."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
 
 
 def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
-    """Show sound and text of the chosen way first. Then decode in the other ways, for the race and the drawing of the
-    graph.
+    """Show sound and text of the chosen way first. Then decode in the other ways, to compare their speed (the race) and
+    to draw the graph.
 
     tell: reports to the page. samples: (T,) of 16 kHz. way: a key of `WAYS`.
     french: the correct French text; "": not known.
@@ -184,7 +184,7 @@ def own_way() -> str:
 
 
 def warm() -> None:
-    """Load the model and run it once with each strategy of the race."""
+    """Load the model and run it once with each strategy that the page compares."""
     for sample in shipped.french()[:1]:
         for strategy in ("lookahead", "reranked", "verified", "autoregressive"):
             translate_speech(sample.path, strategy=strategy)

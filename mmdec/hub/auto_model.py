@@ -107,8 +107,8 @@ class _Model(PreTrainedModel):
 
 
 class DASpeechModel(_Model):
-    """A translator: `network` (features to graph) and `vocoder`. `parts` holds these and the tables and, for some
-    models, a voice network."""
+    """A translator: `network` (features to graph) and `vocoder`. `parts` holds these, the tables and, for some models,
+    a voice network."""
 
     config_class = DASpeechModelConfig
     base_model_prefix = "network"

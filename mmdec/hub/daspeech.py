@@ -215,8 +215,8 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
 
 
 def layout(directory: Path) -> str:
-    """Return the format of a translator's folder, as its config.json names it: that of a DASpeech (`LAYOUT`), or
-    "pieces"."""
+    """Return which kind of translator a folder holds, by its config.json: "phones" (`LAYOUT`, a DASpeech) or "pieces"
+    (`hub/heard_translator.py`)."""
     return _named(read_settings(directory / "config.json"))
 
 

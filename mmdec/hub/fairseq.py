@@ -102,7 +102,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a checkpoint of fairseq without running its code. Returns: the training arguments by name, and the weights
     by tensor name.
 
-    Raises: InputError for a pickle that names other classes than `argparse.Namespace`, and if parts are missing.
+    Raises: InputError for a pickle that names other classes than `argparse.Namespace`, and if training arguments or
+        weights are missing.
     """
     with torch.serialization.safe_globals([argparse.Namespace]):
         stored = read_pickle(path, "Save its `model` and `args` alone.")

@@ -32,13 +32,13 @@ def model_folders() -> tuple[Path, ...]:
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Return the names of shipped models. system: only those of this system or transformers model type; None: all."""
+    """Return the names of shipped models. system: only those of this kind (see `kind`); None: all."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
-    """Return "system" or "model_type" of a model's config.json; "" if there is none."""
+    """Return the kind of a model or drafter: "system" or else "model_type" in its config.json; "" without both."""
     try:
         config = read_settings(directory / "config.json")
     except InputError:
@@ -55,8 +55,8 @@ def find(
     """Find the directory of a model: a shipped name, a directory, or a hub id ("owner/name", "owner/name@revision"),
     which is downloaded.
 
-    system: error messages list the shipped models of this system; None: all. files: name patterns of the files to
-        download.
+    system: error messages list the shipped models of this kind (see `kind`); None: all. files: name patterns of the
+        files to download.
     fetching: options of huggingface_hub's `snapshot_download`.
     Returns: the directory, whose content the caller must check.
     Raises: InputError if there is no such model, or a download fails.

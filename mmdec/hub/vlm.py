@@ -38,7 +38,7 @@ from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need
-# processors that need their part for video even if they only read pictures
+# processors that need their video processor even if they only read pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
@@ -166,8 +166,8 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
-    """Load the processor in a directory. If torchvision is missing, the processor's part for video is left out, where
-    possible.
+    """Load the processor in a directory. If torchvision is missing, the processor is loaded without its video
+    processor, where possible.
 
     Raises: InputError if it is damaged, or needs a package that is not installed.
     """
@@ -188,7 +188,7 @@ def read_processor(directory: Path) -> ProcessorMixin:
 
 
 def _has_video(kind: type[ProcessorMixin]) -> bool:
-    """Return whether a processor class has a part for video that is not needed for pictures."""
+    """Return whether a processor class has a video processor that is not needed for pictures."""
     try:
         return "video_processor" in kind.get_attributes() and kind.__name__ not in NEED_VIDEO
     except ImportError:  # the class itself needs a package that is missing
@@ -206,7 +206,7 @@ def _processor_type(directory: Path) -> type[ProcessorMixin]:
 
 
 def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """Make a subclass of a processor class that works without its part for video."""
+    """Make a subclass of a processor class that works without its video processor."""
 
     class ForPictures(kind):
         def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:

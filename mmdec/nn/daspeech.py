@@ -48,7 +48,7 @@ class Source:
 
 @dataclass(frozen=True)
 class DASpeechConfig:
-    """Sizes of all parts; the defaults are those of the paper's model (93 M parameters)."""
+    """Sizes of all networks in the model; the defaults are those of the paper's model (93 M parameters)."""
 
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     dag: DagConfig = field(default_factory=DagConfig)

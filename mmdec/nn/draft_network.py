@@ -5,7 +5,7 @@ it. Position t of the layer reads fc([embedding of token t + 1; feature of token
 + 1, from which the target's LM head predicts token t + 2. The layer is Llama's without the input norm; there is no
 final norm. Embedding and LM head are the target's and not stored. The parameters have the published names.
 
-Networks of other systems override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row,
+Networks of other drafters override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row,
 shorter if an image is compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and
 values) and `attend`, so that a drafter with a preallocated cache need not concatenate tensors.
 
@@ -180,7 +180,7 @@ class RMSNorm(nn.Module):
 def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Apply an RMS norm to x (..., H). weight: (H,), or (k, H) for x (..., k, H)."""
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
-        # this takes half the time of torch's fused kernel
+        # this takes half the time of torch's `rms_norm`
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         return x * squares.div_(x.shape[-1]).add_(eps).rsqrt_() * weight
     # autocast gives x in half precision
@@ -226,7 +226,7 @@ class DecoderLayer(nn.Module):
 
 
 class DraftNetwork(nn.Module):
-    """EAGLE's published network: fc and one decoder layer. Classes for other systems override `inputs`, `prompt` or
+    """EAGLE's published network: fc and one decoder layer. Classes for other drafters override `inputs`, `prompt` or
     `fuse`."""
 
     system: ClassVar[str] = "eagle"
@@ -262,12 +262,12 @@ class DraftNetwork(nn.Module):
 
     @property
     def offsets(self) -> Tensor | None:
-        """Return (`vocabulary`,): for each token of the draft vocabulary, the target's token id minus its index; None
-        if they are equal."""
+        """Return (`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
+        id in the draft vocabulary. None if both vocabularies are the same."""
         return None
 
     def token_ids(self, drafted: Tensor) -> Tensor:
-        """Convert indices in the draft vocabulary to the target's token ids."""
+        """Convert token ids of the draft vocabulary to those of the target's vocabulary."""
         return drafted if self.offsets is None else drafted + self.offsets[drafted]
 
     def spread(self, probs: Tensor) -> Tensor:
@@ -339,8 +339,11 @@ class DraftNetwork(nn.Module):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return what stands in for a drafted token's features, which only the target could compute: hidden (..., H),
-        the network's own output, repeated k times: (..., k * H)."""
+        """Return a substitute for a drafted token's features (..., k * H). Only the target could compute the true ones,
+        which are the outputs of k of its layers. The substitute is the network's own output, repeated k times.
+
+        hidden: (..., H), this output.
+        """
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 

@@ -232,8 +232,8 @@ class LayeredNetwork(DraftNetwork):
 
     @property
     def offsets(self) -> Tensor | None:
-        """Return (`vocabulary`,): for each token of the draft vocabulary, the target's token id minus its index; None
-        if they are equal."""
+        """Return (`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
+        id in the draft vocabulary. None if both vocabularies are the same."""
         return cast(Tensor, self.d2t) if self.config.mapped else None
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
@@ -306,7 +306,7 @@ class Eagle3(LayeredNetwork):
         return Prompted(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return what stands in for a drafted token's features: hidden unchanged, the network's own output."""
+        """Return the substitute for a drafted token's features: `hidden`, the network's own output, unchanged."""
         return hidden
 
     def fused_weights(self, carry: Any = None) -> Pair | None:

@@ -58,8 +58,8 @@ class PhoneVoice(nn.Module):
 
 @dataclass(frozen=True)
 class HeardTranslatorConfig:
-    """Sizes of all parts. best: number of pieces at each position of the transcript: the chosen one and its
-    alternatives."""
+    """Sizes of all networks in the model. best: number of pieces at each position of the transcript: the chosen one and
+    its alternatives."""
 
     encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)

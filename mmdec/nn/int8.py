@@ -103,7 +103,7 @@ class Int8Linear(nn.Linear):
         whole, scales = whole_numbers(rows, self._levels)
         out = product(whole, self._packed, self._levels).mul_(scales)
         if self.bias is not None:
-            out += self.bias  # added separately: a kernel with bias rounds differently, and only for some shapes
+            out += self.bias  # added separately: with a bias, fbgemm rounds differently, but only for some shapes
         return out.view(*input.shape[:-1], self.out_features)
 
 
@@ -118,8 +118,8 @@ class EachAlone(nn.Conv1d):
 
 def quantise_linears(model: Any) -> None:
     """Replace linear layers of an encoder-decoder model on a CPU by `Int8Linear`, in place: all layers of the encoder,
-    and in the decoder the key and value projections of cross-attention. Raises InputError on a GPU, or if this CPU has
-    no such kernel.
+    and in the decoder the key and value projections of cross-attention. Raises InputError on a GPU, or if fbgemm does
+    not support this CPU.
 
     The decoder's other weights stay floating-point, but are rounded to half precision: then they can be read faster
     (`ops/half.py`). A decoder pass over few tokens takes the time of reading the weights, and quantising those few
@@ -155,8 +155,8 @@ def quantised(model: nn.Module) -> bool:
 
 @cache
 def levels() -> int:
-    """Return the largest number in `LEVELS` for which this CPU's kernel sums products exactly. Raises InputError if the
-    CPU has no such kernel, or if no sum is exact."""
+    """Return the largest number in `LEVELS` for which fbgemm sums products exactly on this CPU. Raises InputError if
+    fbgemm does not support the CPU, or if no sum is exact."""
     for most in LEVELS:
         weight = torch.full((16, 64), 127, dtype=torch.int8)
         try:
@@ -179,7 +179,7 @@ def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def pack(integers: Tensor, scales: Tensor) -> Any:
-    """Convert weights to the format of the kernel in `product`. integers: (O, I) int8. scales: (O,), factor of each
+    """Convert weights to the format that fbgemm reads in `product`. integers: (O, I) int8. scales: (O,), factor of each
     row."""
     zeros = torch.zeros(len(scales), dtype=torch.long)
     with warnings.catch_warnings():
@@ -194,6 +194,6 @@ def product(rows: Tensor, packed: Any, most: int) -> Tensor:
     """Multiply rows (N, I) of whole numbers by weights from `pack`. Returns: (N, O) float32. most: largest absolute
     value in `rows`."""
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    # the kernel adds a zero point of most + 1; with most = 63 it gets integers from 1 to 127, so that two products fit
+    # fbgemm adds a zero point of most + 1; with most = 63 it gets integers from 1 to 127, so that two products fit
     # in 16 bits
     return cast(Tensor, kernel(rows, 1.0, most + 1, packed))

@@ -80,8 +80,8 @@ class RowsLinear(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Multi-head attention. Training uses plain matrix products, because fused kernels with masks are slower on a
-    CPU."""
+    """Multi-head attention. Training uses plain matrix products, because torch's fused attention is slower with a mask
+    on a CPU."""
 
     def __init__(self, d_model: int, heads: int, dropout: float, d_memory: int | None = None) -> None:
         super().__init__()

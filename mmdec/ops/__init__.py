@@ -1,1 +1,2 @@
-"""Operators: dynamic programs and kernels on tensors. They know nothing of models."""
+"""Operators on tensors: dynamic programs over graphs, attention to draft trees, moves in a key-value cache, fast linear
+layers. On a GPU some are Triton kernels. None of them knows a model."""

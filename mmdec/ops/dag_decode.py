@@ -139,8 +139,8 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
 
 
 def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest: int) -> tuple[Tensor, Tensor]:
-    """Find the best path of each length, then the length with the highest score / length ** penalty. Returns: vertices
-    (B, K) and lengths (B,).
+    """Find the path with the highest score / length ** penalty: first the best path of each length, then the best
+    length. Returns: vertices (B, K) and lengths (B,).
 
     links: (B, L, L). gains: (B, L), score for visiting each vertex. ends: (B,) index of the last vertex. longest:
         maximum number of vertices on a path.

@@ -27,8 +27,8 @@ class HalfWeights:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if this CPU has no such kernel, or a weight
-        is too large for float16."""
+        """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if fbgemm does not support this CPU, or if a
+        weight is too large for float16."""
         weight = weight.detach()
         parts = weight.split(PART)
         self.exact = all(torch.equal(part.half().float(), part) for part in parts)
@@ -56,7 +56,7 @@ class HalfWeights:
 @cache
 def _group() -> int:
     """Return the number of which the number of input rows must be a multiple, so that a row's result does not depend on
-    the other rows. It is 1, or 3 on a CPU (with AVX2 only) whose kernel sums the last one or two rows in another
+    the other rows. It is 1; or 3 on a CPU (with AVX2 only) where fbgemm sums the last one or two rows in another
     order."""
     draw = torch.Generator().manual_seed(0)
     weight, rows = torch.randn(64, 512, generator=draw).half().float(), torch.randn(3, 512, generator=draw)

@@ -27,7 +27,7 @@ CAPABILITY = (8, 0)  # minimum CUDA compute capability, because the kernels use 
 
 
 def interpreted() -> bool:
-    """Return whether this process runs kernels in Triton's interpreter, on a CPU."""
+    """Return whether this process runs Triton kernels in Triton's interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -40,7 +40,7 @@ def triton_version() -> str | None:
 
 
 def runs_on(device: torch.device) -> bool:
-    """Return whether operators use kernels for tensors on this device."""
+    """Return whether the operators named in `KERNELS` run as Triton kernels on tensors of this device."""
     return device.type == "cuda" and why_not(device.index) is None
 
 
@@ -55,8 +55,8 @@ def graphs_why_not(device: torch.device) -> str | None:
 
 @cache
 def why_not(index: int | None = None) -> str | None:
-    """Return why kernels are not used on a GPU, as text for people; None if they are used. index: the GPU's number;
-    None: the current GPU."""
+    """Return why the Triton kernels are not used on a GPU, as text for people; None if they are used. index: the GPU's
+    number; None: the current GPU."""
     if os.environ.get("MMDEC_KERNELS") == "0":
         return "MMDEC_KERNELS=0 keeps them off"
     installed = triton_version()

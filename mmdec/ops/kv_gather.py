@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdec.ops.kernels import runs_on
 
-PATH = 64  # maximum tokens of a row that the kernel reads before it writes; up to this number, any move is possible
+PATH = 64  # maximum tokens of a row that the Triton kernel reads before it writes; up to it, any move is possible
 
 
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
@@ -47,7 +47,7 @@ def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
 
 
 def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-    """Move the cache entries of all rows in a few operations, on a GPU without the kernel.
+    """Move the cache entries of all rows in a few operations, on a GPU where the Triton kernel cannot be used.
 
     kv: (..., B, H, S, D). columns: for each row, the indices of the entries to move. begins: for each row, the index to
         which the first one moves.
@@ -65,8 +65,8 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
 
 
 def fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
-    """Return whether the kernel can do these moves: each row moves at most `PATH` entries, or its indices ascend and
-    each entry moves to a lower index.
+    """Return whether the Triton kernel can do these moves: each row moves at most `PATH` entries, or its indices ascend
+    and each entry moves to a lower index.
 
     columns: for each row, the indices of the entries to move. begins: for each row, the index to which the first one
         moves.

@@ -27,7 +27,7 @@ from mmdec.ops.kernels import runs_on
 if TYPE_CHECKING:
     from mmdec.ops.tree_attention_triton import PackedTree
 
-LARGEST = 128  # maximum nodes of a tree that the kernel supports
+LARGEST = 128  # maximum nodes of a tree that the Triton kernel supports
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -121,8 +121,8 @@ def tree_mask(
 
 
 def _padded_rows(mask: Tensor) -> Tensor:
-    """Return a copy of a mask (..., S + N) whose rows start in memory at multiples of 8 elements, which fused GPU
-    kernels need."""
+    """Return a copy of a mask (..., S + N) whose rows start in memory at multiples of 8 elements, which torch's fused
+    attention kernels need on a GPU."""
     width = mask.shape[-1]
     rows = torch.zeros(*mask.shape[:-1], -(-width // 8) * 8, dtype=mask.dtype, device=mask.device)[..., :width]
     return rows.copy_(mask)

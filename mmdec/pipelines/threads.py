@@ -144,5 +144,5 @@ def _defaults() -> set[int]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
-    except (OSError, ValueError):  # no such file: an older kernel, or not Linux
+    except (OSError, ValueError):  # no such file: an older Linux kernel, or not Linux
         return ""

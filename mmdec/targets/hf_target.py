@@ -110,7 +110,8 @@ def hooked(module: nn.Module) -> bool:
 
 
 def plain_linear(module: nn.Module) -> bool:
-    """Return whether the module is torch's own linear layer without hooks, so that another kernel may replace it."""
+    """Return whether the module is torch's own linear layer without hooks, so that another implementation may replace
+    it."""
     return type(module) is nn.Linear and not hooked(module)
 
 

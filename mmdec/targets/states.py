@@ -41,7 +41,7 @@ from mmdec.types import CACHE, Draft, InputError, Scores
 
 BACKLOG = 8  # if a row must read more accepted tokens again than this, they are read in an extra pass, not with drafts
 Pass = Callable[[Draft], Scores]
-LEAST = 16  # least tokens of a scan's chunk on a GPU, whose kernels multiply blocks of at least 16
+LEAST = 16  # least tokens of a scan's chunk on a GPU, because scan kernels there multiply blocks of at least 16
 STATE_CACHE = "cache_params"  # name of the cache argument of a model without attention before transformers 5.24
 
 
@@ -212,8 +212,14 @@ class StateStore:
         )
 
     def accept(self, rows: RowLayout, path: Tensor) -> None:
-        """Accept nodes of the draft. After the pass over the prompt, nothing changes. path: (B, A), accepted nodes,
-        padded with -1."""
+        """Keep the cached states of the accepted nodes, and drop those of the others. After the pass over the prompt,
+        which has no draft, nothing changes.
+
+        Recurrent states are known only after the last token of a pass. So in a model that has them, a row that does not
+        accept all of these tokens returns to its states before the pass, and its accepted tokens become its backlog.
+
+        path: (B, A), accepted nodes, padded with -1.
+        """
         if not rows.tree:
             return
         accepted = [sum(node >= 0 for node in nodes) for nodes in int_rows(path)]

@@ -67,8 +67,9 @@ class WhisperTarget(EncodedTarget):
 
     @property
     def name(self) -> str:
-        """Return a name made of the model and a hash of its weights, and of what changes a pass's time: int8 weights,
-        passes shared by several recordings."""
+        """Return a name: the model, a hash of its weights, and a suffix for each of two settings that change the time
+        of a pass: "-int8" for int8 weights, "-together" for batching (one pass over the drafts of several
+        recordings)."""
         return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:

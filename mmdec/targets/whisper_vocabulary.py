@@ -30,7 +30,7 @@ MOST = 32  # the output layer's half-precision copy is used for up to this many 
 class Copies:
     """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
-    usable: bool  # False: no copies, because a change of the weights would not be noticed, or there is no kernel
+    usable: bool  # False: no copies, as changes of the weights would not be noticed, or the last attempt failed
     state: list[tuple[int, int]]  # (address, version counter) of each weight, by which changes are noticed
     passes: int = 0
     _made: Any = None
@@ -42,7 +42,7 @@ class Copies:
             if self.usable and self._made is None and self.passes >= PAYS:
                 try:
                     self._made = make()
-                except RuntimeError:  # this CPU has no kernel for half precision
+                except RuntimeError:  # no such matrix product on this CPU, or weights too large for half precision
                     self._made = None
                 self.usable = self._made is not None
             return self._made

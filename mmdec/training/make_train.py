@@ -1,9 +1,9 @@
-"""Implements `make train MINUTES=25`: trains all systems that can be trained here, and prints the results.
+"""Implements `make train MINUTES=25`: trains all models and drafters that can be trained here, and prints the results.
 
-The systems share the time. The time limit covers everything except building a missing corpus: loading, validation,
-export and comparison. Results are in runs/; `mmdec promote` copies them to models/. The speech translator that is
-trained here learns a corpus of synthetic voices (the phrasebook), and stays in runs/. The shipped translator, for human
-voices, is trained separately (docs/train/hearing.md).
+The models and drafters (in the code, systems) share the time. The time limit covers everything except building a
+missing corpus: loading, validation, export and comparison. Results are in runs/; `mmdec promote` copies them to
+models/. The speech translator that is trained here learns a corpus of synthetic voices (the phrasebook), and stays in
+runs/. The shipped translator, for human voices, is trained separately (docs/train/hearing.md).
 
 Training continues from an earlier result in runs/ if it was an improvement, else from the shipped model or drafter.
 Training a drafter does not change its model; a better drafter is put into a copy of the model's folder in runs/. Medusa

@@ -1,7 +1,7 @@
 """Child processes that end with their parent, and a lock for a folder.
 
 Normally, the children of a killed process go on running. Here, a child checks every second whether its parent still
-runs, and ends if it does not. On Linux it also asks the kernel to be ended with its parent (PR_SET_PDEATHSIG).
+runs, and ends if it does not. On Linux it also asks the operating system to end it with its parent (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations

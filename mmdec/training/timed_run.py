@@ -1,4 +1,4 @@
-"""Training with a time limit, for all systems of `make train`: the remaining time, stages, their processes and results.
+"""Training with a time limit, for `make train`: the remaining time, the stages, their processes and results.
 
 Everything is written to runs/. Suppose that a new model scores better than the model that its training began from. Then
 the next training begins from the new one, and `mmdec promote` may copy it to models/.
@@ -67,9 +67,9 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of training one system, which becomes a line of the table that `make train` prints."""
+    """The result of training one model or drafter, which becomes a line of the table that `make train` prints."""
 
-    system: str
+    system: str  # its name in this table
     trained: str  # words for the table: what was trained, or why nothing was
     measure: str = ""  # name of the score, which is measured on the development split
     before: float | None = None  # score of the old model that the new one would replace
@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TimedStage:
-    """One stage of a system's training: a recipe that is adapted to the stage's share of the time."""
+    """One stage of the training of a model or drafter: a recipe that is adapted to the stage's share of the time."""
 
     name: str
     share: float  # of the time; only its ratio to the other stages' shares counts
@@ -114,7 +114,7 @@ def train_stages(
 ) -> Outcome:
     """Score the old model, train stage by stage, then score and write the new model. All of this ends at `time`.
 
-    system: name of the system.
+    system: name of what is trained, for the table.
     score_before: scores the old model; None if there is none.
     score_seconds: seconds to reserve for scoring the new model if there is no old one. Otherwise, 1.2 times the time
         that scoring the old model took is reserved.
@@ -139,7 +139,7 @@ def train_stages(
 
 @dataclass(frozen=True)
 class System:
-    """How `make train` trains a model, or a part of a model such as a drafter, in one stage.
+    """How `make train` trains a system, that is, a model or a drafter of a model, in one stage.
 
     share: share of the time if all systems are trained. least: seconds; with less, the system is skipped.
     needs: files that the corpus must have. builder: script that builds the corpus. programs: commands that it calls.
@@ -151,9 +151,9 @@ class System:
         the number of seconds to train.
     measure: name of the score. score: computes it on the development split, for a checkpoint or a model's folder.
     comparison: seconds to reserve for scoring the new model if there is no old one.
-    export: for a whole model: writes its folder from a checkpoint.
-    part: for a part: its folder inside the model's folder. fits: for a part: whether a resumable checkpoint belongs to
-        the current model, by the checkpoint's entry `base`.
+    export: for a model: writes its folder from a checkpoint.
+    part: for a drafter: its folder inside the model's folder; "" for a model. fits: for a drafter: whether a resumable
+        checkpoint belongs to the current model, by the checkpoint's entry `base`.
     """
 
     name: str
@@ -182,7 +182,7 @@ class System:
     fits: Callable[[str], bool] | None = None
 
     def missing(self) -> str:
-        """Build the corpus if it is missing, or continue an interrupted build. The corpus of a part belongs to its
+        """Build the corpus if it is missing, or continue an interrupted build. The corpus of a drafter belongs to its
         model and is not built here. Returns "" or, if training is impossible, the reason in words."""
         base = start_model(self.model)
         if self.part and not (base / "model.safetensors").is_file():
@@ -203,15 +203,15 @@ class System:
         return ""
 
     def earlier(self) -> Path | None:
-        """Return the folder of the model or part that training continues from: an earlier result in runs/ if it was an
-        improvement, else the shipped one. None if there is none."""
+        """Return the folder of the model or drafter that training continues from: an earlier result in runs/ if it was
+        an improvement, else the shipped one. None if there is none."""
         folder = start_model(self.model) / self.part
         return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
 
     def train(self, time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
         """Score the old model, train, score the new one and write it to runs/, all until `time` ends.
 
-        An interrupted training is resumed. A part is written only if it is better than the old one.
+        An interrupted training is resumed. A drafter is written only if it is better than the old one.
 
         runner: runs a Python module in a child process.
         fresh: begin with random weights. The folder of an earlier training is then renamed, not resumed.
@@ -233,14 +233,14 @@ class System:
 
     def begin(self) -> bool:
         """Return whether an interrupted training can be resumed. If not, make room for a new one: rename the output
-        folder or, for a part, delete the checkpoints in it."""
+        folder or, for a drafter, delete the checkpoints in it."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
         scheduled = (self.run / "schedule.yaml").is_file()  # False: no training yet, or a user's own
         if scheduled and not finished.is_file():
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
                 return True
-        if not (self.part and scheduled):  # a part's folder also has the model's stored answers
+        if not (self.part and scheduled):  # a drafter's folder also has its model's stored outputs
             set_run_aside(self.run)
             return False
         for left in (checkpoints, *(self.run / f"{self.stage}{end}" for end in ("", ".part", ".old"))):
@@ -274,8 +274,11 @@ class System:
         return recipe
 
     def judged(self, recipe: Recipe, before: float | None) -> Outcome:
-        """Score the trained model and write it to runs/. A part is written together with a copy of its model, and only
-        if it is better. before: the old model's score; None if there is no old model."""
+        """Score the trained model or drafter, and write it to runs/. A drafter is put into a copy of its model's folder
+        there, but only if it scores better than the old drafter, or if there is no old one.
+
+        before: score of the old model or drafter; None if there is no old one.
+        """
         made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
         after = self.score(made, recipe)
         better = before is None or (after < before if self.lower else after > before)

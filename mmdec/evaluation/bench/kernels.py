@@ -1,5 +1,5 @@
-"""Times single operators: on a GPU, our kernels against torch's; on a CPU, our fast versions in torch against plain
-torch.
+"""Times single operators: on a GPU, our Triton kernels against torch's implementations; on a CPU, our fast versions in
+torch against plain torch.
 
 Before a row is timed, the results of both are compared; a difference ends the benchmark. Then they are timed in turn.
 On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the GPU's copy bandwidth, which is
@@ -264,7 +264,7 @@ def _peak(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _launches(run: Callable[[], object], device: torch.device) -> int:
-    """Count the kernels that one call launches. Copies of memory do not count."""
+    """Count the GPU kernels that one call launches. Copies of memory do not count."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
@@ -276,7 +276,7 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine, JSON-ready: processor, GPU, versions, and whether each GPU kernel and the fast pass
+    """Describe this machine, JSON-ready: processor, GPU, versions, and whether each Triton kernel and the fast pass
     (passes over drafts as CUDA graphs) can run here. If one cannot, its `why_not` is the reason."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)

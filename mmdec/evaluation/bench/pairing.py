@@ -155,12 +155,12 @@ class Timed:
     clock: str  # the name under which rows report `Measurement.decoder`
 
     def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
-        """Compare two methods on a group of inputs, without those where the baseline's tokens are not greedy
-        decoding's.
+        """Compare two methods on the inputs for which the baseline produced the same tokens as greedy decoding; skip
+        the others.
 
-        subject, baseline: names of methods.
-        Returns: two rows of the report, for the decoder's seconds and for the wall clock; none if no input is left.
-            Tokens per round do not count the prompt's pass.
+        subject, baseline: names of methods. group: the inputs to choose from.
+        Returns: two rows of the report, for the decoder's seconds and for the wall clock; none if all inputs were
+            skipped. Tokens per round do not count the prompt's pass.
         """
         same = [index for index in group.indices if self.equal[baseline][index]]
         if not same:

@@ -319,6 +319,6 @@ def _totals(sides: Sides, recordings: int) -> list[Quantity]:
 
 
 def _total(laps: Mapping[int, Sequence[float]]) -> float:
-    """Add up the time of all recordings, of each the median over its repeats. laps: seconds of the repeats, by
-    recording."""
+    """Sum the seconds of all recordings; a recording's seconds are the median of its repeats. laps: index of a
+    recording -> the seconds of each repeat."""
     return sum(map(statistics.median, laps.values()))

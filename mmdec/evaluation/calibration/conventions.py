@@ -1,8 +1,9 @@
-"""Conventions by which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
+"""The conventions by which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
 
-The config.json and the tensors' names in a checkpoint folder say how to run its network. Engines interpret them
-differently, and guess what is not said. Each `Variant` runs the network (by a `Reader`) with one convention changed,
-and says which change of the folder has the same effect.
+A convention is a choice in how the network is run, such as the target's layers that it reads. The config.json and the
+tensors' names in a checkpoint folder state these choices, but engines interpret them differently, and guess what is not
+stated. Each `Variant` runs the network (by a `Reader`) with one convention changed, and says which change of the folder
+has the same effect.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CONVERT = "Convert the folder with `mmdec convert drafter`. "
 
 @dataclass(frozen=True)
 class Remedy:
-    """How to mend a checkpoint folder. config: dotted key of config.json -> the value to set. text: what else to do."""
+    """How to correct a checkpoint folder. config: dotted key of config.json -> its new value. text: what else to do."""
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     text: str = ""
@@ -53,7 +54,7 @@ class Variant:
     reader: Reader  # runs the network with the variant's choice
     remedy: Remedy  # how to change the folder to get this choice
     depth: int = 1  # the drafted token, counted from 1, at which the difference shows
-    tries: int = 1  # number of choices that a search tried to find this one
+    tries: int = 1  # number of values from which a search chose this one; 1: no search
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,9 @@ class Share:
 
 @dataclass(frozen=True)
 class Tried:
-    """What one changed convention gains.
+    """How one change of a convention (a choice in how the network is run) changes the share of accepted tokens.
 
-    verdict: "off": the change gains, so mend the folder; "worse": the change loses; else "no measurable effect".
+    verdict: "off": it rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
     """
 
     convention: str
@@ -94,7 +94,7 @@ class Rounds:
     nodes: int
     depth: int
     as_is: float  # with the folder as it is
-    mended: float | None = None  # with all findings mended; None if there are none
+    mended: float | None = None  # with the changes of the findings; None: not measured
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ class Examination:
     """The result of `examine`: what is wrong with how a drafter is run, and how many of its tokens are accepted."""
 
     drafter: str
-    system: str  # such as "eagle3"
+    system: str  # the kind of drafter, such as "eagle3"
     layout: str  # format of the drafter's checkpoint folder
     target: str
     prompts: int  # number of prompts with an answer
@@ -115,10 +115,10 @@ class Examination:
     pictures: int  # number of prompts with pictures
     template: bool  # whether the prompts went through the chat template
     acceptance: Share  # accepted share of first drafted tokens
-    mended: Share | None  # the same with `findings` mended
+    mended: Share | None  # the same with the changes of `findings`; None: not measured
     findings: list[Tried]
-    conventions: list[Tried]  # tried changes that are no findings, measured with `findings` mended
-    depths: list[float]  # k-th of a chain: share accepted if the earlier ones were; after the mends
+    conventions: list[Tried]  # other changes that were tried, measured on top of those of `findings`
+    depths: list[float]  # [k]: of the chains whose first k tokens were accepted, the share whose next one is accepted
     rounds: list[Rounds]
     notes: list[str]
     measured_on: dict[str, Any]  # hardware and versions
@@ -244,7 +244,7 @@ class _Network:
     def examined(
         self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
     ) -> Examination:
-        """Try the conventions one by one, mend what is off, and count tokens a round before and after.
+        """Change each convention, keep the changes that raise acceptance, and count tokens a round before and after.
 
         pairs: for some prompts, the text in `texts`, and another: one is with the chat template, one without.
         """
@@ -312,10 +312,10 @@ class _Network:
 def find_mends(
     reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
 ) -> tuple[list[Tried], list[Tried], Reader]:
-    """Find what is off with a network, one convention after another.
+    """Find the conventions in which a network is run otherwise than in its training, one after another.
 
     reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
-    Returns: what is off, in the order of mending; the other conventions, with the mends; the mended reader.
+    Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is off).
     """
     findings, done, given = list[Tried](), set[str](), reader
     pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()

@@ -114,7 +114,7 @@ def own_text(
 
 @dataclass(frozen=True)
 class Reader:
-    """One way to run a draft network: the network, and two conventions that its configuration does not have.
+    """One way to run a draft network: the network, and two settings that its configuration does not have.
 
     scale: factor on the text embeddings, for EAGLE-3.
     late: "tokens" or "features": at each token, the network reads this input of the token before instead; "": neither.

@@ -158,7 +158,7 @@ def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tenso
 
 
 def head_remedy(reader: Reader) -> tuple[str, Remedy]:
-    """Return how a lost LM head is called in the report ("the model's rows" or "its own"), and how to mend the
+    """Return how a lost LM head is called in the report ("the model's rows" or "its own"), and how to correct the
     checkpoint folder."""
     network: Any = reader.network
     rows = reader.output.weight

@@ -199,6 +199,8 @@ def evaluate_vlm(
     swap: show another picture of the same task. Answers that are still right come from the question's text alone.
     drafter: name, folder or object; None: plain decoding. plan: draft size, as `num_speculative_tokens`; None: learned.
     max_new_tokens: the most new tokens of an answer; None: the model's default. worst: number of wrong answers to list.
+    batch_size: number of questions answered together. device: where to load the model, if it is not loaded yet.
+    threads: torch's CPU threads. log: receives lines of progress.
 
     "right" counts answers in the reference's own words. "right_in_any_words" also counts answers that say the same in
     another sentence.

@@ -3,7 +3,7 @@ measured, compared and described.
 
 A model is promoted together with its drafters: drafters for the old weights would draft worse, and their published
 figures would be false. A promoted drafter is put into its model's folder, in a subfolder named after the drafter's
-system, such as `eagle3`. The model's folder is replaced in one step, because the model's card has a table of its
+kind, such as `eagle3`. The model's folder is replaced in one step, because the model's card has a table of its
 drafters.
 """
 
@@ -44,7 +44,7 @@ SPLITS = {
 
 
 def promotable(system: str) -> Promotable:
-    """Return how drafters of a system are promoted. system: its name, such as "eagle3"."""
+    """Return how drafters of one kind are promoted. system: the kind, such as "eagle3"."""
     return Promotable(
         system=system,
         corpus=Path("data/scenes"),
@@ -113,8 +113,8 @@ def drafter_table(reports: Sequence[Report]) -> list[str]:
 
 
 def place(run: Path) -> Path:
-    """Return the folder below models/ where the drafter belongs: MODEL/SYSTEM. Raises InputError if its config names no
-    model."""
+    """Return the folder below models/ where the drafter belongs, such as vlm-scenes/eagle3. Raises InputError if its
+    config names no model."""
     target = str(read_object(run / CONFIG).get("target") or "")
     if not re.fullmatch(r"\w[\w.-]*", target):
         raise InputError(
@@ -124,7 +124,7 @@ def place(run: Path) -> Path:
 
 
 def check_drafter(run: Path, target: Path, force: bool) -> str:
-    """Check a drafter before it is promoted.
+    """Check a drafter before it replaces the shipped one.
 
     run: its new folder. target: the folder in models/ that it replaces. force: not used.
     Returns: a warning if the drafter was trained for other weights of the model, else "".

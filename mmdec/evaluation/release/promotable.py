@@ -1,5 +1,5 @@
-"""What `promotion.py` must know about a kind of model (a system): how it is measured and compared, and its model
-card."""
+"""What `promotion.py` must know about a kind of model or drafter (a system): how it is measured and compared, and its
+model card."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPLITS = {
 
 @dataclass(frozen=True)
 class Card:
-    """The parts of a model card that are the same for all models of one system."""
+    """The sections of a model card that are the same for all models of one kind."""
 
     pipeline_tag: str
     tags: Sequence[str]
@@ -38,8 +38,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is measured. home: the folder in models/ that a promotion replaces. limit: number of inputs; None:
-    all."""
+    """How a model is measured. home: the model's folder in models/, which will be replaced. limit: number of inputs;
+    None: all."""
 
     home: Path
     corpus: Path
@@ -54,10 +54,10 @@ def alone(run: Path, target: Path, force: bool) -> str:
 
 @dataclass(frozen=True)
 class Promotable:
-    """How models of one system are promoted, that is, replace the shipped one: functions that measure, compare and
-    describe them."""
+    """How models or drafters of one kind are promoted, that is, replace the shipped one: functions that measure,
+    compare and describe them."""
 
-    system: str  # the system's name in a model's config.json
+    system: str  # the kind: "system" or, if there is none, "model_type" in config.json
     corpus: Path
     splits: tuple[str, ...]  # splits to measure for the model card, if the corpus has them
     has_split: Callable[[Path, str], bool]  # (corpus, split) -> whether the corpus has the split
@@ -68,11 +68,11 @@ class Promotable:
     card: Card
     # run -> the folder below models/ that it replaces
     place: Callable[[Path], Path] = lambda run: Path(run.name.removesuffix("-not-better"))
-    # (run, target) -> the only new part; None: all is new
+    # (run, target) -> the folder of a drafter in `run`, if nothing else is new; None: the model is new
     instead: Callable[[Path, Path], Path | None] = lambda run, target: None
     check: Callable[[Path, Path, bool], str] = alone  # (run, target, force) -> warning or ""; raises InputError
     left: Callable[[Path], Sequence[str]] = lambda run: ()  # run -> its folders that are not copied
-    finish: Callable[[Path], None] = lambda home: None  # updates the promoted folder's tables and hashes
+    finish: Callable[[Path], None] = lambda home: None  # updates tables and hashes in the new folder
 
 
 def render(

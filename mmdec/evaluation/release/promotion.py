@@ -52,13 +52,13 @@ def promote(
     """Copy the model in `run` to the folder of the same name in `models`, if it is better than the model there.
 
     A drafter is put into the folder of the model that its config.json names. If the run's model is not new, but one of
-    its drafters is, this drafter is promoted.
+    its drafters is, only this drafter is copied.
 
-    run: folder of a model or drafter that training wrote. corpus: where the model is measured; None: its system's usual
-        one.
+    run: folder of a model or drafter that training wrote. corpus: where the model is measured; None: the usual one for
+        models of its kind.
     force: replace the old model even if the new one is not better, or lacks drafters that the old one has.
     limit: use this many utterances of each split, or questions of each task, evenly spaced.
-    Returns the folder of the promoted model or drafter.
+    Returns the folder of the model or drafter in `models`.
     Raises InputError for a model that is not better (with both figures), for a folder that is no model, and while `make
         train` writes in runs/.
     """
@@ -96,7 +96,8 @@ def promote(
 
 
 def _system(run: Path) -> str:
-    """Return the system of the model in `run`: a key of `SYSTEMS`, or another name or "" if it cannot be promoted."""
+    """Return the kind of the model or drafter in `run`: a key of `SYSTEMS`, such as "llava" or "eagle3". If it is of
+    another kind, which cannot replace a model in models/, return the name in its config.json; "" if there is none."""
     kind = hub.kind(run)
     return heard_translator.LAYOUT if kind == HEARD.system and layout(run) == heard_translator.LAYOUT else kind
 
@@ -143,7 +144,7 @@ def _measured(
 
 @dataclass(frozen=True)
 class _Found:
-    """What a promotion has found out: all that `_publish` needs."""
+    """What `promote` has found out: all that `_publish` needs."""
 
     system: Promotable
     run: Path

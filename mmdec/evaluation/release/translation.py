@@ -47,7 +47,7 @@ def measure(model: Path, split: str, setting: Setting) -> Report:
 
 
 def measure_heard(model: Path, split: str, setting: Setting) -> Report:
-    """Score a translator via French text on a split of the manifest in the corpus's folder."""
+    """Score a translator via French text on one split of the corpus, whose manifest.tsv lists the recordings."""
     folders = [setting.corpus.parent / name for name in TEXT]
     text = [folder for folder in folders if (folder / f"{split}.tsv").is_file()]
     return _figures(manifest_corpus(split, setting.corpus / MANIFEST, text, limit=setting.limit), model, setting)

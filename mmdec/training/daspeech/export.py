@@ -1,4 +1,4 @@
-"""Builds a model's directory from checkpoints, whose weights are averaged, and the other parts.
+"""Builds a model's directory from checkpoints, whose weights are averaged, a vocoder and tables.
 
 python -m mmdec.training.daspeech.export --joint runs/joint/checkpoints --vocoder runs/vocoder \
     --out runs/daspeech-phrasebook

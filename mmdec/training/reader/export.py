@@ -41,7 +41,7 @@ from mmdec.types import InputError, told
 
 @dataclass(frozen=True)
 class Runs:
-    """Where each part of a speech translator comes from. None: take the part from `model`, an existing translator.
+    """Where each component of a speech translator comes from. None: take it from `model`, an existing translator.
 
     encoder: name or folder of a Whisper. pieces, english: files of the French and of the English subword pieces.
     head, reader: a checkpoint or a folder of checkpoints, of the CTC head and of the text translator.
@@ -75,7 +75,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     average: number of last checkpoints of the head, and of the reader, whose weights are averaged.
     strategy: the default decoding strategy. None: "lookahead", or "autoregressive" if there is no graph decoder (one
         that decodes in parallel); with `runs.model`, that model's.
-    Raises: InputError if a part is damaged, missing, or was trained on other pieces.
+    Raises: InputError if a component is damaged, missing, or was trained on other pieces.
     """
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
     if missing and runs.model is None:
