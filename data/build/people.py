@@ -1,11 +1,11 @@
-"""Lists recordings of people who speak English as a manifest: path, text, split. No sound is copied.
+"""Lists recordings of people who speak English: a manifest of path, text and split in the corpus's own folder.
 
-python data/build/people.py --speechocean CLONE --orders CLONE --out data/people.tsv
+python data/build/people.py CLONE ...
 
-`--speechocean` is a clone of github.com/jimbozhang/speechocean762 (people who learn English read sentences; free for
-any use by its README); `--orders` of github.com/Picovoice/speech-to-intent-benchmark (people who order coffee;
-Apache-2.0). Left out are rows of figures and three of four children. The words of the orders are not published: a
-drafter learns the model's own transcripts, and the text here only makes these cheap.
+A CLONE is one of github.com/jimbozhang/speechocean762 (people who learn English read sentences; free for any use by its
+README) or of github.com/Picovoice/speech-to-intent-benchmark (people who order coffee; Apache-2.0). Left out are rows
+of figures and three of four children. The words of the orders are not published: a drafter learns the model's own
+transcripts, and the text here only makes these cheap. Writes CLONE/manifest.tsv.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CHILD, CHILDREN = 13, 0.25  # years below which a speaker is a child; the share 
 DEV = 0.03  # share of the speakers, or of the orders, that is kept to develop on
 ORDER = "Can you make me a cup of coffee, please?"
 
-Row = tuple[Path, str, str]
+Row = tuple[str, str, str]
 
 
 def table(path: Path) -> dict[str, str]:
@@ -44,29 +44,25 @@ def learners(corpus: Path) -> Iterator[Row]:
             if child and share("children", speaker) >= CHILDREN:
                 continue
             if sum(word in FIGURES for word in words) <= len(words) / 2:
-                yield corpus / paths[name], texts[name].capitalize(), split_of(speaker)
+                yield paths[name], texts[name].capitalize(), split_of(speaker)
 
 
 def orders(corpus: Path) -> Iterator[Row]:
     """The recordings of the benchmark of intents."""
     for path in sorted((corpus / "data" / "speech" / "clean").glob("*.wav")):
-        yield path, ORDER, split_of(path.stem)
+        yield str(path.relative_to(corpus)), ORDER, split_of(path.stem)
 
 
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speechocean", type=Path, help="the clone's folder")
-    parser.add_argument("--orders", type=Path, help="the clone's folder")
-    parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    found = [learners(given.speechocean)] if given.speechocean else []
-    found += [orders(given.orders)] if given.orders else []
-    rows = [(str(path.resolve()), *rest) for each in found for path, *rest in each]
-    if not rows:
-        parser.error("no recordings were found: name the clones' folders.")
-    write_text(given.out, [("path", "text", "split"), *rows])
-    print(f"{len(rows)} recordings in {given.out}")
+    parser.add_argument("clones", type=Path, nargs="+", metavar="CLONE")
+    for clone in parser.parse_args().clones:
+        rows = [*(learners if (clone / "train" / "wav.scp").is_file() else orders)(clone)]
+        if not rows:
+            parser.error(f"{clone} has no recordings: name a clone's folder.")
+        write_text(clone / "manifest.tsv", [("path", "text", "split"), *rows])
+        print(f"{len(rows)} recordings in {clone / 'manifest.tsv'}")
 
 
 if __name__ == "__main__":
