@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -250,13 +251,15 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
     """Make the transcript of a decoded recording, and compute its confidence."""
     whisper, usage = request.whisper, decoded.usage
     tokens = [token for segment in decoded.segments for token in segment.tokens]
-    seen = evidence(usage.logprobs) | {"rate": _rate(tokens, first_time(whisper.model), decoded.samples)}
+    text: str = whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+    rate = _rate(tokens, first_time(whisper.model), decoded.samples)
+    seen = evidence(usage.logprobs) | {"rate": rate, "repeats": repeats(text)}
     sure = confidence(seen, request.calibrations, TRANSCRIPT)
     # without a calibration, repeated text would get a high confidence: it consists of probable tokens
     if TRANSCRIPT not in request.calibrations:
         sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
     return Transcript(
-        text=whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+        text=text,
         language=decoded.language,
         segments=decoded.segments if request.timestamps else [],
         tokens=tokens,
@@ -303,6 +306,13 @@ def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
     """Compute the natural logarithm of the text tokens per second of audio. first: id of the first timestamp token;
     timestamp tokens are not counted. samples: number of samples."""
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
+
+
+def repeats(text: str) -> float:
+    """Compute the natural logarithm of a text's compression ratio by zlib, at least 0. It is high for a text that
+    repeats itself, as models write it where there is no speech. Source: Radford et al. 2022 (Whisper), section 4.5."""
+    content = text.encode()
+    return math.log(max(len(content) / len(zlib.compress(content)), 1.0))
 
 
 def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:

@@ -22,6 +22,7 @@ from mmdec.pipelines.confidence import (
     too_unsure,
     write_calibrations,
 )
+from mmdec.pipelines.transcription.batches import repeats
 from mmdec.types import InputError
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"
@@ -39,6 +40,11 @@ def test_evidence_is_the_mean_the_worst_stretch_and_the_count() -> None:
 def test_evidence_of_odd_numbers_is_finite() -> None:
     for logprobs in ([], [0.0], [-math.inf, -1.0], [math.nan, -1.0], [0.3]):
         assert all(math.isfinite(value) for value in evidence(logprobs).values())
+
+
+def test_a_text_that_repeats_itself_is_seen() -> None:
+    assert repeats("") == repeats("It was the best of times.") == 0
+    assert repeats("you are good night, " * 40) > math.log(8)
 
 
 def test_a_calibration_is_a_logistic_curve_and_survives_its_file(tmp_path: Path) -> None:
