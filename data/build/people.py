@@ -4,7 +4,7 @@ python data/build/people.py CLONE ...
 
 A CLONE is one of github.com/jimbozhang/speechocean762 (people who learn English read sentences; free for any use by its
 README) or of github.com/Picovoice/speech-to-intent-benchmark (people who order coffee; Apache-2.0). Left out are rows
-of figures and three of four children. The words of the orders are not published: a drafter learns the model's own
+of figures and most children. The words of the orders are not published: a drafter learns the model's own
 transcripts, and the text here only makes these cheap. Writes CLONE/manifest.tsv.
 """
 
@@ -60,7 +60,7 @@ def main() -> None:
     for clone in parser.parse_args().clones:
         rows = [*(learners if (clone / "train" / "wav.scp").is_file() else orders)(clone)]
         if not rows:
-            parser.error(f"{clone} has no recordings: name a clone's folder.")
+            parser.error(f"CLONE must be the folder of one of the two corpora, but {clone} has no recordings.")
         write_text(clone / "manifest.tsv", [("path", "text", "split"), *rows])
         print(f"{len(rows)} recordings in {clone / 'manifest.tsv'}")
 

@@ -71,6 +71,8 @@ def decode(
 ) -> Iterator[Round]:
     """Decode a batch speculatively. Yields each round, until every row has ended; close the iterator to cancel.
 
+    A row's tokens are those of plain decoding with the same rule. They do not depend on drafter, budget or batch.
+
     inputs: model inputs for `target.prefill`. text: holds the prompts (B, P) and receives the new tokens.
     rule: decides which drafted tokens are accepted. drafter: None for plain decoding. budget: chooses draft sizes.
     shape: chooses the nodes of trees, for drafters that guess each depth independently (`Needs.prior`).

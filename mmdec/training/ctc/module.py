@@ -90,8 +90,11 @@ class CtcModule(LightningModule):
             state = read_start(Path(self.options.start))
             if not any(name.startswith("head.") for name in state):  # a drafter's file has only the head
                 state = {f"head.{name}": value for name, value in state.items()}
-            if anew := load_network(self, state):  # a head of other sizes begins from nothing, unseen
-                rank_zero_info(f"`start` has other sizes: {len(anew)} tensors begin anew, {anew[0]} for one")
+            # weights of `top` are the encoder's where `start` has none
+            anew = [name for name in load_network(self, state) if name.startswith("head.")]
+            if anew:
+                total = len(self.head.state_dict())
+                rank_zero_info(f"{len(anew)} of the head's {total} tensors begin anew: `start` has other sizes")
         self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
 
     def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:

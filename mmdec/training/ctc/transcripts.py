@@ -240,7 +240,8 @@ class WindowReader:
     def read(
         self, windows: Sequence[JoinedWindow], how: Distortion, whole: bool = True
     ) -> Iterable[tuple[str, Tensor, list[int]]]:
-        """Encode and decode windows. Yields name, encoder states (S, D) and transcript's token ids of each.
+        """Encode and decode windows. Yields name, encoder states (S, D) and transcript's token ids of each. Without an
+        end after `LIMIT` tokens, the model has repeated itself: then the transcript is empty.
 
         how: probabilities of augmentations. whole: pad the windows to 30 s, as in decoding.
         """
@@ -252,7 +253,8 @@ class WindowReader:
         texts = own_text(self.whisper.model, states, prompts, timed, LIMIT, drafter, NODES)
         for window, sound, row, text in zip(windows, sounds, states, texts, strict=True):
             seconds = len(sound) / SAMPLE_RATE + SILENCE
-            yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], text
+            endless = len(text) >= LIMIT and text[-1] != self.end
+            yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], [] if endless else text
 
 
 def _half(device: torch.device) -> torch.autocast:
@@ -332,10 +334,8 @@ class TranscriptData(StoredBatches, LightningDataModule):
         first_time = WindowReader(self.whisper).first_time
         texts = {
             split: {
-                # a transcript of this length is a repetition of the model and no speech: not used
-                w.name: labels(text, self.pieces, first_time) if len(text) < LIMIT else []
-                for w in windows
-                for text in [self.transcripts.get(w.name) or []]
+                window.name: labels(self.transcripts.get(window.name) or [], self.pieces, first_time)
+                for window in windows
             }
             for split, windows in self.windows.items()
         }
@@ -383,9 +383,9 @@ def keep_transcripts(
 ) -> None:
     """Compute and store the encoder states and transcripts that the stores lack.
 
-    Windows of like length are decoded together. Augmented windows are padded to 30 s in every fourth batch. In the
-    others they have little silence after them, which is cheaper. Windows that are not augmented are always padded to 30
-    s.
+    Windows of like length are read together. Windows that are not augmented are padded to 30 s, as in decoding. Of the
+    augmented ones those of every fourth batch are; the others, and all whose known text is compared, have `MARGIN`
+    seconds of silence after them, which is cheaper.
 
     how: probabilities of augmentations.
     agreement: a window's known text becomes its transcript if the model agrees with this share of its words, from 0 to

@@ -21,8 +21,16 @@ from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.ctc import drafts
 from mmdec.training.ctc.data import CLEAN
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.ctc.transcripts import TranscriptData, WindowReader, joined_windows, labels
+from mmdec.training.ctc.transcripts import (
+    JoinedWindow,
+    TranscriptData,
+    WindowReader,
+    joined_windows,
+    keep_transcripts,
+    labels,
+)
 from mmdec.training.medusa.data import own_text
+from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Plan
 from tests.support.tiny_whisper import write
 
@@ -57,6 +65,26 @@ def test_a_transcript_is_what_plain_decoding_gives(folder: Path, data: Transcrip
         plain = own_text(data.whisper.model, whole, [reader.prompt("en")], [True], 220)
         assert data.transcripts.get(window.name) == text == plain[0]
         torch.testing.assert_close(data.store.get(window.name), whole[0, : len(states)], rtol=2e-2, atol=2e-2)
+
+
+def test_most_augmented_windows_have_little_silence_behind(folder: Path, data: TranscriptData, tmp_path: Path) -> None:
+    """Each fourth batch of augmented windows is padded to 30 s."""
+    rows = read_utterances(folder / "manifest.tsv", "train")
+    windows = [JoinedWindow((row,), "en", view) for row in rows for view in (1, 2, 3)]
+    asked = list[bool]()
+    read = WindowReader.read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WindowReader, "read", lambda *given: asked.append(given[-1]) or read(*given))
+        store, transcripts = FrameStore(tmp_path / "states", data.store.width), TokenStore(tmp_path / "transcripts")
+        keep_transcripts(windows, data.whisper, store, transcripts, CLEAN)
+    assert asked == [True, False, False, False, True]
+    assert all(window.name in store and transcripts.get(window.name) is not None for window in windows)
+
+
+def test_a_transcript_without_an_end_is_empty(data: TranscriptData, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, window = WindowReader(data.whisper), data.windows["dev"][0]
+    monkeypatch.setattr("mmdec.training.ctc.transcripts.LIMIT", 2)
+    assert next(iter(reader.read([window], CLEAN)))[2] == []
 
 
 def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: TranscriptData) -> None:
@@ -118,7 +146,7 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
 
 
 def test_the_command_counts_and_writes_a_drafter(
-    folder: Path, data: TranscriptData, tmp_path: Path, capsys: pytest.CaptureFixture
+    folder: Path, data: TranscriptData, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     width = data.whisper.model.config.d_model
     module = CtcModule(units=data.units, d_states=width, stride=2, d_model=16, layers=1, kernel=3)
@@ -145,6 +173,10 @@ def test_the_command_counts_and_writes_a_drafter(
     start = str(tmp_path / "ctc")  # training may go on from the folder
     begun = CtcModule(units=data.units, d_states=width, stride=2, d_model=16, layers=1, kernel=3, start=start).head
     torch.testing.assert_close(begun.state_dict(), head.state_dict())
+    said = list[str]()  # a head of other sizes says that it begins anew
+    monkeypatch.setattr("mmdec.training.ctc.module.rank_zero_info", said.append)
+    CtcModule(units=data.units, d_states=width, stride=2, d_model=24, layers=1, kernel=3, start=start)
+    assert [line.partition("tensors")[2] for line in said] == [" begin anew: `start` has other sizes"]
     assert "Trained on noise." in (tmp_path / "ctc" / "README.md").read_text()
     (tmp_path / "pieces.json").write_text("{}")
     assert drafts.main([*given, "--pieces", str(tmp_path / "pieces.json")]) == 2
