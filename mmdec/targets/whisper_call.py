@@ -250,8 +250,12 @@ def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
     if len(tokens) > TOKENS_A_SECOND * seconds + TOKENS_MORE:
         return True
     size = int(math.log2(vocab_size) / 8) + 1
-    content = b"".join(token.to_bytes(size, "little") for token in tokens)
-    return bool(content) and len(content) / len(zlib.compress(content)) > COMPRESSIBLE
+    return compression(b"".join(token.to_bytes(size, "little") for token in tokens)) > COMPRESSIBLE
+
+
+def compression(content: bytes) -> float:
+    """Return the ratio of the sizes before and after zlib: high for a text that repeats itself, 0 for an empty one."""
+    return len(content) / len(zlib.compress(content))
 
 
 def ends(tokens: Sequence[int], config: Any) -> bool:

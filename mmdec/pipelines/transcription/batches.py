@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.request import TranscriptionRequest, UsageMeter, first_time
 from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, beginnings, moved, words
 from mmdec.targets.whisper import attention_restored, without_own_warnings
-from mmdec.targets.whisper_call import can_twin
+from mmdec.targets.whisper_call import can_twin, compression
 from mmdec.targets.whisper_together import Together
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
@@ -316,8 +315,7 @@ def repeats(text: str) -> float:
     Source: after Radford et al. 2022 (Whisper), section 4.5, where the ratio of UTF-8 decides on another attempt.
     """
     numbers = {sign: number % 256 for number, sign in enumerate(dict.fromkeys(text))}
-    content = bytes(map(numbers.__getitem__, text))
-    return math.log(max(len(content) / len(zlib.compress(content)), 1.0))
+    return math.log(max(compression(bytes(map(numbers.__getitem__, text))), 1.0))
 
 
 def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
