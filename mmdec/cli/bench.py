@@ -240,7 +240,7 @@ def core(
         str | None,
         typer.Option("--model", "-m", help="A language model of your own, a directory or a Hugging Face id."),
     ] = None,
-    draft: Annotated[str | None, typer.Option(help="With --model: a smaller model that drafts for it.")] = None,
+    draft: Annotated[str | None, typer.Option(help="With --model: a smaller model or a drafter for it.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="With --model: prompts, a line each, or a .jsonl. Default: a built-in set.")
     ] = None,

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.small_model import SmallModel
 from mmdec.hub.find import HUB_ID, download
-from mmdec.hub.language_model import FILES, folder_tokenizer, read_language_model
+from mmdec.hub.language_model import FILES, config_class, folder_tokenizer, read_language_model, read_network
 from mmdec.targets.hf_target import HfTarget, source_folder, source_of
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError
@@ -66,11 +66,17 @@ def small_drafter(
 
 
 def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
-    """Load a smaller language model from a folder and make it a drafter, on the target's device and in its precision.
+    """Load a smaller model from a folder and make it a drafter, on the target's device and in its precision.
 
+    folder: holds a language model; for an encoder-decoder target, one of the target's own class.
     model: the target. target_tokenizer: its tokenizer; None: the one in the folder that it was loaded from.
     """
-    network: Any = read_language_model(folder, "drafter")
+    network: Any
+    config_type = config_class(folder)
+    if model.config.is_encoder_decoder and config_type is type(model.config):
+        network = read_network(folder, config_type, type(model), "model", "drafter")  # with its encoder
+    else:
+        network = read_language_model(folder, "drafter")
     return small_drafter(network.to(model.device, model.dtype), model, None, target_tokenizer)
 
 

@@ -271,6 +271,18 @@ def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: st
     assert [one.tokens for one in own] == [one.tokens for one in wanted]
 
 
+def test_the_folder_of_a_smaller_whisper(whisper: LoadedWhisper, tmp_path: Path) -> None:
+    """As `--drafter FOLDER`: a whole one with its own encoder, and one of fewer decoder layers on the target's states."""
+    wanted = mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=None)
+    for name, sizes in (("own", {"d_model": 16}), ("fewer", {"decoder_layers": 1})):
+        network(whisper.tokenizer, 5, **sizes).save_pretrained(tmp_path / name)
+        found = mmdec.transcribe(
+            sound(0.7), sample_rate=RATE, model=whisper, drafter=str(tmp_path / name), num_speculative_tokens=3
+        )
+        assert found.tokens == wanted.tokens
+        assert found.rounds
+
+
 def test_a_smaller_whisper_of_another_vocabulary_is_refused(whisper: LoadedWhisper) -> None:
     small = network(whisper.tokenizer, 5, d_model=16, vocab_size=len(whisper.tokenizer) + 1)
     with pytest.raises(mmdec.InputError, match=r"`drafter` must have at most the target's .* tokenizer"):

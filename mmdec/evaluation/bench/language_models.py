@@ -26,11 +26,14 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.watch import Stopwatch
+from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.registry import drafter_names, named_drafter
+from mmdec.drafters.small_model import SmallModel
 from mmdec.evaluation.bench.pairing import LOOKUP, PLAIN, Group, runnable, task_groups, timed
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Measurements, Method, counted, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.hub.drafters import load_drafter
 from mmdec.hub.language_model import LoadedLanguageModel, load_language_model
 from mmdec.hub.provenance import hardware
 from mmdec.pipelines.threads import keep_threads
@@ -131,7 +134,8 @@ def bench_language(
 ) -> BenchReport:
     """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
 
-    model: directory or hub id of the language model. draft: directory or hub id of a smaller model that drafts.
+    model: directory or hub id of the language model. draft: directory or hub id of a smaller model that drafts, or of a
+        drafter for this model, such as EAGLE-3's.
     data: a file of prompts: .txt, one on each line, or .jsonl or .json of chats. None: built-in prompts, eight kinds of
         instruction for a model with a chat template, else beginnings of stories.
     per_kind: number of prompts of each kind, evenly spaced. repeats: timed answers of each method to each prompt.
@@ -142,11 +146,11 @@ def bench_language(
     device = check_device(how.device)
     keep_threads(how.threads)
     language = load_language_model(model, device)
-    small = None if draft is None else load_language_model(draft, device)
+    drafter = None if draft is None else load_drafter(draft, language.model, "draft", tokenizer=language.tokenizer)
     built_in = INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
     given = built_in if data is None else read_prompts(os.fspath(data))
     prompts, too_long = _encoded(language, by_task(cast(Any, given), how.per_kind), how.max_new_tokens)
-    ours, stock = _methods(language, small)
+    ours, stock = _methods(language, draft, drafter)
     harness = LanguageHarness(language, how.max_new_tokens)
     stock, left_out = runnable(harness, prompts[0], stock)
     greedy = Method.greedy()
@@ -216,21 +220,25 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
     return found, len(prompts) - len(found)
 
 
-def _methods(language: LoadedLanguageModel, small: LoadedLanguageModel | None) -> tuple[list[Method], list[Method]]:
+def _methods(
+    language: LoadedLanguageModel, draft: str | os.PathLike[str] | None, drafter: Drafter | None
+) -> tuple[list[Method], list[Method]]:
     """Make the methods to time.
 
-    small: a model that drafts; None: there is none.
+    draft: where the drafter was loaded from, a small model or a draft network; None: there is none.
     Returns: the methods with mmdec's drafters, and those with transformers' own speculative loops.
     """
     ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
     stock = [LOOKUP]
-    if small is not None:
-        drafter = cast(Drafter, Speculation(DecodingOptions(small.model)).drafter_for(language.model))
+    if draft is not None and isinstance(drafter, SmallModel | OtherVocabulary):
+        small = load_language_model(draft, language.model.device)
         options: dict[str, Any] = {"assistant_model": small.model}
         if small.tokenizer.get_vocab() != language.tokenizer.get_vocab():
             options |= {"tokenizer": language.tokenizer, "assistant_tokenizer": small.tokenizer}
         ours.insert(0, Method.drafted(SMALL, drafter))
         stock.append(Method(ASSISTED, "transformers", options, (small.model,)))
+    elif drafter is not None:  # a draft network, which transformers has no loop for
+        ours.insert(0, Method.drafted(drafter.name, drafter))
     return ours, stock
 
 
