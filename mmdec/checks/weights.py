@@ -303,12 +303,9 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
         return isinstance(value, dict) and all(isinstance(name, str) and is_id(item) for name, item in value.items())
 
     def is_heads(value: Any) -> bool:
+        # a distilled model may name heads of layers that went; then it has no times of words, but a text
         return isinstance(value, list) and all(
-            isinstance(pair, list)
-            and [type(item) for item in pair] == [int, int]
-            and 0 <= pair[0] < config.decoder_layers
-            and 0 <= pair[1] < config.decoder_attention_heads
-            for pair in value
+            isinstance(pair, list) and [type(item) for item in pair] == [int, int] and min(pair) >= 0 for pair in value
         )
 
     def is_length(value: Any) -> bool:
@@ -325,7 +322,7 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
         "eos_token_id": (lambda value: is_id(value) or is_ids(value), "a token, or a list of tokens"),
         **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), (is_ids, "a list of tokens")),
         **dict.fromkeys(("lang_to_id", "task_to_id"), (is_table, "names with their tokens")),
-        "alignment_heads": (is_heads, "pairs of a decoder layer and a head that exist"),
+        "alignment_heads": (is_heads, "pairs of a decoder layer and a head"),
         **dict.fromkeys(("max_length", "max_new_tokens"), (is_length, "a whole number of at least 1")),
         "max_initial_timestamp_index": (lambda value: type(value) is int and value >= 0, "a whole number"),
         **dict.fromkeys(("is_multilingual", "return_timestamps", "do_sample"), (is_switch, "true or false")),

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
+from mmdec.types import InputError
+
 FRAME = 0.02  # seconds of audio for each encoder state, the frame of the alignment
 MELS_A_STATE = 2  # mel frames for each encoder state
 FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's log power that count as silence (0) and as speech (1)
@@ -32,6 +34,22 @@ LEADS = (-2, 1, 4)  # encoder states by which attention may come before its soun
 NEVER = -1e9  # score of a forbidden transition
 
 Begins = Callable[[Sequence[int]], list[bool | None]]  # token ids -> for each, whether it begins a word; None: no sound
+
+
+def check_alignment(model: WhisperForConditionalGeneration) -> None:
+    """Raise InputError if the model has no attention heads whose alignment gives the times of words."""
+    settings: Any = model.generation_config
+    config, heads = model.config, getattr(settings, "alignment_heads", None)
+    if not heads:
+        what = "no `alignment_heads`"
+    elif any(layer >= config.decoder_layers or head >= config.decoder_attention_heads for layer, head in heads):
+        what = f"`alignment_heads` beyond its {config.decoder_layers} decoder layers"
+    else:
+        return
+    raise InputError(
+        f"`timestamps` must be None or 'segment' for a model whose generation config names {what}, but is 'word'. Set "
+        "them, or ask for segments."
+    )
 
 
 def loudness(features: np.ndarray) -> np.ndarray:

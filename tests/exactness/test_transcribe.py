@@ -272,7 +272,7 @@ def test_a_smaller_whisper_runs_its_own_encoder(whisper: LoadedWhisper, name: st
 
 
 def test_the_folder_of_a_smaller_whisper(whisper: LoadedWhisper, tmp_path: Path) -> None:
-    """As `--drafter FOLDER`: a whole one with its own encoder, and one of fewer decoder layers on the target's states."""
+    """As `--drafter FOLDER`: one with its own encoder, and one of fewer decoder layers on the target's states."""
     wanted = mmdec.transcribe(sound(0.7), sample_rate=RATE, model=whisper, drafter=None)
     for name, sizes in (("own", {"d_model": 16}), ("fewer", {"decoder_layers": 1})):
         network(whisper.tokenizer, 5, **sizes).save_pretrained(tmp_path / name)

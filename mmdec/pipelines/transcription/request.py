@@ -39,7 +39,7 @@ from mmdec.targets.registry import target_of
 from mmdec.targets.whisper import LANGUAGE_CODES, WhisperTarget
 from mmdec.targets.whisper_call import can_twin, encoding_once, ends, runs_away
 from mmdec.targets.whisper_together import Together
-from mmdec.targets.whisper_words import Begins, time_tokens
+from mmdec.targets.whisper_words import Begins, check_alignment, time_tokens
 from mmdec.types import CACHE, InputError
 
 Timestamps = Literal["segment", "word"] | None
@@ -140,11 +140,8 @@ class TranscriptionRequest:
             raise InputError(
                 f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
             )
-        if timestamps == "word" and not getattr(settings, "alignment_heads", None):
-            raise InputError(
-                "`timestamps` must be None or 'segment' for a model whose generation config names no "
-                "`alignment_heads`, but is 'word'. Set them, or ask for segments."
-            )
+        if timestamps == "word":
+            check_alignment(whisper.model)
         chosen = _options(settings, options)
         chosen |= _task(settings, spoken.task)
         if prompt is not None and not isinstance(prompt, str):

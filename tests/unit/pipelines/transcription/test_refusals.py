@@ -77,6 +77,10 @@ def test_a_rate_is_for_samples(whisper: LoadedWhisper) -> None:
 
 def test_models_that_lack_something(loose: LoadedWhisper) -> None:
     known: Any = loose.model.generation_config
+    known.alignment_heads = [[9, 0]]  # as of a distilled model with the settings of the large one
+    assert transcribe(model=loose, timestamps="segment").segments
+    with pytest.raises(mmdec.InputError, match="names `alignment_heads` beyond its 2 decoder layers"):
+        transcribe(model=loose, timestamps="word")
     del known.alignment_heads
     with pytest.raises(mmdec.InputError, match="names no `alignment_heads`"):
         transcribe(model=loose, timestamps="word")
