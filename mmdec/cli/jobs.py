@@ -165,13 +165,13 @@ class Jobs(Generic[Target]):
     def __init__(self, files: Sequence[InputFile], targets: Sequence[Target], model: str) -> None:
         """Print on stderr, before anything is loaded, which inputs cannot be read. Exits with 1 if none can be read.
 
-        targets: the output of each file. model: its name; low confidences cause a warning only if it is calibrated.
+        targets: the output of each file. model: its name; low confidences cause a warning only if they are calibrated.
         """
         self.todo = [(file, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
         self.several = len(files) > 1
         self._total, self._model = len(files), model
         self._failed: list[tuple[str, str]] = []
-        self._sure: list[tuple[str, float]] = []
+        self._sure: list[tuple[str, float, bool | None]] = []
         for file in files:
             if file.refusal:
                 _say(file.name, file.refusal)
@@ -182,9 +182,12 @@ class Jobs(Generic[Target]):
         """Remember a failed input and its error message; `end` reports it."""
         self._failed.append((name, message))
 
-    def done(self, name: str, confidence: float) -> None:
-        """Remember an output's confidence; `end` warns if it is low."""
-        self._sure.append((name, confidence))
+    def done(self, name: str, confidence: float, calibrated: bool | None = None) -> None:
+        """Remember an output's confidence; `end` warns if it is low.
+
+        calibrated: whether it was fitted for the model; None: if the model's folder has a curve.
+        """
+        self._sure.append((name, confidence, calibrated))
 
     def end(self, code: int = 0) -> None:
         """Print which outputs are likely wrong and which inputs failed. Exits with `code`, or with 1 if any failed."""
@@ -201,13 +204,16 @@ def _say(name: str, message: str) -> None:
     print(f"failed: {printable(name)}: {message}", file=sys.stderr, flush=True)
 
 
-def warn_of_unsure(results: Sequence[tuple[str, float]], model: str) -> None:
-    """Warn on stderr of each output whose confidence is below `LIKELY_WRONG`, if the model's confidence is calibrated.
-    results: (input's name, confidence)."""
-    unsure = [(name, value) for name, value in results if value < LIKELY_WRONG]
-    if not unsure or not _fitted(model):
-        return
-    for name, value in unsure:
+def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str) -> None:
+    """Warn on stderr of each output whose confidence is calibrated and below `LIKELY_WRONG`.
+
+    results: (input's name, confidence, whether that was fitted; None: if the model's folder has a curve).
+    """
+    unsure = [(name, value, known) for name, value, known in results if value < LIKELY_WRONG]
+    fitted = any(known is None for _, _, known in unsure) and _fitted(model)
+    for name, value, known in unsure:
+        if not (fitted if known is None else known):
+            continue
         print(
             f"warning: {printable(name)}: the output is likely wrong: its confidence is {value:.2f}, below "
             f"{LIKELY_WRONG}.",

@@ -59,7 +59,7 @@ def serve(
     from mmdec.serving.server import Limits
 
     limits = Limits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
-    placed = (device, dtype_or_quick(dtype, device))
+    placed = (device, dtype_or_quick(dtype, device, integers=True))
     with bound(host, port) as sockets:
         server, names = ready(models or [], secret, limits, batch_size, threads, placed, statistics)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)

@@ -260,7 +260,7 @@ def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: b
             if result.note:
                 print(f"note: {printable(file.name)}: {result.note}", file=sys.stderr)
             comparer.tell(file.name, jobs.several)
-            jobs.done(file.name, result.confidence)
+            jobs.done(file.name, result.confidence, result.calibrated)
 
 
 def _context(text: str | None) -> str | float | None:

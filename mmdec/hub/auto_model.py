@@ -3,7 +3,7 @@
     model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
     drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
 
-This works after `import mmdec`, for folders whose config.json has a `model_type`, which mmdec writes. (The classes
+This works after `mmdec.register()`, for folders whose config.json has a `model_type`, which mmdec writes. (The classes
 below also read older folders without it.) mmdec's own loaders read and write the folders: safetensors inside the folder
 only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, File, Form, Request, UploadFile
+from fastapi import APIRouter, Depends, File, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import mmdec
@@ -20,7 +20,17 @@ from mmdec.serving.engines import Transcription, Translation
 from mmdec.serving.server import ApiError, EventStream, Server, server_of
 from mmdec.serving.waiting import Job
 
-router = APIRouter(prefix="/v1/audio")
+
+
+async def known_fields(request: Request) -> None:
+    """Refuse a field of the form that the endpoint does not know: what it asks for would be left undone in silence."""
+    known = {field.alias for field in request.scope["route"].dependant.body_params}
+    name = next((name for name in await request.form() if name not in known), None)
+    if name is not None:
+        raise ApiError(400, f"`{name}` is not known here. Leave it out; known are {', '.join(sorted(known))}.", param=name)
+
+
+router = APIRouter(prefix="/v1/audio", dependencies=[Depends(known_fields)])
 Kind = Literal["json", "verbose_json", "text", "srt", "vtt"]
 TIMED = ("verbose_json", "srt", "vtt")
 SOUNDS = {"wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "mp3": "audio/mpeg"}

@@ -139,6 +139,7 @@ HEARD = Promotable(
     measure=measure_heard,
     score=lambda report: (-mean_chrf(report),),
     summary=lambda report: f"chrF {mean_chrf(report):.2f}",
+    place=lambda run: Path("daspeech-everyday"),
     check=same_layout,
     card=Card(
         pipeline_tag="audio-to-audio",

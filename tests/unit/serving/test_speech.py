@@ -61,6 +61,21 @@ def test_a_transcript_is_that_of_the_call(client: httpx.Client, folder: Path, se
         assert post(client, TRANSCRIBE, sound, language="en", response_format=kind).text == segments.format(kind)
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (TRANSCRIBE, "include[]"),
+        (TRANSCRIBE, "timestamp_granularities"),  # OpenAI's name ends in []
+        (TRANSLATE, "stream"),
+        (f"{TRANSLATE}/speech", "voice"),
+    ],
+)
+def test_a_field_that_is_not_known_is_refused(client: httpx.Client, path: str, name: str) -> None:
+    answer = post(client, path, wav(0.7), **{name: "true"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+
+
 @pytest.mark.parametrize("seconds", [0.8, 2.6])
 def test_a_streamed_transcript_adds_up(client: httpx.Client, folder: Path, seconds: float) -> None:
     *deltas, done = events(post(client, TRANSCRIBE, wav(seconds, 3), stream="true").text)
