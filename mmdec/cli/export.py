@@ -26,7 +26,12 @@ def drafter(
         str | None, typer.Option("--model", "-m", help="The target. Default: the one that the drafter was trained for.")
     ] = None,
     num_speculative_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens drafted each round, for speculators. Default: 3.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Tokens drafted each round, for speculators. Default: 3, or DFlash's block less one.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

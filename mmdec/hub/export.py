@@ -72,7 +72,8 @@ def export_drafter(
     directory: the new folder. If writing fails, no folder is left.
     to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp).
     model: the target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
-    num_speculative_tokens: tokens that an engine drafts each round. Default: 3; for a DFlash, those of its block.
+    num_speculative_tokens: tokens that an engine drafts each round, for speculators' layout alone. Default: 3; for a
+        DFlash, those of its block.
     Returns: the folder.
     Raises: InputError if no engine reads the network, if the format cannot describe it, or if it belongs to another
         target.
@@ -81,6 +82,11 @@ def export_drafter(
         raise InputError(f"`to` must be one of {', '.join(LAYOUTS)}, but is {to!r:.60}. Choose one.")
     if num_speculative_tokens is not None:
         check_whole("num_speculative_tokens", num_speculative_tokens, 1, 64, "3 is usual.")
+        if to == "flat":
+            raise InputError(
+                "`num_speculative_tokens` must be left out for the flat layout, which has no place for it. Name it in "
+                "the engine's own command."
+            )
     target = new_folder(directory)
     path = drafter_by_name(source, "source") or check_path("source", source, "Name the drafter's folder.")
     network = read_network(path)
@@ -93,12 +99,13 @@ def export_drafter(
     cast(Any, network).config = network.config.for_depth(served.depth)
     state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     write = _speculators if to == "speculators" else _flat_dflash if isinstance(network, DFlash) else _flat_eagle3
-    state, config = write(cast(Any, network), state, served, num_speculative_tokens)
+    count = num_speculative_tokens or (network.config.drafts if isinstance(network, DFlash) else CHAIN)
+    state, config = write(cast(Any, network), state, served, count)
     own = {name: getattr(network.config, name) for name in OWN if hasattr(network.config, name)}
     with whole_folder(target) as fresh:
         (fresh / CONFIG).write_text(json.dumps({**config, "mmdec": own}, indent=2) + "\n", encoding="utf-8")
         save_file(state, fresh / WHOLE, metadata={"format": "pt"})
-        (fresh / CARD).write_text(_card(network, served, to), encoding="utf-8")
+        (fresh / CARD).write_text(_card(network, served, to, count), encoding="utf-8")
     return target
 
 
@@ -143,12 +150,11 @@ def _refuse(to: str, faults: Mapping[str, bool]) -> None:
 
 
 def _speculators(
-    network: Eagle3 | DFlash, state: dict[str, Tensor], served: Served, count: int | None
+    network: Eagle3 | DFlash, state: dict[str, Tensor], served: Served, count: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a network to speculators' format. Returns: the tensors by name, and the content of config.json.
 
-    state: the network's tensors. served: the target. count: number of tokens that the engine drafts in a round; None:
-        the default.
+    state: the network's tensors. served: the target. count: number of tokens that the engine drafts in a round.
     """
     config = network.config
     _refuse("speculators", {"the target's normed last states (layer -1)": -1 in config.layers})
@@ -156,7 +162,7 @@ def _speculators(
     if isinstance(network, DFlash):
         own = network.config
         _refuse("speculators", {"a plain embedding": own.plain_embedding, "a bias of fc": own.fc_bias})
-        kind, name, count = "dflash", "DFlash", own.drafts
+        kind, name = "dflash", "DFlash"
         described |= {
             "aux_hidden_state_layer_ids": [layer + 1 for layer in own.layers],
             "block_size": own.block_size,
@@ -168,7 +174,7 @@ def _speculators(
         _refuse_of_eagle3(network, "speculators")
         own3 = network.config
         parallel = own3.mask_token is not None
-        kind, name, count = ("peagle", "PEagle", count) if parallel else ("eagle3", "Eagle3", count)
+        kind, name = ("peagle", "PEagle") if parallel else ("eagle3", "Eagle3")
         described |= {
             "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in own3.layers],
             "embed_requires_grad": parallel,
@@ -191,7 +197,7 @@ def _speculators(
                 {
                     "accept_tolerance": 0.0,
                     "proposal_type": "greedy",
-                    "speculative_tokens": count or CHAIN,
+                    "speculative_tokens": count,
                     "verifier_accept_k": 1,
                 }
             ],
@@ -202,7 +208,7 @@ def _speculators(
 
 
 def _flat_eagle3(
-    network: Eagle3, state: dict[str, Tensor], served: Served, count: int | None
+    network: Eagle3, state: dict[str, Tensor], served: Served, count: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert an EAGLE-3 to the format of SafeAILab and SpecForge. Returns: the tensors by name, and the content of
     config.json.
@@ -247,7 +253,7 @@ def _flat_eagle3(
 
 
 def _flat_dflash(
-    network: DFlash, state: dict[str, Tensor], served: Served, count: int | None
+    network: DFlash, state: dict[str, Tensor], served: Served, count: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a DFlash to z-lab's format. Returns: the tensors by name, and the content of config.json.
 
@@ -342,7 +348,7 @@ def _dtype(state: Mapping[str, Tensor]) -> str:
     return str(state["fc.weight"].dtype).removeprefix("torch.")
 
 
-def _card(network: Eagle3 | DFlash, served: Served, to: str) -> str:
+def _card(network: Eagle3 | DFlash, served: Served, to: str, count: int) -> str:
     """Write the model card: what the drafter is, and how to use it in an engine."""
     name = (
         "DFlash" if isinstance(network, DFlash) else "P-EAGLE" if network.config.mask_token is not None else "EAGLE-3"
@@ -353,7 +359,7 @@ def _card(network: Eagle3 | DFlash, served: Served, to: str) -> str:
         return (
             text
             + f"\n```\nvllm serve {served.name} --speculative-config '"
-            + (json.dumps({"method": method, "model": "THIS_FOLDER", "num_speculative_tokens": CHAIN}) + "'\n```\n")
+            + (json.dumps({"method": method, "model": "THIS_FOLDER", "num_speculative_tokens": count}) + "'\n```\n")
         )
     return text + (
         f"\n```\npython -m sglang.launch_server --model-path {served.name} --speculative-algorithm {method.upper()} "

@@ -165,6 +165,12 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
     return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])
 
 
+def reads_images(directory: Path) -> bool:
+    """Return whether config.json in `directory` is that of a model of transformers that reads images and writes text.
+    Some, such as Gemma 3's, are language models' as well."""
+    return config_class(directory) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
 def read_processor(directory: Path) -> ProcessorMixin:
     """Load the processor in a directory. If torchvision is missing, the processor is loaded without its video
     processor, where possible.

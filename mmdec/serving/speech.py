@@ -21,13 +21,14 @@ from mmdec.serving.server import ApiError, EventStream, Server, server_of
 from mmdec.serving.waiting import Job
 
 
-
 async def known_fields(request: Request) -> None:
     """Refuse a field of the form that the endpoint does not know: what it asks for would be left undone in silence."""
     known = {field.alias for field in request.scope["route"].dependant.body_params}
     name = next((name for name in await request.form() if name not in known), None)
     if name is not None:
-        raise ApiError(400, f"`{name}` is not known here. Leave it out; known are {', '.join(sorted(known))}.", param=name)
+        raise ApiError(
+            400, f"`{name}` is not known here. Leave it out; known are {', '.join(sorted(known))}.", param=name
+        )
 
 
 router = APIRouter(prefix="/v1/audio", dependencies=[Depends(known_fields)])

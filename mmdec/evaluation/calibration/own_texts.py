@@ -29,7 +29,7 @@ from mmdec.evaluation.bench.language_models import INSTRUCTIONS
 from mmdec.generation.speculation import generate
 from mmdec.hub.find import find
 from mmdec.hub.language_model import FILES, LoadedLanguageModel, is_language_model, load_language_model
-from mmdec.hub.vlm import LoadedVlm, load_vlm
+from mmdec.hub.vlm import LoadedVlm, load_vlm, reads_images
 from mmdec.nn.draft_network import DraftNetwork, Pair, Prompted
 from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.pipelines.description.describe import read_question, render, tensors, user_message
@@ -392,7 +392,8 @@ def load_target(
 ) -> Model:
     """Load a language model with its tokenizer, or a model that reads images with its processor. model: name, folder or
     hub id."""
-    if is_language_model(find(model, None, FILES)):
+    folder = find(model, None, FILES)
+    if is_language_model(folder) and not reads_images(folder):
         return load_language_model(model, device, dtype)
     return load_vlm(model, device, dtype)
 

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from transformers import AutoProcessor
+from transformers import AutoConfig, AutoProcessor
 
+from mmdec.hub.find import find
+from mmdec.hub.vlm import FILES, read_processor
 from mmdec.images import read_image, to_pil
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names, sizes_of
 from mmdec.training.corpora.chats import SUFFIXES, SYSTEM, Conversation, picture_folder, read_chats
@@ -31,9 +33,10 @@ class Prompting:
     the tokenizer of a language model."""
 
     def __init__(self, base: str | Path) -> None:
-        self.processor: Any = AutoProcessor.from_pretrained(base)
+        self.processor: Any = _processor(base)
         self.tokenizer: Any = getattr(self.processor, "tokenizer", self.processor)
-        self.films = getattr(self.processor, "video_token", None) is not None
+        reads_video = getattr(self.processor, "video_processor", None) is not None  # it needs torchvision
+        self.films = reads_video and getattr(self.processor, "video_token", None) is not None
 
     def __call__(self, sample: Sample) -> Inputs:
         """Return the input tensors of one sample, with batch size 1. Video frames are passed as a video if the
@@ -58,6 +61,13 @@ class Prompting:
         if sample.video and self.films:
             return [{"type": "video", "video": np.stack([read_image(path) for path in sample.video])}]
         return [{"type": "image", "image": to_pil(read_image(path))} for path in (*sample.images, *sample.video)]
+
+
+def _processor(base: str | Path) -> Any:
+    """Load the processor of a model that reads pictures, as `mmdec.describe` does, without torchvision where possible;
+    or a language model's tokenizer. base: folder or hub id."""
+    sees = getattr(AutoConfig.from_pretrained(base), "vision_config", None) is not None
+    return read_processor(find(base, None, FILES)) if sees else AutoProcessor.from_pretrained(base)
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:

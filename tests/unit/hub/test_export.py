@@ -110,6 +110,19 @@ def test_a_head_that_is_the_targets_is_shared(tmp_path: Path, target: Path) -> N
     assert not hasattr(drafter.network, "lm_head")
 
 
+@pytest.mark.parametrize(("given", "drafted"), [(None, 3), (2, 2)])
+def test_a_block_is_drafted_whole_unless_asked_otherwise(
+    given: int | None, drafted: int, tmp_path: Path, target: Path
+) -> None:
+    save_network(network("dflash", target), tmp_path / "own")
+    folder = export_drafter(tmp_path / "own", tmp_path / "out", "speculators", num_speculative_tokens=given)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == drafted
+    assert f'"num_speculative_tokens": {drafted}' in (folder / "README.md").read_text()
+    with pytest.raises(InputError, match="`num_speculative_tokens` must be left out for the flat layout"):
+        export_drafter(tmp_path / "own", tmp_path / "flat", "flat", num_speculative_tokens=2)
+
+
 def test_fields_that_engines_default_differently_are_written(tmp_path: Path, target: Path) -> None:
     save_network(network("part", target), tmp_path / "own")
     folder = export_drafter(tmp_path / "own", tmp_path / "out", "speculators", num_speculative_tokens=5)

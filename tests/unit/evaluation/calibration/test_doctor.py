@@ -28,14 +28,17 @@ from mmdec.evaluation.calibration.own_texts import (
     chain_rounds,
     draft_rounds,
     inputs_of,
+    load_target,
     own_text,
     read_prompts,
     right_tokens,
 )
 from mmdec.evaluation.calibration.searches import fitted_head
 from mmdec.hub.drafters import load_drafter, save_network
+from mmdec.hub.vlm import LoadedVlm
 from mmdec.targets.text import TextTarget
 from mmdec.types import InputError, Needs, Plan
+from tests.support import seeing_folders
 from tests.support.trained_eagle3 import SIZE, language, loaded, prompt_texts, published_eagle3, target, trained
 
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
@@ -315,6 +318,11 @@ def test_texts_that_are_easier_are_no_gain(skill: float, gains: bool) -> None:
     right_of = [(draw.random(100) < part * (0.6 + skill)).astype(float) for part in others]
     gain, certain = matched_gain(right, ours, right_of, others)
     assert (doctor.verdict(gain.value, certain) == doctor.OFF) == gains
+
+
+def test_a_model_that_is_both_is_loaded_with_its_eyes(tmp_path: Path) -> None:
+    """transformers lists Gemma 3's configuration among language models, too."""
+    assert isinstance(load_target(seeing_folders.write("Gemma3", tmp_path / "gemma"), "cpu"), LoadedVlm)
 
 
 def test_the_language_is_what_the_target_knows() -> None:

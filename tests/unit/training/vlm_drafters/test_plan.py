@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from mmdec.training.vlm_drafters.data import DraftData, Ramp, mixed_parts
-from mmdec.training.vlm_drafters.samples import Choice, Questions, Sample, choose, read_samples
+from mmdec.training.vlm_drafters.samples import Choice, Prompting, Questions, Sample, choose, read_samples
 from mmdec.types import InputError
+from tests.support.tiny_vlm_folder import qwen
 
 
 def data(seen: int, text: int, **options: object) -> DraftData:
@@ -183,3 +184,15 @@ def test_held_out_questions_are_answered_among_the_others(held: int, others: int
     assert [one for one in mixed if one in dev] == dev
     assert [one for one in mixed if one in train] == train
     assert held != 2 or (mixed[0], mixed[10]) == (dev[0], dev[1])
+
+
+def test_a_qwen_asks_without_torchvision(tmp_path: Path) -> None:
+    """As `describe`: its video processor alone needs that package, and frames are then shown as pictures."""
+    model, processor = qwen()
+    model.save_pretrained(tmp_path / "qwen")
+    processor.save_pretrained(tmp_path / "qwen")
+    Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
+    asked = Prompting(tmp_path / "qwen")(Sample("a", "What is this?", images=(tmp_path / "a.png",)))
+    assert asked["pixel_values"].shape[0] == asked["image_grid_thw"].prod()
+    shown = Prompting(tmp_path / "qwen")(Sample("b", "What is this?", video=(tmp_path / "a.png", tmp_path / "a.png")))
+    assert "image_grid_thw" in shown or "video_grid_thw" in shown
