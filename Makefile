@@ -31,7 +31,7 @@ FAIRSEQ2 ?= .venv-fairseq2
 DASPEECH ?=
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
 translate: .venv/ready  ## translate the sample recordings into out/
 	$(BIN)/python -m mmdec translate data/samples/*.wav --output out
@@ -41,7 +41,7 @@ test: .venv-dev/ready  ## every test, files spread over WORKERS=2 processes
 
 test-all: .venv-dev/ready  ## every test, and grids whole where `test` covers their pairs
 	MMDEC_ALL=1 OMP_NUM_THREADS=1 $(DEV)/python -m pytest -n $(WORKERS) --dist load
-	$(if $(MODELS),$(MAKE) real-tables)
+	$(if $(and $(MODELS),$(SOUNDS)),$(MAKE) real-tables)
 
 peers: $(PEERS)/ready  ## drafters beside the code of speculators, in an environment of its own, PEERS=.venv-peers
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(PEERS)/bin/python -m pytest --noconftest -p no:cacheprovider -W default tests/peers/test_exports.py tests/peers/test_speculators.py

@@ -58,17 +58,17 @@ def doctor(
     from mmdec.checks.arguments import check_threads
     from mmdec.evaluation.calibration.doctor import examine
     from mmdec.evaluation.calibration.own_texts import built_in, has_template, load_target, read_prompts
-    from mmdec.pipelines.threads import keep_threads
+    from mmdec.pipelines.threads import with_threads
+    from mmdec.training.corpora.text_files import evenly_spaced
 
     check_threads(threads)
-    if threads is not None:
-        keep_threads(threads)
     prompts = None if data is None else read_prompts(data, limit)
     with loading(model, quiet=as_json):
         loaded = load_target(model, device, dtype_or_quick(dtype, device))
     if prompts is None:
-        prompts = built_in(template and has_template(loaded))[:limit]
-    found = examine(drafter, loaded, prompts, template=template, tokens=tokens, log=log)
+        prompts = evenly_spaced(built_in(template and has_template(loaded)), limit)
+    with with_threads(threads, loaded.model):
+        found = examine(drafter, loaded, prompts, template=template, tokens=tokens, log=log)
     print(json_text(found.to_dict(), 2) if as_json else _text(found))
 
 

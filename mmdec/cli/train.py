@@ -29,12 +29,16 @@ def root(
     context: typer.Context,
     minutes: Annotated[float, MINUTES] = 25.0,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start from random weights; the folder runs/ is renamed, not deleted.")
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Start from random weights; working folders in runs/ are renamed, a result is replaced by a better one.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train or resume each model that comes with mmdec, in runs/, within a time limit. Or a drafter for your own model:
-    `mmdec train drafter`."""
+    """Train or resume, in runs/, within a time limit: the small Whisper and its heads, the small model of pictures and
+    its EAGLE, and a phrasebook's translator. Or a drafter for your own model: `mmdec train drafter`."""
     if context.invoked_subcommand is None:
         train(minutes, fresh, as_json)
 
@@ -80,7 +84,7 @@ def drafter(
 
 
 def train(minutes: float, fresh: bool = False, as_json: bool = False) -> None:
-    """Train or resume each shipped model, in runs/, within a time limit in minutes. fresh: start from random weights.
+    """Train or resume the models of `make train`, in runs/, within a time limit in minutes. fresh: start from random weights.
     as_json: print the outcomes as one JSON object."""
     start = time.time()  # importing the training code counts towards the minutes
     check_finite("minutes", minutes, "Give 25, for instance.")

@@ -185,7 +185,7 @@ def transcribe(
     """Transcribe speech with a Whisper, or with a language model that hears. A drafter makes it faster; the text stays
     the model's own.
 
-    Standard input is transcribed while it arrives: arecord -f S16_LE -r 16000 -t raw | mmdec transcribe -
+    A Whisper transcribes standard input while it arrives: arecord -f S16_LE -r 16000 -t raw | mmdec transcribe -
 
     If a file fails, the others are still transcribed. Failed files are listed, and the exit code is 1.
     """

@@ -25,11 +25,14 @@ from transformers import (
 
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, read_settings
+from mmdec.drafters.registry import auto_names
 from mmdec.hub.find import find, kind
 from mmdec.types import InputError
 
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
+DRAFTERS = tuple(f"{name}/*.safetensors" for name in auto_names())  # in the model's folder
+FILES += DRAFTERS
 # files of tokenizers, of which a folder must have one
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 

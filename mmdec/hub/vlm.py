@@ -33,7 +33,7 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
 from mmdec.hub.find import LoadedModels, find, kind, version
-from mmdec.hub.language_model import config_class, read_network
+from mmdec.hub.language_model import DRAFTERS, config_class, read_network
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
@@ -42,7 +42,7 @@ PACKAGES = ("torchvision", "num2words")  # packages that some processors need
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
-FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR)
+FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR, *DRAFTERS)
 MEANS, WHITENING = "means", "whitening"
 # share of the mean variance that is added to each variance, so that directions of little variance do not dominate
 RIDGE = 0.01

@@ -31,7 +31,7 @@ from mmdec.checks.weights import (
     read_weights,
     shards,
 )
-from mmdec.drafters.registry import drafter_names
+from mmdec.drafters.registry import auto_names, drafter_names
 from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
@@ -44,7 +44,8 @@ DEFAULT_MODEL = "whisper-phrasebook"
 KIND = "whisper"  # transformers' model_type
 HEADS = "medusa"
 GENERATION = "generation_config.json"
-FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors", f"{HEADS}/*.safetensors")
+FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors")
+FILES += tuple(f"{name}/*.safetensors" for name in auto_names(speech=True))  # drafters in the model's folder
 
 
 @final

@@ -37,6 +37,7 @@ from mmdec.decode.verify import RuleName
 from mmdec.drafters.last_hypothesis import LastHypothesis
 from mmdec.drafters.registry import AUTO
 from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
+from mmdec.hub.audio_lm import LoadedAudioLm
 from mmdec.hub.whisper import DEFAULT_MODEL
 from mmdec.pipelines.call import as_loaded, fitting
 from mmdec.pipelines.inputs import samples_of, whole_rate
@@ -126,7 +127,8 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
         "webrtc" (extra `mmdec[vad]`): where WebRTC's detector finds no voice.
     drafter: as for `transcribe`, for a window's first decoding. Later decodings use its previous text as the draft.
         None: no drafts at all.
-    model, processor, timestamps, task, prompt, audio_context, rule, seed, statistics, device, dtype, threads: as for
+    model: a Whisper, as for `transcribe`; no audio language model.
+    processor, timestamps, task, prompt, audio_context, rule, seed, statistics, device, dtype, threads: as for
         `transcribe`.
     language: a name or a code. Default None: detected for each window.
     options: arguments of `generate`, as for `transcribe`.
@@ -186,7 +188,13 @@ class LiveTranscriber:
         threads = left.pop("threads", None)
         check_threads(threads)
         device, dtype = left.pop("device", None), left.pop("dtype", None)
-        whisper = as_loaded(WHISPER, left.pop("model", DEFAULT_MODEL), left.pop("processor", None), device, dtype)
+        model = left.pop("model", DEFAULT_MODEL)
+        if isinstance(model, LoadedAudioLm):
+            raise InputError(
+                f"`model` must be a Whisper for sound that arrives, but is {type(model.model).__name__}. Transcribe whole "
+                "recordings with it."
+            )
+        whisper = as_loaded(WHISPER, model, left.pop("processor", None), device, dtype)
         drafter = as_drafter(whisper, left.pop("drafter", AUTO))
         rule, seed, statistics = (left.pop(name, None) for name in ("rule", "seed", "statistics"))
         self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)

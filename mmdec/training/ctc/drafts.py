@@ -111,6 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", default="", help="the model's public name, for the card")
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
     given = parser.parse_args(arguments)
+    if given.corpus is not None and given.states is None:
+        parser.error("--corpus needs --states, the folder of kept states and transcripts")
     try:
         whisper, checkpoint = load_whisper(given.model), given.checkpoint
         files = newest(checkpoint, given.average) if checkpoint.is_dir() else [checkpoint]

@@ -11,9 +11,13 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import filter_repo_objects
 
 import mmdec
 from mmdec.drafters import registry
+from mmdec.drafters.registry import auto_names
+from mmdec.hub import language_model as texts
+from mmdec.hub import vlm, whisper
 from mmdec.hub.drafters import save_network
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.vlm import LoadedVlm
@@ -143,3 +147,10 @@ def test_one_rule_names_drafters_in_every_call(tmp_path: Path, monkeypatch: pyte
     ):
         with pytest.raises(InputError, match=r"`drafter` must be a drafter.s folder.*or a hub id, but is"):
             call("../tiny/eagle")
+
+
+@pytest.mark.parametrize(("patterns", "speech"), [(whisper.FILES, True), (vlm.FILES, False), (texts.FILES, False)])
+def test_drafters_in_the_folder_of_a_hub_model_come_whole(patterns: tuple[str, ...], speech: bool) -> None:
+    names = auto_names(speech)
+    files = [f"{name}/{file}" for name in names for file in ("config.json", "model.safetensors")]
+    assert list(filter_repo_objects([*files, "original/model.safetensors"], allow_patterns=list(patterns))) == files
