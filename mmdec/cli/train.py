@@ -32,7 +32,7 @@ def root(
         bool,
         typer.Option(
             "--fresh",
-            help="Start from random weights; working folders in runs/ are renamed, a result is replaced by a better one.",
+            help="Start from random weights; working folders in runs/ are renamed, results replaced by better ones.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -84,8 +84,10 @@ def drafter(
 
 
 def train(minutes: float, fresh: bool = False, as_json: bool = False) -> None:
-    """Train or resume the models of `make train`, in runs/, within a time limit in minutes. fresh: start from random weights.
-    as_json: print the outcomes as one JSON object."""
+    """Train or resume the models of `make train`, in runs/, within a time limit in minutes.
+
+    fresh: start from random weights. as_json: print the outcomes as one JSON object.
+    """
     start = time.time()  # importing the training code counts towards the minutes
     check_finite("minutes", minutes, "Give 25, for instance.")
     from mmdec.training.make_train import main

@@ -191,8 +191,8 @@ class LiveTranscriber:
         model = left.pop("model", DEFAULT_MODEL)
         if isinstance(model, LoadedAudioLm):
             raise InputError(
-                f"`model` must be a Whisper for sound that arrives, but is {type(model.model).__name__}. Transcribe whole "
-                "recordings with it."
+                f"`model` must be a Whisper for sound that arrives, but is {type(model.model).__name__}. Transcribe "
+                "whole recordings with it."
             )
         whisper = as_loaded(WHISPER, model, left.pop("processor", None), device, dtype)
         drafter = as_drafter(whisper, left.pop("drafter", AUTO))
