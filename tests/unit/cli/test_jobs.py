@@ -178,10 +178,13 @@ def test_half_is_sure_enough_and_a_model_that_is_gone_is_no_error(
 ) -> None:
     (tmp_path / "model").mkdir()
     model = str(fitted(tmp_path / "model", 0.0))
-    warn_of_unsure([("a", 0.5), ("b", 0.49)], model)
-    warn_of_unsure([("a", 0.1)], str(tmp_path / "gone"))
+    warn_of_unsure([("a", 0.5, None), ("b", 0.49, None), ("c", 0.4, False)], model)
+    warn_of_unsure([("a", 0.1, None), ("d", 0.3, True)], str(tmp_path / "gone"))  # one that a shipped curve has rated
     said = capsys.readouterr()
-    assert said.err == "warning: b: the output is likely wrong: its confidence is 0.49, below 0.5.\n"
+    assert said.err == "".join(
+        f"warning: {name}: the output is likely wrong: its confidence is {value}, below 0.5.\n"
+        for name, value in (("b", "0.49"), ("d", "0.30"))
+    )
     assert said.out == ""
 
 
