@@ -168,7 +168,8 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 def reads_images(directory: Path) -> bool:
     """Return whether config.json in `directory` is that of a model of transformers that reads images and writes text.
     Some, such as Gemma 3's, are language models' as well."""
-    return config_class(directory) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    config_type = config_class(directory)
+    return config_type is not None and config_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
 def read_processor(directory: Path) -> ProcessorMixin:
