@@ -30,7 +30,7 @@ def drafter(
         typer.Option(
             min=1,
             metavar="N",
-            help="Tokens drafted each round, for speculators. Default: 3, or DFlash's block less one.",
+            help="Tokens drafted each round, for speculators. Default: 3; for DFlash all of its block.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -99,7 +99,13 @@ def export_drafter(
     cast(Any, network).config = network.config.for_depth(served.depth)
     state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     write = _speculators if to == "speculators" else _flat_dflash if isinstance(network, DFlash) else _flat_eagle3
-    count = num_speculative_tokens or (network.config.drafts if isinstance(network, DFlash) else CHAIN)
+    most = network.config.drafts if isinstance(network, DFlash) else None
+    if most is not None and (num_speculative_tokens or 0) > most:
+        raise InputError(
+            f"`num_speculative_tokens` must be at most {most}, what a block drafts, but is {num_speculative_tokens}. "
+            "Leave it out."
+        )
+    count = num_speculative_tokens or most or CHAIN
     state, config = write(cast(Any, network), state, served, count)
     own = {name: getattr(network.config, name) for name in OWN if hasattr(network.config, name)}
     with whole_folder(target) as fresh:

@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
+TOKENIZER_FILES = ("*.txt", "*.model", "*.jinja")  # of a smaller model that drafts
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 
 Model = TypeVar("Model")
@@ -114,7 +115,7 @@ def drafter_path(
             if found is not None:
                 return found
     if HUB_ID.fullmatch(text):
-        found = download(text, HUB_FILES, argument, fetching)
+        found = download(text, [*HUB_FILES, *TOKENIZER_FILES], argument, fetching)
         if any(found.glob("*.safetensors")):
             return found
         # some older drafters were published only as pickles, from which only tensors are read

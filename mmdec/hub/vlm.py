@@ -42,7 +42,17 @@ PACKAGES = ("torchvision", "num2words")  # packages that some processors need
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SYSTEM = "llava"  # transformers' model_type of the shipped model
 FAMILIAR = "confidence.safetensors"
-FILES = ("*.json", "*.txt", "*.jinja", "*.md", "model.safetensors", "model-*.safetensors", FAMILIAR, *DRAFTERS)
+FILES = (
+    "*.json",
+    "*.txt",
+    "*.jinja",
+    "*.model",
+    "*.md",
+    "model.safetensors",
+    "model-*.safetensors",
+    FAMILIAR,
+    *DRAFTERS,
+)
 MEANS, WHITENING = "means", "whitening"
 # share of the mean variance that is added to each variance, so that directions of little variance do not dominate
 RIDGE = 0.01

@@ -26,9 +26,7 @@ from mmdec.checks.devices import check_device
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.watch import Stopwatch
-from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.registry import drafter_names, named_drafter
-from mmdec.drafters.small_model import SmallModel
 from mmdec.evaluation.bench.pairing import LOOKUP, PLAIN, Group, runnable, task_groups, timed
 from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.evaluation.quality.harness import Harness, Log, Measurement, Measurements, Method, counted, no_log, quiet
@@ -146,11 +144,11 @@ def bench_language(
     device = check_device(how.device)
     keep_threads(how.threads)
     language = load_language_model(model, device)
-    drafter = None if draft is None else load_drafter(draft, language.model, "draft", tokenizer=language.tokenizer)
+    small, drafter = (None, None) if draft is None else _draft(draft, language)
     built_in = INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
     given = built_in if data is None else read_prompts(os.fspath(data))
     prompts, too_long = _encoded(language, by_task(cast(Any, given), how.per_kind), how.max_new_tokens)
-    ours, stock = _methods(language, draft, drafter)
+    ours, stock = _methods(language, small, drafter)
     harness = LanguageHarness(language, how.max_new_tokens)
     stock, left_out = runnable(harness, prompts[0], stock)
     greedy = Method.greedy()
@@ -220,24 +218,34 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
     return found, len(prompts) - len(found)
 
 
+def _draft(
+    draft: str | os.PathLike[str], language: LoadedLanguageModel
+) -> tuple[LoadedLanguageModel | None, Drafter | None]:
+    """Load what drafts: a smaller language model, or a draft network. Returns one of them; the other is None."""
+    try:
+        return load_language_model(draft, language.model.device), None
+    except InputError:  # no language model with a tokenizer
+        return None, load_drafter(draft, language.model, "draft")
+
+
 def _methods(
-    language: LoadedLanguageModel, draft: str | os.PathLike[str] | None, drafter: Drafter | None
+    language: LoadedLanguageModel, small: LoadedLanguageModel | None, drafter: Drafter | None
 ) -> tuple[list[Method], list[Method]]:
     """Make the methods to time.
 
-    draft: where the drafter was loaded from, a small model or a draft network; None: there is none.
+    small: a model that drafts. drafter: a draft network, for which transformers has no loop. None: there is none.
     Returns: the methods with mmdec's drafters, and those with transformers' own speculative loops.
     """
     ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
     stock = [LOOKUP]
-    if draft is not None and isinstance(drafter, SmallModel | OtherVocabulary):
-        small = load_language_model(draft, language.model.device)
+    if small is not None:
+        drafter = cast(Drafter, Speculation(DecodingOptions(small.model)).drafter_for(language.model))
         options: dict[str, Any] = {"assistant_model": small.model}
         if small.tokenizer.get_vocab() != language.tokenizer.get_vocab():
             options |= {"tokenizer": language.tokenizer, "assistant_tokenizer": small.tokenizer}
         ours.insert(0, Method.drafted(SMALL, drafter))
         stock.append(Method(ASSISTED, "transformers", options, (small.model,)))
-    elif drafter is not None:  # a draft network, which transformers has no loop for
+    elif drafter is not None:
         ours.insert(0, Method.drafted(drafter.name, drafter))
     return ours, stock
 

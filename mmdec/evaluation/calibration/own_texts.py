@@ -387,13 +387,18 @@ class Asked:
     images: tuple[Path, ...] = ()
 
 
+# files of processors: a folder of a model that sees may have none, and is then read for its text alone
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+
+
 def load_target(
     model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Model:
     """Load a language model with its tokenizer, or a model that reads images with its processor. model: name, folder or
     hub id."""
     folder = find(model, None, FILES)
-    if is_language_model(folder) and not reads_images(folder):
+    sees = reads_images(folder) and any((folder / name).is_file() for name in PROCESSORS)
+    if is_language_model(folder) and not sees:
         return load_language_model(model, device, dtype)
     return load_vlm(model, device, dtype)
 

@@ -119,6 +119,8 @@ def test_a_block_is_drafted_whole_unless_asked_otherwise(
     config = json.loads((folder / "config.json").read_text())
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == drafted
     assert f'"num_speculative_tokens": {drafted}' in (folder / "README.md").read_text()
+    with pytest.raises(InputError, match="`num_speculative_tokens` must be at most 3, what a block drafts"):
+        export_drafter(tmp_path / "own", tmp_path / "more", "speculators", num_speculative_tokens=4)
     with pytest.raises(InputError, match="`num_speculative_tokens` must be left out for the flat layout"):
         export_drafter(tmp_path / "own", tmp_path / "flat", "flat", num_speculative_tokens=2)
 

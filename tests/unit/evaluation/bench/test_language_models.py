@@ -16,8 +16,11 @@ from mmdec.evaluation.bench.language_models import (
     read_prompts,
 )
 from mmdec.evaluation.bench.report import BenchRun, markdown
+from mmdec.hub.drafters import save_network
+from mmdec.hub.language_model import load_language_model
 from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
+from tests.support.draft_networks import draft_network
 from tests.support.tiny_text_folder import OTHER, write
 from tests.support.tiny_vlm_folder import TEXTS
 
@@ -51,6 +54,14 @@ def test_all_methods_are_compared_and_timed(home: Path, model: str, draft: str |
     assert {row.timed for row in report.comparisons} == {"wall clock", "processor"}
     assert all(row.accepted_per_round is not None for row in report.comparisons)
     assert "accepted: without it" in markdown(BenchRun((report,)))
+
+
+def test_a_draft_network_is_timed_without_a_loop_of_transformers(home: Path, tmp_path: Path) -> None:
+    model = load_language_model(home / "large", "cpu").model
+    save_network(draft_network("eagle3", model), tmp_path / "eagle3")
+    report = bench_language(home / "large", tmp_path / "eagle3", **OPTIONS)
+    assert {row.subject.split("-")[0] for row in report.comparisons} == {"eagle3", "lookup", "recycling"}
+    assert {row.baseline for row in report.comparisons} == {"greedy", "plain", "prompt lookup"}
 
 
 def test_a_method_that_says_something_else_is_not_timed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
