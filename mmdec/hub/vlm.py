@@ -166,12 +166,12 @@ def read_model(directory: Path) -> PreTrainedModel:
 
 def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
     """Return transformers' classes of the configuration and the model in a directory. Remote code is not considered."""
-    config_type = config_class(directory)
-    if config_type is None or config_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    if not reads_images(directory):
         raise InputError(
             f"`model` must be a vision-language model, but '{directory}' is {kind(directory) or 'no model'!r}. Name "
             "a LLaVA or a Qwen-VL."
         )
+    config_type = cast(type[PreTrainedConfig], config_class(directory))
     return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])
 
 
