@@ -61,8 +61,8 @@ class Deadline(Callback):
     """Ends training before a given time, after the last epoch that still fits.
 
     After each epoch it estimates how many more epochs fit, with their validations. It sets the trainer's `max_epochs`
-    and `max_steps` accordingly. At least one epoch is trained. Checkpoints store none of this: a resumed run has a new
-    time limit.
+    and `max_steps` accordingly. At least one epoch is trained. The last epoch is validated, whatever the trainer's
+    `check_val_every_n_epoch`. Checkpoints store none of this: a resumed run has a new time limit.
 
     at: the time limit, in seconds since 1970.
     decay: let the learning rate of the module's trapezoid schedule fall to zero at the end.
@@ -74,9 +74,27 @@ class Deadline(Callback):
         self.since = self.looking = time.time()
         self.looked = 0.0  # seconds spent on validation in the current epoch
         self.look: float | None = None  # seconds of the longest validation so far; None before the first
+        self.every: int | None = None  # the trainer's `check_val_every_n_epoch`
+        self.last = True  # whether the current epoch is the last one
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.since, self.looked = time.time(), 0.0
+        self.every = trainer.check_val_every_n_epoch
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """After an epoch's last step and before its validation: if no further epoch fits, let Lightning validate."""
+        if self.every is None or batch_idx + 1 != trainer.num_training_batches:
+            return
+        done, now = self._done(trainer) + 1, time.time()
+        took = max(now - self.since, 1e-3)
+        look = took if self.look is None else self.look
+        left = self.at - now - (0.0 if done % self.every else look)
+        more = epochs_that_fit(left, took, look, done, self.every)
+        last = more == 0 or (self.epochs is not None and done >= self.epochs)
+        self.last = trainer.strategy.broadcast(last)  # all processes must validate at the same step
+        trainer.check_val_every_n_epoch = 1 if self.last else self.every
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.looking = time.time()
@@ -89,10 +107,10 @@ class Deadline(Callback):
         now = time.time()
         took = max(now - self.since - self.looked, 1e-3)
         self.since, self.looked = now, 0.0
-        current = trainer.fit_loop.epoch_progress.current
-        done: int = current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
+        done = self._done(trainer)
         look = took if self.look is None else self.look  # not yet measured: assume as long as an epoch
-        total = done + epochs_that_fit(self.at - now, took, look, done, trainer.check_val_every_n_epoch)
+        more = epochs_that_fit(self.at - now, took, look, done, self.every)
+        total = done + (more if self.last else max(more, 1))  # the last one is validated, and this may not have been
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
         total = trainer.strategy.broadcast(total)  # so that all processes stop at the same step
@@ -104,16 +122,22 @@ class Deadline(Callback):
         if self.decay and isinstance(rate, Schedule):
             pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment] # not a submodule
 
+    def _done(self, trainer: Trainer) -> int:
+        """Return the number of epochs that are over."""
+        current = trainer.fit_loop.epoch_progress.current
+        return current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
+
 
 def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, every: int | None) -> int:
     """Return how many further epochs fit in `seconds`, with their validations.
 
     epoch, validation: seconds of one epoch, and of one validation.
     done: number of epochs already trained.
-    every: a validation follows each `every`-th epoch, counted from the start of training; None: none is counted.
+    every: a validation follows each `every`-th epoch, counted from the start of training, and the last one; None: none
+        is counted.
     """
     more = max(int(seconds / epoch), 0)
-    while more and every and more * epoch + ((done + more) // every - done // every) * validation > seconds:
+    while more and every and more * epoch + (-(-(done + more) // every) - done // every) * validation > seconds:
         more -= 1
     return more
 

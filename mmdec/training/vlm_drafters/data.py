@@ -96,6 +96,8 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that different random choices are independent
 GROUP = 16  # this number of batches is sorted by length together, so that a batch needs little padding
+PARTS = 4  # a group sorted by the lengths of whole texts is cut into these parts, which are sorted by those of answers
+CHARACTERS = 4  # characters of a token, about
 
 
 @dataclass(frozen=True)
@@ -346,8 +348,8 @@ class DraftData(LightningDataModule):
         """Plan the batches of one process in one epoch.
 
         Samples with pictures are taken in shuffled order, again and again; text-only samples likewise. Each epoch takes
-        the next samples of both kinds, in the shares of `ramp`. A batch has samples of similar length. Every process
-        gets the same number of batches.
+        the next samples of both kinds, in the shares of `ramp`. A batch has prompts of similar length, and answers of
+        similar length. Every process gets the same number of batches.
 
         epoch: from 0. rank, world: number of this process, and number of processes.
         Returns: all samples, and for each batch the indices of its samples.
@@ -368,8 +370,11 @@ class DraftData(LightningDataModule):
         chosen = np.array(visual_indices + text_indices)[draw.permutation(count)].tolist()
         batches: list[list[int]] = []
         for first in range(0, count, GROUP * size):
-            group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._length(pool[index]), index))
-            batches += [group[start : start + self.batch_size] for start in range(0, len(group), self.batch_size)]
+            group = sorted(chosen[first : first + GROUP * size], key=lambda index: (self._whole(pool[index]), index))
+            for begin in range(0, len(group), GROUP // PARTS * size):
+                part = group[begin : begin + GROUP // PARTS * size]
+                part.sort(key=lambda index: (self._length(pool[index]), index))
+                batches += [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]
         # In one training step, all processes get batches of similar length, because it waits for the slowest one.
         steps = [batches[start : start + world] for start in range(0, len(batches), world)]
         order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
@@ -397,6 +402,11 @@ class DraftData(LightningDataModule):
 
     def _length(self, sample: Sample) -> int:
         return len(self._answer(sample)) + 10_000 * sample.visual
+
+    def _whole(self, sample: Sample) -> int:
+        """Return about how many tokens a sample's texts have, prompt and answer; one with pictures counts as longer."""
+        asked = len(sample.question) + sum(len(text) for _, text in sample.history)
+        return self._length(sample) + asked // CHARACTERS
 
     def _answer(self, sample: Sample) -> list[int]:
         return self.tokens[sample.name.removesuffix("/text")]

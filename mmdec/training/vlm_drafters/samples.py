@@ -26,21 +26,35 @@ from mmdec.training.corpora.text_files import shown
 from mmdec.types import InputError
 
 Inputs = dict[str, Tensor]
+REMEMBERED = 1 << 16  # prompts without pictures whose tensors are kept in memory, about 1 kB each
 
 
 class Prompting:
     """Makes the target's input tensors for a question, as `mmdec.describe` does. It holds the target's processor, or
-    the tokenizer of a language model."""
+    the tokenizer of a language model. State: `remembered`, the tensors of the first questions without pictures, so that
+    a later epoch does not make them again."""
 
     def __init__(self, base: str | Path) -> None:
         self.processor: Any = _processor(base)
         self.tokenizer: Any = getattr(self.processor, "tokenizer", self.processor)
         reads_video = getattr(self.processor, "video_processor", None) is not None  # it needs torchvision
         self.films = reads_video and getattr(self.processor, "video_token", None) is not None
+        self.remembered: dict[tuple[object, ...], Inputs] = {}
 
     def __call__(self, sample: Sample) -> Inputs:
         """Return the input tensors of one sample, with batch size 1. Video frames are passed as a video if the
-        processor supports videos, else as pictures."""
+        processor supports videos, else as pictures. The tensors must not be changed."""
+        if sample.visual:
+            return self._inputs(sample)
+        said = (*sample.history, sample.question)
+        inputs = self.remembered.get(said)
+        if inputs is None:
+            inputs = self._inputs(sample)
+            if len(self.remembered) < REMEMBERED:
+                self.remembered[said] = inputs
+        return inputs
+
+    def _inputs(self, sample: Sample) -> Inputs:
         said = (*sample.history, ("user", sample.question))
         messages: list[dict[str, Any]]
         if self.tokenizer is not self.processor:

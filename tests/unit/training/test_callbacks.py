@@ -32,7 +32,8 @@ class FakeTrainer:
         loop = SimpleNamespace(max_steps=max_steps)
         self.fit_loop = SimpleNamespace(epoch_progress=progress, epoch_loop=loop, max_epochs=1000)
         self.strategy = SimpleNamespace(broadcast=lambda value: value)
-        self.global_step, self.num_training_batches, self.check_val_every_n_epoch = 0, 5, None
+        self.global_step, self.num_training_batches = 0, 5
+        self.check_val_every_n_epoch: int | None = None
 
     @property
     def max_steps(self) -> int:
@@ -63,6 +64,44 @@ def test_a_deadline_counts_the_epochs_that_fit():
     trainer = FakeTrainer(max_steps=7000)
     epochs(Deadline(100), trainer, [10, 20], made)
     assert trainer.max_steps == 10 + 3 * 5
+
+
+def validated(deadline: Deadline, every: int, seconds: list[float], look: float) -> list[int]:
+    """Run epochs that take so long, with validations of `look` seconds, until the deadline stops; those validated."""
+    made, trainer, clock = LightningModule(), FakeTrainer(), SimpleNamespace(now=0.0)
+    trainer.check_val_every_n_epoch = every
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmdec.training.callbacks.time", SimpleNamespace(time=lambda: clock.now))
+        deadline.on_train_start(trainer, made)  # type: ignore[arg-type]
+        progress = trainer.fit_loop.epoch_progress.current
+        while progress.processed < trainer.fit_loop.max_epochs:
+            clock.now += seconds[min(progress.processed, len(seconds) - 1)]
+            for step in range(trainer.num_training_batches):
+                deadline.on_train_batch_end(trainer, made, None, None, step)  # type: ignore[arg-type]
+            if (progress.processed + 1) % (trainer.check_val_every_n_epoch or 1) == 0:
+                deadline.on_validation_start(trainer, made)  # type: ignore[arg-type]
+                clock.now += look
+                deadline.on_validation_end(trainer, made)  # type: ignore[arg-type]
+                found.append(progress.processed + 1)
+            progress.processed += 1
+            deadline.on_train_epoch_end(trainer, made)  # type: ignore[arg-type]
+    return [*found, progress.processed]
+
+
+@pytest.mark.parametrize(
+    ("every", "seconds", "look", "epochs"),
+    [
+        (4, [10], 2, [4, 8, 9, 9]),  # 9 epochs and 3 validations take 96 s
+        (4, [10], 12, [4, 7, 7]),
+        (4, [10, 10, 10, 10, 10, 70], 2, [4, 6, 6]),  # it slowed down: no other epoch fits
+        (1, [30], 5, [1, 2, 2]),
+        (50, [10], 5, [9, 9]),
+        (3, [200], 5, [1, 1]),  # too late
+    ],
+)
+def test_the_last_epoch_before_a_deadline_is_validated(every, seconds, look, epochs):
+    assert validated(Deadline(100), every, seconds, look) == epochs
 
 
 def test_a_deadline_brings_the_rate_to_zero_in_time():

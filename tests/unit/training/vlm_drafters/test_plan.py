@@ -69,6 +69,16 @@ def test_an_epoch_is_all_samples_where_no_steps_are_given() -> None:
     assert len(taken(data(24, 8), 0)) == 32
 
 
+def test_a_batch_has_prompts_and_answers_of_like_length() -> None:
+    made = data(0, 64)
+    made.parts = {"train": [Sample(f"t{n}", "?" * (1 + 400 * (n % 4))) for n in range(64)]}
+    made.tokens = {f"t{n}": [1] * (10 + 5 * (n // 16)) for n in range(64)}
+    samples, batches = made.plan(0)
+    for batch in batches:
+        rows = [samples[index] for index in batch]
+        assert len({(len(row.question), len(made.tokens[row.name])) for row in rows}) == 1
+
+
 def test_a_ramp_needs_pictures() -> None:
     with pytest.raises(InputError, match="`ramp` needs samples with pictures"):
         taken(data(0, 8, ramp=Ramp(1)), 0)
@@ -196,3 +206,13 @@ def test_a_qwen_asks_without_torchvision(tmp_path: Path) -> None:
     assert asked["pixel_values"].shape[0] == asked["image_grid_thw"].prod()
     shown = Prompting(tmp_path / "qwen")(Sample("b", "What is this?", video=(tmp_path / "a.png", tmp_path / "a.png")))
     assert "image_grid_thw" in shown or "video_grid_thw" in shown
+
+
+def test_prompts_without_pictures_are_made_once(tmp_path: Path) -> None:
+    _, processor = qwen()
+    processor.save_pretrained(tmp_path)
+    qwen()[0].config.save_pretrained(tmp_path)
+    prompting = Prompting(tmp_path)
+    first = prompting(Sample("a", "What is this?"))
+    assert prompting(Sample("b", "What is this?")) is first
+    assert prompting(Sample("c", "What is this?", history=(("user", "Hello."), ("assistant", "Yes?")))) is not first
