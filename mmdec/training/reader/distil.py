@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
 from mmdec.phonetics.pieces import Pieces
 from mmdec.training.corpora.text_files import evenly_spaced, read_text_pairs
@@ -30,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("checkpoint", "pieces", "english", "text", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="sentences at most, at equal distances")
+    parser.add_argument("--device", help="cpu, or cuda:0; default: a GPU if there is one")
     given = parser.parse_args(arguments)
     network, pieces, english = (
-        load_module([given.checkpoint])[0].network,
+        load_module([given.checkpoint])[0].network.to(check_device(given.device)),
         *map(Pieces.read, (given.pieces, given.english)),
     )
     pairs = evenly_spaced(read_text_pairs(given.text, "train"), given.limit)

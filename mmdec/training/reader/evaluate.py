@@ -25,17 +25,20 @@ from mmdec.training.metrics.text import bleu, chrf
 from mmdec.training.reader.module import load_module
 from mmdec.types import InputError, told
 
-BATCH = 32
+BATCH = {"cpu": 32}  # sentences that are translated together
+LARGE_BATCH = 1024  # the same on other devices
 
 
 def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
-    """Translate each sentence from its exact text. pieces: the source tokenizer. Yields the target piece ids of
-    each."""
-    for start in range(0, len(rows), BATCH):
-        sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + BATCH]]
-        lengths = torch.tensor([len(source) for source in sources])
+    """Translate each sentence from its exact text, on the network's device. pieces: the source tokenizer. Yields the
+    target piece ids of each."""
+    device = next(network.parameters()).device
+    size = BATCH.get(device.type, LARGE_BATCH)
+    for start in range(0, len(rows), size):
+        sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + size]]
+        lengths = torch.tensor([len(source) for source in sources], device=device)
         with torch.inference_mode():
-            states = network.read(torch.nn.utils.rnn.pad_sequence(sources, batch_first=True), lengths)
+            states = network.read(torch.nn.utils.rnn.pad_sequence(sources, batch_first=True).to(device), lengths)
             yield from network.ar.generate(states, lengths, max(unit_limits(lengths)))
 
 
