@@ -20,8 +20,8 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
-from transformers import WhisperForConditionalGeneration
+from torch.nn.functional import gelu, pad
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
@@ -36,6 +36,31 @@ STEP = FRAMES  # the encoder reads multiples of this number of frames (1 s), so 
 TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
 COMPRESSIBLE = 1.35  # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
 SOUND = "sound"  # attribute of the encoder's output under which the features that it has read are stored
+
+BLOCK = 64  # number of frames of sound that are computed is a multiple of this, so that few shapes occur
+
+
+def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate: int, long: bool) -> dict[str, Tensor]:
+    """Compute what transformers' extractor gives for a recording, bit for bit, in a fifth of the time for short ones.
+
+    Frames of the silence that fills a window are all alike: they are not computed, but copied from the first of them.
+
+    samples: (T,) of the recording, with `rate` samples a second. long: keep all of it, instead of one window.
+    Returns: input_features (1, mels, F) and attention_mask (1, F), by name.
+    """
+    call = partial(extractor, sampling_rate=rate, return_tensors="pt", return_attention_mask=True)
+    hop, window = extractor.hop_length, extractor.nb_max_frames
+    computed = -(-(len(samples) + extractor.n_fft) // (hop * BLOCK)) * BLOCK  # the last frame hears silence alone
+    if long:
+        return dict(call(samples.numpy(), padding="longest", truncation=False))
+    if computed >= window or extractor.dither or type(extractor) is not WhisperFeatureExtractor:
+        return dict(call(samples.numpy()))
+    sound = pad(samples, (0, computed * hop - len(samples)))
+    found = call(sound.numpy(), padding="longest", truncation=False)
+    heard, mask = found["input_features"], found["attention_mask"]
+    silence = heard[..., -1:].expand(*heard.shape[:-1], window - computed)
+    real = torch.arange(window)[None] * hop < len(samples)
+    return {"input_features": torch.cat([heard, silence], -1), "attention_mask": real.to(mask.dtype)}
 
 
 def can_twin(model: WhisperForConditionalGeneration) -> bool:

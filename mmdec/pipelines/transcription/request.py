@@ -37,7 +37,7 @@ from mmdec.pipelines.call import RESERVED, Usage, check_reserved
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
 from mmdec.targets.whisper import LANGUAGE_CODES, WhisperTarget
-from mmdec.targets.whisper_call import can_twin, encoding_once, ends, runs_away
+from mmdec.targets.whisper_call import can_twin, encoding_once, ends, recording_features, runs_away
 from mmdec.targets.whisper_together import Together
 from mmdec.targets.whisper_words import Begins, check_alignment, time_tokens
 from mmdec.types import CACHE, InputError
@@ -190,14 +190,9 @@ class TranscriptionRequest:
         """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames.
         They equal those of each recording alone."""
         extractor, model = self.whisper.extractor, self.whisper.model
-        whole: dict[str, Any] = {"padding": "longest", "truncation": False} if self.is_long(len(recordings[0])) else {}
-        features = [
-            extractor(
-                samples.numpy(), sampling_rate=SAMPLE_RATE, return_tensors="pt", return_attention_mask=True, **whole
-            )
-            for samples in recordings
-        ]
-        frames = max(recording.input_features.shape[-1] for recording in features)
+        long = self.is_long(len(recordings[0]))
+        features = [recording_features(extractor, samples, SAMPLE_RATE, long) for samples in recordings]
+        frames = max(recording["input_features"].shape[-1] for recording in features)
         padded = {
             name: torch.cat(
                 [

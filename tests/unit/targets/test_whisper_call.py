@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import WhisperFeatureExtractor
 
 import mmdec
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.targets.whisper_call import can_shorten, context_frames, encode, ends, runs_away
+from mmdec.targets.whisper_call import can_shorten, context_frames, encode, ends, recording_features, runs_away
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
@@ -135,3 +136,19 @@ def test_hooks_within_the_encoder_see_their_passes(whisper: LoadedWhisper) -> No
         half: Any = copy.deepcopy(encoder).to(torch.bfloat16)
         states = encode(half, heard.bfloat16(), 400)
         assert torch.allclose(states, half(heard.bfloat16()).last_hidden_state, atol=0.1)
+
+
+@pytest.mark.parametrize("samples", [1, 159, 161, 10_240, 10_241, 48_000, 470_000, 479_600, 479_999, 480_000, 500_000])
+def test_features_of_a_window_are_the_extractors_own(samples: int) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=80)
+    sound = torch.randn(samples, generator=torch.Generator().manual_seed(samples)) * 0.1
+    whole = extractor(sound.numpy(), sampling_rate=16_000, return_tensors="pt", return_attention_mask=True)
+    found = recording_features(extractor, sound, 16_000, long=False)
+    assert {name: value.dtype for name, value in found.items()} == {name: value.dtype for name, value in whole.items()}
+    assert all(torch.equal(found[name], value) for name, value in whole.items())
+
+
+def test_features_with_noise_are_computed_whole() -> None:
+    extractor = WhisperFeatureExtractor(feature_size=80, dither=1.0)
+    found = recording_features(extractor, torch.zeros(16_000), 16_000, long=False)["input_features"]
+    assert not torch.equal(found[..., 2000], found[..., 2500])  # the silence has noise of its own
