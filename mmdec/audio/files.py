@@ -29,8 +29,9 @@ from mmdec.types import InputError
 MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, because it is read into memory
 BLOCK = 1 << 20  # maximum number of samples, summed over all channels, that are read at a time
 UNKNOWN = 2**63 - 1  # the length in frames that libsndfile reports if the header has none
-READABLE = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST")  # libsndfile's names
-WRITABLE = {  # suffix: libsndfile's format and subtype
+# names by which libsndfile calls the formats that can be read
+READABLE = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF", "NIST")
+WRITABLE = {  # suffix of a file -> libsndfile's names of format and sample type
     ".wav": ("WAV", "PCM_16"),
     ".flac": ("FLAC", "PCM_16"),
     ".ogg": ("OGG", "VORBIS"),
@@ -63,7 +64,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
     of = _of(source)
-    for rate, block in _blocks(source, max_seconds):  # block: (at most 2^20 / channels, channels)
+    for rate, block in _blocks(source, max_seconds):  # each block of samples is (at most 2^20 / channels, channels)
         rates.append(rate)
         peak = float(
             np.fmax.reduce(np.abs(block), axis=None, initial=peak)
@@ -138,7 +139,8 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
                 yield rate, block
         except InputError:
             raise
-        except Exception as error:  # of a decoder, soundfile or the system: this file is the cause
+        # an error of a decoder, of soundfile or of the system: in each case this file is the cause
+        except Exception as error:
             reason = files.reason(error)
             if isinstance(error, soundfile.LibsndfileError):
                 reason = error.error_string.rstrip(".") or f"error {error.code}"

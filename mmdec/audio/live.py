@@ -72,7 +72,7 @@ class VoiceGate:
         self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
         # whether the noise level has been estimated; WebRTC's detector does not need it
         self._settled = detector != ENERGY
-        # blocks that wait for the noise estimate, each with its frames' levels
+        # blocks that wait until the noise level is known, each with the levels of its frames
         self._waiting: list[tuple[Tensor, np.ndarray]] = []
 
     @property

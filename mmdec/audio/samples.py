@@ -46,10 +46,10 @@ def fbank(samples: Tensor) -> Tensor:
     frames = (samples * 32768.0).unfold(0, 400, 160)
     frames = frames - frames.mean(1, keepdim=True)
     frames = frames - 0.97 * torch.cat([frames[:, :1], frames[:, :-1]], 1)
-    power = torch.fft.rfft(frames * window, n=512).abs().square()  # (N, 257)
+    power = torch.fft.rfft(frames * window, n=512).abs().square()  # shape (N, 257)
     features = (power @ filters).clamp(min=_KALDI_FLOOR).log()
     spread, mean = torch.std_mean(features, dim=0, correction=0)
-    return (features - mean) / spread.clamp(min=1e-5)  # (N, 80)
+    return (features - mean) / spread.clamp(min=1e-5)  # shape (N, 80)
 
 
 def magnitudes(samples: Tensor) -> Tensor:
@@ -58,14 +58,14 @@ def magnitudes(samples: Tensor) -> Tensor:
     spectrum = torch.stft(
         samples, WINDOW, HOP, window=_window(samples.device), center=True, pad_mode="constant", return_complex=True
     )
-    # 1e-9 keeps the gradient of the root finite at 0
+    # 1e-9 is added, because the gradient of a root is infinite at 0
     return (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
 
 
 def log_mel(samples: Tensor) -> Tensor:
     """Compute the log-mel features (..., F, 80) of the target from 16 kHz samples (..., T): natural logarithms of mel
     magnitudes. Differentiable."""
-    mel = magnitudes(samples).transpose(-1, -2) @ _mel_filters(samples.device)  # (..., F, 80)
+    mel = magnitudes(samples).transpose(-1, -2) @ _mel_filters(samples.device)  # shape (..., F, 80)
     return mel.clamp(min=LOG_FLOOR).log()
 
 
@@ -84,17 +84,18 @@ def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
         that is below `DIP`, refined by a parabola.
     """
     padded = torch.nn.functional.pad(samples, (WINDOW // 2, WINDOW // 2))
-    frames = padded.unfold(0, WINDOW, HOP)  # (F, 1024)
+    frames = padded.unfold(0, WINDOW, HOP)  # shape (F, 1024)
     width = WINDOW // 2
     lags = min(math.ceil(SAMPLE_RATE / low) + 2, width)
     head = torch.fft.rfft(frames[:, :width], n=WINDOW)
-    correlation = torch.fft.irfft(torch.fft.rfft(frames, n=WINDOW) * head.conj(), n=WINDOW)[:, :lags]  # < 512: no wrap
+    # the lags are below 512, so that the circular correlation does not wrap around
+    correlation = torch.fft.irfft(torch.fft.rfft(frames, n=WINDOW) * head.conj(), n=WINDOW)[:, :lags]
     total = torch.nn.functional.pad(frames.square().cumsum(dim=1), (1, 0))
     power = total[:, width : width + lags] - total[:, :lags]  # (F, lags), energy of each shifted window
     difference = (power[:, :1] + power - 2 * correlation).clamp(min=0)
     steps = torch.arange(1, lags, device=samples.device)
     mean = difference[:, 1:].cumsum(dim=1) / steps
-    dip = torch.cat([torch.ones_like(mean[:, :1]), difference[:, 1:] / mean.clamp(min=1e-9)], dim=1)  # (F, lags)
+    dip = torch.cat([torch.ones_like(mean[:, :1]), difference[:, 1:] / mean.clamp(min=1e-9)], dim=1)  # shape (F, lags)
 
     first = math.floor(SAMPLE_RATE / HIGHEST)
     inner = dip[:, first : lags - 1]
@@ -112,8 +113,8 @@ def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
 
     iterations: number of steps that estimate the phase. Source: Perraudin et al., "A fast Griffin-Lim algorithm", 2013.
     """
-    filters = _mel_filters(mel.device)  # (513, 80)
-    power = (mel.exp() @ torch.linalg.pinv(filters)).clamp(min=0).T  # (513, F)
+    filters = _mel_filters(mel.device)  # shape (513, 80)
+    power = (mel.exp() @ torch.linalg.pinv(filters)).clamp(min=0).T  # shape (513, F)
     frame: dict[str, Any] = {"n_fft": WINDOW, "hop_length": HOP, "window": _window(mel.device)}
     phases = torch.ones_like(power, dtype=torch.complex64)
     before = torch.zeros_like(phases)
@@ -245,7 +246,7 @@ def split_at_pauses(
     pauses = [(a, b) for a, b in pauses if b - a >= SHORTEST_PAUSE * 100 and a > 0 and b < len(level)]
 
     pieces: list[tuple[int, int]] = []
-    waiting = [(0, len(level))]  # pieces that may be too long, as (first frame, end frame) of 10 ms
+    waiting = [(0, len(level))]  # pieces that may still be too long, each as (first frame, end frame), frames of 10 ms
     while waiting:
         start, end = waiting.pop()
         inside = [(b - a, (a + b) // 2) for a, b in pauses if start < a and b < end]

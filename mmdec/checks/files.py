@@ -115,7 +115,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError as error:
         if error.errno is None:
             raise
-        # show `path` in the message instead of the temporary file
+        # the error names `path`, not the temporary file
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 

@@ -73,7 +73,7 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
-        if not file.is_file():  # no pipe or device, because reading /dev/zero never ends
+        if not file.is_file():  # refuse pipes and devices: reading /dev/zero, for example, never ends
             raise ValueError("it is no regular file")
         settings = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
@@ -127,7 +127,7 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
         )
     try:
         there = file.is_file()
-    except OSError:  # a name that no file can have
+    except OSError:  # no file can have this name
         there = False
     if not there:
         alone = name == WHOLE and folder.is_dir()
@@ -188,8 +188,9 @@ def is_finite(tensor: Tensor) -> bool:
         return True
     if tensor.element_size() == 1:  # float8 has no `aminmax`
         tensor = tensor.float()
-    low, high = tensor.aminmax()  # `aminmax` propagates NaN, and needs no copy of the tensor
-    return bool(low.float().isfinite()) and bool(high.float().isfinite())  # a float64 may be too large for float32
+    low, high = tensor.aminmax()  # `aminmax` returns NaN if there is one, and does not copy the tensor
+    # converted to float32, for which a float64 may be too large
+    return bool(low.float().isfinite()) and bool(high.float().isfinite())
 
 
 def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:

@@ -285,7 +285,7 @@ def asr_table(report: dict[str, Any]) -> RenderableType:
     return Group(Text(title), grid, Text("\n".join(notes)))
 
 
-Show = Callable[[dict[str, Any]], str]  # takes a report, and returns one figure as text
+Show = Callable[[dict[str, Any]], str]  # a function from a report to one of its figures, as text
 
 
 def _rate(entry: Any) -> str:

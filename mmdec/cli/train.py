@@ -88,7 +88,7 @@ def train(minutes: float, fresh: bool = False, as_json: bool = False) -> None:
 
     fresh: start from random weights. as_json: print the outcomes as one JSON object.
     """
-    start = time.time()  # importing the training code counts towards the minutes
+    start = time.time()  # measured from here, because importing the training code counts towards the minutes
     check_finite("minutes", minutes, "Give 25, for instance.")
     from mmdec.training.make_train import main
 

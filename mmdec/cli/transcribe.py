@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
     from mmdec.pipelines.transcription.transcript import Transcript
 
-FALLBACK = "Long recordings, and windows that are decoded again"  # a table of its own in the help: its names are long
+# heading of a separate table of options in the help, because their names are long
+FALLBACK = "Long recordings, and windows that are decoded again"
 REFILLED = 8  # with --cut-at-pauses, batches of recordings in one call: their pieces then fill batches better
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 

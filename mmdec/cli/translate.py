@@ -130,9 +130,9 @@ def _translated(
         result = call(source)
         if target is not None:
             result.save(target)
-    except OSError as error:  # from writing the output: reading the input raises InputError
+    except OSError as error:  # writing the output failed; errors of reading the input are InputErrors
         return failure(error) if target is None else unwritten(target, error)
-    except Exception as error:  # one file must not stop the others
+    except Exception as error:  # all exceptions, because an error in one file must not stop the others
         return failure(error)
     seconds = time.monotonic() - start
     sys.stderr.flush()

@@ -35,7 +35,8 @@ from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
 # a draft's size: nodes of a chain, or (nodes, depth) of a tree; None: the budget chooses it each round
 Nodes = int | tuple[int, int] | None
 
-# draft sizes that the budget compares; with the root, the target's pass has 2, 3, 4, 6, 8, ... tokens
+# the numbers of drafted tokens that the budget compares; the target's pass has one token more, the root: 2, 3, 4, 6, 8,
+# ...
 CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
 TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
 FIRST = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
@@ -83,7 +84,7 @@ class Budget:
         self._waited = 0  # rounds since the last trial draft
         self._unplain = 0  # rounds since the last target pass without a draft
         self._tokens = 0.0  # new tokens per row so far, mean over the rows
-        self._rate = 0.0  # tokens a second in each row that the best draft size is expected to give
+        self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
         # batch size -> (seconds, new tokens per row) of all rounds in which the drafter was called
         self.ledger: dict[int, tuple[float, float]] = {}
         self._lock = statistics.lock
@@ -166,13 +167,13 @@ class Budget:
                 self._waited = 0
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return this batch size's cost curves: seconds of a target pass by its number of tokens, and seconds of the
-        drafter's chains and of its trees by depth."""
+        """Return three cost curves for batches of `batch` rows: the seconds of a target pass by its number of tokens;
+        the drafter's seconds for a chain by its depth; the drafter's seconds for a tree by its depth."""
         return self._measured.costs((batch - 1).bit_length())
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the cost curves (target, chains, trees) to plan with: those of a larger batch size if this one has few
-        timings."""
+        """Return the cost curves (target's passes, drafter's chains, drafter's trees) for choosing a draft size. If
+        batches of this size were seldom timed, the curves of a larger batch size are taken."""
         own = self._curves(batch)
         if own[0].timed < SETTLED or not own[0].samples(1):
             for power in sorted(self._measured.target):
@@ -183,7 +184,7 @@ class Budget:
         return own
 
     def plain_seconds(self, batch: int) -> float:
-        """Return the seconds of a target pass over one token a row.
+        """Return the seconds of a target pass over one token per batch row.
 
         If none was timed at this batch size, they are estimated from longer passes; 0 if nothing was timed.
         """
@@ -206,14 +207,15 @@ class Budget:
         return min(max(seconds * self._rate, least), most)
 
     def _least(self, batch: int) -> float:
-        """Return how many accepted tokens a draft needs to pay for itself: the extra time of a target pass over two
-        tokens instead of one, in passes over one token. 0 until such a pass was timed."""
+        """Return how many accepted tokens a draft must bring so that it saves time. This is the extra time of a target
+        pass over two tokens, divided by the time of a pass over one token; 0 until such passes were timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
         return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
 
     def _affordable(self, plain: float) -> float:
-        """Return how many seconds this round may lose against plain decoding. plain: seconds of a one-token pass."""
+        """Return how many seconds the next round may take longer than plain decoding. The limit grows with the tokens
+        decoded so far. plain: seconds of a target pass over one token."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
         return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
@@ -257,7 +259,8 @@ class Budget:
         if self._unplain >= PLAIN_EVERY[timed_plain]:
             return no_draft, False
         plain, own_plain = target.at(1), self.plain_seconds(batch)
-        # The curves may be those of another batch size: scale the allowed loss by the ratio of their one-token passes.
+        # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the two
+        # times of a one-token pass.
         affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior or self._stops else FIRST
@@ -267,7 +270,8 @@ class Budget:
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
-            """Return whether the plan loses at most the allowed time if no node is accepted. draft: its cost curve."""
+            """Return whether a draft costs at most the allowed time if none of its tokens is accepted. plan: size of
+            the draft. draft: the drafter's cost curve."""
             columns = plan.nodes + 1
             risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
             timed = target.samples(columns)

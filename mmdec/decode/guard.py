@@ -18,8 +18,8 @@ R = TypeVar("R")
 
 
 class Guard:
-    """Calls the drafter of one `generate` call and holds its state (`memory`). After the drafter's first error it warns
-    once, and all later drafts are empty."""
+    """Calls the drafter in one `generate` call, and holds the drafter's state of this call (`memory`). After the
+    drafter's first error it warns once and drafts nothing more."""
 
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
@@ -35,7 +35,7 @@ class Guard:
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
         """Return the drafter's draft below each root (B,), checked and cut to the allowed size.
 
-        plan: the maximum size. room: how many tokens this round may add to each row, the bonus token included.
+        plan: the maximum size. room: how many tokens this round may add to each batch row, the bonus token included.
         Returns: a draft within the plan, in each row at most room - 1 deep; only the roots if there is no valid draft.
         """
         if self.columns:
@@ -53,12 +53,13 @@ class Guard:
         return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room, self.chains)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Pass a round's draft, the target's scores and the verdict to the drafter."""
+        """Tell the drafter what happened in a round: the draft, the target's scores, and which tokens were accepted
+        (`verdict`)."""
         if self.drafter is not None:
             self._try(self.drafter.update, self.memory, draft, scores, verdict)
 
     def select(self, live: Tensor) -> None:
-        """Keep only the rows of the drafter's memory whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the drafter's state of those batch rows whose indices are in `live` (K,) int64, in that order."""
         if self.drafter is not None:
             self._try(self.drafter.select, self.memory, live)
 
@@ -110,7 +111,7 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
-    """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
+    """Drop the nodes that exceed the plan or a batch row's `room`, and renumber the remaining nodes without gaps.
 
     room: how many tokens this round may add to each row, the bonus token included. A draft has at most room - 1 levels,
         because the model may have no positions for deeper nodes.
@@ -162,7 +163,7 @@ class ForwardingDrafter:
         self.drafter.check(target)
 
     def start(self, context: Context) -> Any:
-        """Start the wrapped drafter."""
+        """Start the wrapped drafter. Returns its state for this `generate` call."""
         return self.drafter.start(context)
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
@@ -170,9 +171,9 @@ class ForwardingDrafter:
         return self.drafter.propose(memory, roots, plan)
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Pass the verdict to the wrapped drafter."""
+        """Tell the wrapped drafter which tokens of the draft were accepted (`verdict`)."""
         self.drafter.update(memory, draft, scores, verdict)
 
     def select(self, memory: Any, live: Tensor) -> None:
-        """Keep only the rows with the indices `live` (K,) in the wrapped drafter's memory, in that order."""
+        """Keep only the wrapped drafter's state of the batch rows with the indices `live` (K,), in that order."""
         self.drafter.select(memory, live)

@@ -22,7 +22,8 @@ from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
-    """What the loop needs to choose draft sizes: `plan` returns the next round's size, `observe` gets its result."""
+    """An object that chooses draft sizes for the loop. `plan` returns the size for the next round. `observe` is told
+    what the round took and how many tokens were accepted."""
 
     def plan(self, batch: int) -> Plan: ...
 
@@ -46,10 +47,10 @@ class Round:
 
     index: int  # number of the round in this `generate` call; 0 is the pass over the prompt
     rows: list[int]  # indices in the batch of the rows that had not ended before
-    tokens: list[list[int]]  # new tokens of each row, bonus or correction included
-    drafted: list[int]  # number of each row's drafted nodes, root excluded
-    accepted: list[int]  # number of each row's drafted nodes that were accepted
-    done: list[bool]  # for each row, whether it has ended
+    tokens: list[list[int]]  # new tokens of each batch row, bonus or correction included
+    drafted: list[int]  # number of each batch row's drafted nodes, root excluded
+    accepted: list[int]  # number of each batch row's drafted nodes that were accepted
+    done: list[bool]  # for each batch row, whether it has ended
     target: float = 0.0  # seconds in the target's pass
     drafter: float = 0.0  # seconds in the drafter
     core: float = 0.0  # seconds in everything else
@@ -121,7 +122,7 @@ def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
     """Return the log-probabilities (B, T) float32 of the T new tokens of a round, from the target's raw logits (B, N,
     V).
 
-    Entries after a row's last token are undefined. The result stays on the device, without synchronisation.
+    Entries after a batch row's last token are undefined. The result stays on the device, without synchronisation.
     """
     tokens = verdict.tokens.clamp_min(0)
     nodes = verdict.path[:, : tokens.shape[1]].clamp_min(0)

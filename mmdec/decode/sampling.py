@@ -1,4 +1,5 @@
-"""The steps of plain autoregressive decoding: apply logits processors, choose the next token, check whether a row ends.
+"""The steps of plain autoregressive decoding: apply logits processors, choose the next token, check whether a batch row
+ends.
 
 Each step handles one row of the batch at one position. Its tensors are exactly those that transformers' `generate`
 would pass: ids (1, L), left padding included, and float32 logits (1, V). Nothing here depends on drafts.
@@ -19,7 +20,7 @@ from mmdec.decode.tree import int_rows
 from mmdec.types import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
-Steps = tuple[Tensor, ...]  # one row: for each new token, the processed logits (1, V) that it was chosen from
+Steps = tuple[Tensor, ...]  # one batch row: for each new token, the processed logits (1, V) that it was chosen from
 Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # ids (1, L), `Steps` -> (1,) bool: whether a row ends
 Listener = Callable[[int, Tensor, Tensor], None]  # called at each position: row index, ids (1, L), logits (1, V)
 T = TypeVar("T")
@@ -27,8 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stop:
-    """The conditions that end a row: a token of `eos`, a length of `max_length` tokens (prompt and padding included),
-    or any of the stopping criteria."""
+    """The conditions that end a batch row: a token of `eos`, a length of `max_length` tokens (prompt and padding
+    included), or any of the stopping criteria."""
 
     max_length: int
     eos: frozenset[int] = frozenset()
@@ -117,7 +118,7 @@ class Sequences:
         processors: Sequence[Processor] = (),
         steps: Callable[[int, int], Steps] | None = None,
     ) -> None:
-        """prompt: (B, P) int64. stop: the conditions that end a row.
+        """prompt: (B, P) int64. stop: the conditions that end a batch row.
         processors: logits processors; copied for each row, since they may hold state. A network inside a processor, as
             in classifier-free guidance, is not copied.
         steps: called with (row index, n); returns the processed logits (1, V) that each of the row's first n new tokens
@@ -132,7 +133,7 @@ class Sequences:
                 "Raise it, or set `max_new_tokens`."
             )
         self.prompt, self.start, self.stop = prompt, start, stop
-        self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each row
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each batch row
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
         self.holds: list[int] | None = None  # for each row, for how many new tokens the target has positions; None: any
         given = list(processors)
@@ -144,11 +145,12 @@ class Sequences:
                 if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
                     each.row = row
         suppressions = [processor for processor in given if isinstance(processor, Suppression)]
-        # None if any processor is not a `Suppression`: then all processors must be called at each position
+        # None if some processor is not a `Suppression`: such a processor depends on the text and must be called at each
+        # position
         self._suppressions = suppressions if len(suppressions) == len(given) else None
-        # prompt and new tokens in one tensor, for processors and criteria; without them just the prompt
+        # Prompts and new tokens in one tensor, which processors and criteria read. If there are none, only the prompts.
         self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
-        self._written = [0] * batch  # for each row, how many of its new tokens `_ids` holds
+        self._written = [0] * batch  # for each batch row, how many of its new tokens `_ids` holds
 
     def row(self, row: int) -> Tensor:
         """Return the ids (1, L) of the row with index `row`: prompt with padding, and generated tokens."""
@@ -162,7 +164,8 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def alike(self, row: int) -> bool:
-        """Return whether `suppressed` gives the same logits as the row's processors, from this position on."""
+        """Return whether `suppressed` gives the same logits as the logits processors of one batch row, at this position
+        and all later ones. row: index of the batch row."""
         if self._suppressions is None:
             return False
         columns = self.start + len(self.tokens[row])
@@ -199,25 +202,28 @@ class Sequences:
         return scores
 
     def push(self, row: int, token: int) -> None:
-        """Add a token to the row, without evaluating the stopping criteria."""
+        """Add a token to the text of one batch row. Stopping criteria are not called. row: index of the batch row."""
         self.tokens[row].append(token)
 
     def pop(self, row: int, count: int) -> None:
-        """Remove the row's last `count` tokens."""
+        """Remove the last `count` tokens from the text of one batch row. row: index of the batch row."""
         del self.tokens[row][len(self.tokens[row]) - count :]
         self._written[row] = min(self._written[row], len(self.tokens[row]))
 
     def state(self, row: int) -> list[Processor] | None:
-        """Return a copy of the row's processors in their current state."""
+        """Return a copy of the logits processors of one batch row. Processors may hold state, which `restore` brings
+        back. row: index of the batch row."""
         return None if self.processors is None else _copied(self.processors[row])
 
     def restore(self, row: int, state: list[Processor]) -> None:
-        """Reset the row's processors to `state`, which the method `state` returned."""
+        """Set the logits processors of one batch row back to an earlier copy. row: index of the batch row. state: the
+        copy, from the method `state`."""
         if self.processors is not None:
             self.processors[row] = state
 
     def append(self, row: int, token: int) -> bool:
-        """Add a token to the row. Returns whether the row ends with it."""
+        """Add a token to the text of one batch row, and call the stopping criteria. Returns whether the text ends with
+        it. row: index of the batch row."""
         self.push(row, token)
         done = token in self.stop.eos or self.room(row) <= 0
         if self._criteria[row]:
@@ -234,8 +240,8 @@ class Sequences:
 
 
 def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
-    """Return the stopping criteria for one more row. A `WholeBatchCriterion`, which holds its row's index, is copied;
-    the others are shared."""
+    """Return the stopping criteria for one more batch row. A `WholeBatchCriterion` holds the index of its row, so it is
+    copied. All other criteria are shared by the rows."""
     return [
         _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
     ]
@@ -252,7 +258,7 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
                 networks[id(value)] = value
     try:
         return copy.deepcopy(given, networks)
-    except Exception as error:  # the processor is the caller's code and may raise anything
+    except Exception as error:  # all exceptions, because the processor is the caller's code
         names = ", ".join(type(each).__name__ for each in bare)
         raise InputError(
             f"`{argument}` must be copyable for a batch and for block verification, but is {names}: "
@@ -278,8 +284,8 @@ def most_probable_each(scores: Tensor) -> list[list[int]]:
 
 
 def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
-    """Sample a token from processed logits (1, V) as transformers' `generate(do_sample=True)` does with one row: one
-    `torch.multinomial` with torch's global generator. text, row: not used."""
+    """Sample a token from processed logits (1, V) as transformers' `generate(do_sample=True)` does with one batch row:
+    one `torch.multinomial` with torch's global generator. text, row: not used."""
     return int(torch.multinomial(scores.softmax(-1), 1))
 
 
@@ -328,8 +334,8 @@ def keyed_dice(device: torch.device, *key: int | str) -> Dice:
 
 @final
 class ScoreRecorder:
-    """A listener that records the logits (V,) at every position of every row. If a position is visited again, the new
-    logits replace the old ones."""
+    """A listener that records the logits (V,) at every position of every batch row. If a position is visited again, the
+    new logits replace the old ones."""
 
     def __init__(self, rows: int, start: int) -> None:
         """rows: number of rows in the batch. start: number of tokens of a prompt, padding included."""
@@ -337,15 +343,19 @@ class ScoreRecorder:
         self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
-        # a copy, because the processors after this one may change the tensor in place
+        # copy the logits, because later processors may change this tensor in place
         self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
 
     def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
-        """Return the recorded logits of a row's first `count` new tokens, (1, V) each."""
+        """Return the recorded logits (1, V) at the positions of a batch row's first `count` new tokens.
+
+        row: index of the batch row.
+        """
         return tuple(self._kept[row][step][None] for step in range(count))
 
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return one tensor of recorded logits (B, V) for each new token of the longest row; zeros after a row's end.
+        """Return one tensor of recorded logits (B, V) for each new token of the longest batch row; zeros after a row's
+        end.
 
         lengths: each row's number of new tokens.
         """

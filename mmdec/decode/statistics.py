@@ -58,7 +58,8 @@ class Acceptance:
         self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
-        self.of_trees = (0.0, 0.0)  # accepted nodes of all trees, and the number that the chances of chains predicted
+        # for all trees: number of accepted nodes, and the number that was predicted from the chances of chains
+        self.of_trees = (0.0, 0.0)
         self.offered = 1.0  # share of the drafter's calls in which it returned a draft
         self.chains_only = 0  # how often a tree was planned but the drafter made a chain; -1 after its first tree
         self.since_chain = 0  # number of rounds with trees since the last chain
@@ -124,7 +125,7 @@ class Acceptance:
     def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
         """Add the result of one round.
 
-        plan: the draft size that the drafter was asked for. sizes: each row's number of nodes, root included.
+        plan: the draft size that the drafter was asked for. sizes: each batch row's number of nodes, root included.
         depth: depth of the deepest node. accepted: each row's number of accepted nodes, root excluded.
         ends: whether the drafter may end chains early.
         """
@@ -191,8 +192,10 @@ class CostCurve:
         self._enough = enough
         self._start = [(0.0, 0.0)] if origin else []
         self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest timings (seconds, count)
-        self._quartiles: dict[int, tuple[float, float]] = {}  # bucket -> (mean count, lower quartile of the seconds)
-        self._points: list[tuple[float, float]] = [*self._start]  # the curve's corners: (count, seconds)
+        # bucket -> (mean number of tokens or depth, lower quartile of the seconds)
+        self._quartiles: dict[int, tuple[float, float]] = {}
+        # the points (tokens or depth, seconds) between which the curve is linear
+        self._points: list[tuple[float, float]] = [*self._start]
         self.reach = 0  # the largest count that was timed
         self.timed = 0  # number of timings so far
 
@@ -237,7 +240,8 @@ class CostCurve:
         least = math.inf
         for key in sorted(self._quartiles, reverse=True):
             size, quartile = self._quartiles[key]
-            least = min(least, quartile)  # keep the curve monotone: a smaller count takes at most as long
+            # a smaller count takes at most as long as a larger one, so that the curve is monotone
+            least = min(least, quartile)
             if not key or len(self.windows[key]) >= self._enough:
                 self._points.append((size, least))
         self._points += self._start
@@ -276,7 +280,7 @@ class CostCurve:
 
         The limit is needed because the first pass over a new shape may be much slower than later ones.
 
-        plain: seconds of a target pass over one token a row.
+        plain: seconds of a target pass over one token per batch row.
         """
         return min(self.pessimistic(count), count * plain)
 
@@ -302,7 +306,8 @@ class PairStatistics:
     accuracy: HeadAccuracy | None = None  # only for drafters that guess each depth independently (`Needs.prior`)
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return the cost curves of the target, of the drafter's chains and of its trees, for up to 2 ** power rows."""
+        """Return three cost curves for batches of up to 2 ** power rows: seconds of the target's passes, of the
+        drafter's chains, and of its trees."""
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:
@@ -311,7 +316,7 @@ class PairStatistics:
 
 
 def target_curve() -> CostCurve:
-    """Return an empty cost curve for a target: seconds of a pass by its number of tokens a row."""
+    """Return an empty cost curve for a target: seconds of a pass by its number of tokens per batch row."""
     return CostCurve(0.5, False, ENOUGH)
 
 

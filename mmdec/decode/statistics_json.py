@@ -31,7 +31,7 @@ Chance = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[float, Field(ge=0, le=ROUNDS)]
 Columns = Annotated[int, Field(ge=1, le=COLUMNS)]
 Counts = Annotated[list[Count], Field(min_length=DEEPEST + 1, max_length=DEEPEST + 1)]
-Timing = tuple[Annotated[float, Field(ge=0, le=1e6)], Columns]  # (seconds, tokens a row or draft's depth)
+Timing = tuple[Annotated[float, Field(ge=0, le=1e6)], Columns]  # (seconds, tokens per batch row or draft's depth)
 Window = tuple[int, Annotated[list[Timing], Field(min_length=1, max_length=WINDOW)]]
 
 

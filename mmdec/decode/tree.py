@@ -13,11 +13,12 @@ from torch import Tensor
 
 from mmdec.types import Draft, InputError
 
-CHUNK = 64  # logits in a chunk: `top_indices` compares the maxima of chunks, then searches only the best chunks
+# `top_indices` divides logits into chunks of this many, compares the chunks' maxima, and searches only the best chunks
+CHUNK = 64
 FEW = 2**16  # for up to this many logits, `torch.topk` over all of them is faster than the search by chunks
 FADE = 0.995  # each observation multiplies the weight of all earlier ones by this factor
 WEIGHT = 20.0  # the initial chances have the weight of this many observations
-KEPT = 32  # a computed tree is reused for this many observations, because the chances change slowly
+KEPT = 32  # a computed tree is used again until this many further observations were made; the chances change slowly
 Node = tuple[int, int, int]  # a node of a tree: index of its parent, depth (0 below the root), rank (k-th best token)
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 
@@ -57,7 +58,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Return the depth of each node of one row, 0 at the root. parents: index of each node's parent."""
+    """Return the depth of each node of one batch row, 0 at the root. parents: index of each node's parent."""
     steps = [0] * len(parents)
     for node in range(1, len(parents)):
         steps[node] = steps[parents[node]] + 1
@@ -71,7 +72,7 @@ def height(draft: Draft) -> int:
 
 
 def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
-    """Make a draft with a chain in each row.
+    """Make a draft with a chain in each batch row.
 
     roots: (B,), first token of each chain. tails: for each row, the other tokens of its chain; may be empty.
     """
@@ -84,7 +85,7 @@ def trees_from_lists(
 ) -> Draft:
     """Make a draft from lists.
 
-    roots: (B,). trees: for each row, the tokens and the parents' indices of nodes 1, 2, ...; the root is node 0.
+    roots: (B,). trees: for each batch row, the tokens and the parents' indices of nodes 1, 2, ...; the root is node 0.
     probs: (B, N, V), the distributions that the children of each node were sampled from; None: not sampled.
     """
     size, count = 1 + max((len(tokens) for tokens, _ in trees), default=0), len(trees)
@@ -94,7 +95,7 @@ def trees_from_lists(
         gap = [0] * (size - 1 - len(tokens))
         rows.append([0, *tokens, *gap])
         links.append([-1, *parents, *gap])
-    # tokens and parents in one tensor, because each copy to the device takes time
+    # tokens and parents are copied to the device in one tensor, because each copy takes time
     table = torch.tensor([*rows, *links], dtype=torch.long, device=roots.device).view(2, count, size)
     table[0, :, 0] = roots
     sizes = torch.tensor([1 + len(tokens) for tokens, _ in trees], dtype=torch.long, device=roots.device)
@@ -165,8 +166,12 @@ class HeadAccuracy:
 
     @classmethod
     def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
-        """Make the object from counts. hits: [depth][rank], how often this rank was right. trials: [depth], number of
-        observations. Raises InputError if there are more hits than trials."""
+        """Make the object from counts.
+
+        hits: [depth][rank], how often the drafter's token of this rank (0: its best one) was right. trials: [depth],
+            how often a token at this depth was compared.
+        Raises: InputError if there are more hits than trials.
+        """
         if len(hits) != len(trials):
             raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
         accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
@@ -178,18 +183,20 @@ class HeadAccuracy:
         return len(self._hits)
 
     def counts(self) -> tuple[list[list[float]], list[float]]:
-        """Return hits [depth][rank], how often a rank was right, and trials [depth], the number of observations. Older
-        observations have less weight."""
+        """Return the counts of all observations: hits [depth][rank], how often the token of this rank was right, and
+        trials [depth]. They are weighted sums, in which older observations weigh less."""
         with self._lock:
             return [list(row) for row in self._hits], list(self._trials)
 
     def chances(self) -> list[list[float]]:
-        """Return the current estimates [depth][rank]: hits divided by trials."""
+        """Return the estimated chance [depth][rank] that the drafter's token of this rank is right: hits divided by
+        trials."""
         with self._lock:
             return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
 
     def learn(self, depth: int, rank: int | None) -> None:
-        """Record that this rank was right at `depth` (from 0); None: no rank was right."""
+        """Record which of the drafter's ranked tokens was right. depth: its depth in the tree, from 0. rank: its index,
+        0 is the best one; None: none was right."""
         with self._lock:
             self._trials[depth] = FADE * self._trials[depth] + 1
             hits = self._hits[depth] = [FADE * hit for hit in self._hits[depth]]
@@ -210,7 +217,7 @@ class HeadAccuracy:
             return [(index, index, 0) for index in range(nodes)]
         if depth < 1:
             return []
-        trees = self._trees  # a local reference: another thread's `learn` may replace the dict
+        trees = self._trees  # a local variable, because another thread's `learn` may replace the dict meanwhile
         if (nodes, depth) not in trees:
             trees[nodes, depth] = self._best(nodes, depth)
         return trees[nodes, depth]
@@ -249,10 +256,10 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
 
 
 def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Sort a row's nodes depth first, so that the accepted path has few gaps and few cache entries must be moved.
+    """Sort one batch row's nodes depth first. Then the accepted path has few gaps, and few cache entries must be moved.
 
-    numbers: each node's number, counted from 0, in any order. tokens: each node's token.
-    parents: the parent's number plus 1; 0 means the root. Siblings keep their order.
+    numbers: the nodes' numbers, counted from 0, in any order. tokens: the token of each node.
+    parents: for each node, its parent's number plus 1; 0 means the root. Siblings keep their order.
     Returns: tokens and parents' indices of nodes 1, 2, ... in the new order.
     """
     below: dict[int, list[int]] = {}

@@ -33,7 +33,8 @@ LOSSY = frozenset({"typical"})
 
 @dataclass(frozen=True)
 class RowTree:
-    """The draft tree of one row: each node's token and children as lists, and the target's logits after each node."""
+    """The draft tree of one batch row: each node's token and children as lists, and the target's logits after each
+    node."""
 
     row: int  # index of the row in the batch
     tokens: list[int]
@@ -43,8 +44,8 @@ class RowTree:
     likeliest: Callable[[], list[int]]  # each node's most probable next token; only if `Sequences.alike` is True
 
     def drawn(self, node: int) -> Tensor | None:
-        """Return the distribution (V,) float64 that a node's children were sampled from; zeros if the node has none.
-        Returns None if the draft has no distributions."""
+        """Return the probabilities (V,) float64 from which the drafter sampled the children of a node; zeros if the
+        node has none. None if the draft was not sampled."""
         if self.probs is None:
             return None
         q = self.probs[node].double()
@@ -58,7 +59,8 @@ class RowTree:
         return chain
 
     def match(self, node: int, token: int) -> Step:
-        """Return the token, and the child of `node` that holds this token, or -1 if no child does."""
+        """Find the child of `node` that holds `token`. Returns: the token, and the child's index; -1 if no child holds
+        it."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return token, child
@@ -71,15 +73,16 @@ Step = tuple[int, int]  # (token chosen after a node, index of the child that ho
 class Rule(Protocol):
     """Decides which drafted tokens are accepted.
 
-    `walk` visits one row's tree and appends the new tokens to `text`. It returns the accepted nodes below the root, and
-    whether the row ended.
+    `walk` visits one batch row's tree and appends the new tokens to `text`. It returns the accepted nodes below the
+    root, and whether the row ended.
     """
 
     @property
     def name(self) -> RuleName: ...
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """Return the plan for the drafter. Rules for sampled drafts add the temperature and a random generator."""
+        """Return `plan`, the instructions for the drafter, changed for this rule. Rules that need sampled drafts add a
+        temperature and a random generator on `device`; others return it unchanged."""
         ...
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...
@@ -122,7 +125,7 @@ def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]]
         [*nodes, *[-1] * (path - len(nodes)), *tokens, *[-1] * (text - len(tokens)), tokens[-1], len(tokens), done]
         for nodes, tokens, done in zip(paths, emitted, ended, strict=True)
     ]
-    # all numbers in one tensor, because each copy to the device takes time
+    # all numbers are copied to the device in one tensor, because each copy takes time
     table = torch.tensor(numbers, dtype=torch.long, device=device)
     return Verdict(
         path=table[:, :path],
@@ -181,11 +184,13 @@ class Stream:
     """The randomness of one `generate` call: the seed for accepting tokens, and the drafter's own random generator."""
 
     seed: int
-    temperature: float = 1.0  # the drafter samples at it; it does not change the output's distribution
+    # temperature at which the drafter samples; it does not change the distribution of the output
+    temperature: float = 1.0
     generator: torch.Generator | None = None
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        """Return the plan with this rule's temperature and the drafter's random generator on `device`."""
+        """Return `plan`, the instructions for the drafter, with this rule's temperature and the drafter's random
+        generator on `device`."""
         if self.generator is None:
             self.generator = keyed(device, self.seed, "draft")
         return replace(plan, temperature=self.temperature, generator=self.generator)
@@ -269,7 +274,8 @@ class BlockRule:
             weight = min(1.0, weight * float(p[token]) / drawn) if drawn > 0.0 else 0.0
             if weight == 0.0:
                 break
-            text.push(row, token)  # for the processors, which read the text before the next node
+            # add the token to the text, because processors read the text before they change the next node's logits
+            text.push(row, token)
             if token not in text.stop.eos:  # after EOS there is no next token, so no distribution is needed
                 p = _distribution(text, row, branch.logits[child])
         else:

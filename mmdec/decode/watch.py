@@ -18,8 +18,8 @@ STARVED = 0.7  # if CPU time is below this fraction of a target pass's wall time
 
 
 class _Elsewhere(threading.local):
-    """Holds for each thread: `worked`, seconds of its work that another thread did, and `waited`, seconds that it
-    waited beyond these. Stopwatches add the first to CPU time, and subtract the second from wall time."""
+    """Two numbers of seconds for each thread. `worked`: how long other threads worked for this one; stopwatches add it
+    to CPU time. `waited`: how long this thread waited beyond that; stopwatches subtract it from wall time."""
 
     waited = worked = 0.0
 
@@ -53,22 +53,23 @@ class Stopwatch:
         self._lap = self.now()
 
     def now(self) -> float:
-        """Return wall-clock seconds since an arbitrary fixed moment."""
+        """Return the wall-clock time in seconds. Only differences of two such times have a meaning."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - _elsewhere.waited
 
     def processor(self) -> float:
-        """Return CPU seconds of this thread, since an arbitrary fixed moment.
+        """Return the CPU time of this thread in seconds. Only differences of two such times have a meaning.
 
-        For a GPU it returns wall-clock seconds, because its work takes no CPU time. It does so on Windows, too, where
-        CPU time is counted in steps of 16 ms.
+        For a GPU it returns wall-clock time, because the GPU's work takes no CPU time. It does so on Windows, too,
+        where CPU time is counted in steps of 16 ms.
         """
         counts = self._device.type == "cpu" and sys.platform != "win32"
         return time.thread_time() + _elsewhere.worked if counts else self.now()
 
     def process(self) -> float:
-        """Return CPU seconds of all threads of this process, since an arbitrary fixed moment."""
+        """Return the CPU time in seconds of all threads of this process. Only differences of two such times have a
+        meaning."""
         return time.process_time()
 
     def lap(self) -> float:
@@ -128,7 +129,8 @@ class Watch:
         self._processor = self._stopwatch.processor()
 
     def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
-        """Count the time since the last call of `lap` or `start` as time of `stage`."""
+        """Count the time since the last call of `lap` or `start` to one part of the round. stage: name of the part:
+        target, drafter or core."""
         processor = self._stopwatch.processor()
         self.seconds[stage] += self._stopwatch.lap()
         self._worked[stage] += processor - self._processor

@@ -16,11 +16,11 @@ MAX_BYTES = 20_000_000  # the most bytes of an upload
 MAX_FORM = 100_000  # the most bytes besides the file in an upload's request
 MAX_MESSAGE = 1_000_000  # the most bytes of any other request
 TOTAL_BYTES = 1_000_000_000  # the most bytes that the server stores for all visitors at one time
-LEAST = 4096  # bytes that a smaller file counts as, because it takes a block on disk
+LEAST = 4096  # bytes that a smaller file is counted as, because it takes a whole block on the disk
 AGE = 3600  # seconds after which uploads and sounds are deleted
 LOCAL = ("localhost", "127.0.0.1", "::1")
 UPLOAD = "/gradio_api/upload"
-CLOSED = (  # Gradio's pages for programs and administrators
+CLOSED = (  # addresses that the page closes: Gradio's pages for programs and administrators
     "/monitoring",
     "/docs",
     "/redoc",

@@ -161,7 +161,7 @@ def recording_input(tab: str, language: str) -> Any:
         sources=["upload", "microphone"],
         type="filepath",
         elem_id=f"{tab}-source",
-        # short: on a phone, there is little room beside the player's buttons
+        # the label is short, because on a phone there is little room beside the player's buttons
         label=f"{language}, up to {MAX_SECONDS:g} s",
     )
 
@@ -188,7 +188,7 @@ def bind(
     sample_work: takes `tell`, the sample's index, and the values of `controls.settings`.
     others: further events of Gradio that Stop ends.
     """
-    # bound first, because the browser runs a click's handlers in this order
+    # this handler is bound first, because the browser runs a click's handlers in the order of binding
     for button in (*controls.samples, controls.run):
         say_waiting(button.click, outputs["status"], f"{tab}-results")
     events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
@@ -200,7 +200,8 @@ def bind(
 
 
 def numbered(sample_work: Work, number: int) -> Work:
-    """Return `sample_work` for one sample: its argument `number` is filled in."""
+    """Return a function that does `sample_work` for one sample: its argument `number` is set, and the other arguments
+    are passed on."""
     return lambda tell, *values: sample_work(tell, number, *values)
 
 

@@ -73,7 +73,8 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
 def warm() -> None:
     """Load and run every model once, and import what Gradio imports late, so that the first visitor does not wait."""
     with suppress(ImportError):
-        import_module("matplotlib.pyplot")  # Gradio imports it in the first request, which takes a second
+        # imported in advance: otherwise Gradio imports it in the first request, which takes a second
+        import_module("matplotlib.pyplot")
     for tab in TABS:
         tab.warm()
 

@@ -1,8 +1,8 @@
 """Draws the race, as the page calls it: the speed of several ways of decoding, compared side by side, pass by pass, at
 a pace that people can follow.
 
-Nothing is decoded here. A lane, the row of one way of decoding, is drawn from the rounds of a finished call: the pieces
-of text that each pass accepted, and when. The browser shows them as an animation.
+Nothing is decoded here. Each way of decoding has a lane, a strip of the page. It is drawn from the rounds of a finished
+call: the pieces of text that each pass accepted, and when. The browser shows them as an animation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmdec.pipelines.transcription.transcript import Transcript
 Decoded = Transcript | Description
 # Factors from which the page chooses how much slower than real time it shows a race; below 1: faster.
 PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-SHOWN = 7.0  # the most seconds that the animation of the slowest lane takes
+SHOWN = 7.0  # maximum seconds that the animation of the slowest way of decoding takes
 AGAIN = (
     "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"
     "race.classList.add('mm-go')"
@@ -35,7 +35,7 @@ BROKEN = "\ufffd"  # tokenizers decode half a character to this; such text is hi
 class Step:
     """One pass of the model in a race: the pieces of text that it accepted, and when it ended."""
 
-    seconds: float  # from the start of decoding to the end of this pass
+    seconds: float  # seconds from the start of decoding to the end of this pass
     pieces: list[str]  # texts of the tokens that the pass accepted, with their spaces
     silent: int = 0  # number of accepted tokens without visible text: timestamps, the end
 
@@ -47,15 +47,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Lane:
-    """One way of decoding in a race, which the page draws as one row: its passes, and how it compares with the
-    baseline."""
+    """One way of decoding that the page compares with others, and shows in one strip (lane): its passes, and how it
+    compares with the baseline."""
 
     name: str
-    note: str  # a description of the way of decoding, in words
+    note: str  # a note about this way of decoding, in words
     steps: list[Step]
     verdict: str = ""  # a comparison of time and output with the baseline, in words
     equal: bool | None = None  # whether the output equals the baseline's; None if it is not compared
-    per_pass: float | None = None  # the library's figure of tokens per round; None: computed from the steps
+    per_pass: float | None = None  # tokens per round, as the library reports them; None: computed from the steps
 
     @property
     def seconds(self) -> float:
@@ -68,8 +68,8 @@ class Lane:
 
 
 def pace(lanes: Sequence[Lane]) -> float:
-    """Choose the factor, from `PACES`, by which the page slows the race down: the largest by which no lane takes more
-    than `SHOWN` seconds."""
+    """Choose how much slower than real time the page shows the race: the largest factor from `PACES` with which no way
+    of decoding takes more than `SHOWN` seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)
     return max((factor for factor in PACES if factor * longest <= SHOWN), default=PACES[0])
 
@@ -100,11 +100,11 @@ def pace_words(factor: float) -> str:
 
 
 def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
-    """Write one lane as HTML: name, pieces, bar and figures.
+    """Write the strip of one way of decoding as HTML: its name, pieces of text, bar and figures.
 
     unit: what the pieces are called, in the plural: "tokens" or "pieces".
-    factor: the animation is this many times slower than decoding. longest: seconds of the slowest lane, which has the
-        full bar.
+    factor: the animation is this many times slower than decoding. longest: seconds of the slowest way of decoding,
+        which has the full bar.
     """
     seconds = lane.seconds * factor
     width = 100 * lane.seconds / longest
@@ -122,7 +122,7 @@ def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
 
 
 def figures(lane: Lane, unit: str) -> str:
-    """Write the lane's figures as HTML: passes, milliseconds, and pieces per pass.
+    """Write the figures of one way of decoding as HTML: number of passes, milliseconds, and pieces per pass.
 
     unit: what the pieces are called, in the plural: "tokens" or "pieces".
     """
@@ -241,7 +241,8 @@ def against_plain(
     drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
     plain: tuple[Decoded, Sequence[Round]],
 ) -> list[Lane]:
-    """Make a lane for each drafter, compared with plain decoding; the lane of plain decoding is the last.
+    """Make a `Lane` for each drafter, with a comparison with plain decoding; and, as the last one, a `Lane` for plain
+    decoding.
 
     drafted: for each drafter its name, a note in words, and (result, rounds) of its call.
     plain: (result, rounds) of plain decoding.

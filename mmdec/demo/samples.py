@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-FOLDERS = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")  # in an installed wheel; in a checkout
+# folders of samples: in an installed wheel, and in a checkout of the repository
+FOLDERS = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")
 PICTURES = ("menu.png", "timetable.png", "street.png")
 ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
 

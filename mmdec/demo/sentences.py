@@ -67,7 +67,7 @@ def confidence(value: float, what: str, calibrated: bool) -> str:
 
 
 def require(condition: bool, text: str) -> None:
-    """Raise InputError with this text if the condition is false."""
+    """Check a condition. If it is false, raise InputError with this text."""
     if not condition:
         raise InputError(text)
 

@@ -98,8 +98,8 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
 
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
-    """Make a lane for each way of decoding: by graph, verified, and autoregressive, with which the first two are
-    compared.
+    """Make a `Lane`, which the page compares with others, for each way of decoding: by the graph alone, verified, and
+    autoregressive. The first two are compared with the last.
 
     graph, verified, autoregressive: the passes of each.
     """

@@ -218,7 +218,8 @@ class Row:
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
-    """Return for each row how many encoder states the head reads: those of the sound and of 3 s of silence after it.
+    """Return for each batch row how many encoder states the head reads: those of the sound and of 3 s of silence after
+    it.
 
     states: (B, S, D). sound: (B, mels, T), the encoder's input features; frames at the end that equal the last frame
         are padding. None: all states are read.
@@ -226,14 +227,14 @@ def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
     size = states.shape[1]
     if sound is None:
         return [size] * len(states)
-    differs = (sound != sound[..., -1:]).any(1)  # (B, T)
+    differs = (sound != sound[..., -1:]).any(1)  # shape (B, T)
     ends = (differs * torch.arange(1, differs.shape[1] + 1, device=sound.device)).amax(1)
     return [min(end * STATES // COLUMNS + SILENCE, size) for end in ends.tolist()]
 
 
 @dataclass
 class Memory:
-    """The drafter's state of one `generate` call: one `Row` for each row of the batch."""
+    """The drafter's state of one `generate` call: a `Row` (text and alignment) for each row of the batch."""
 
     rows: list[Row]
 
@@ -306,8 +307,8 @@ class Ctc:
         return Memory(rows)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row: the transcript after the accepted text. The chain ends where the estimated chance
-        that all its tokens are right falls below `plan.threshold`."""
+        """Draft a chain for each batch row: the transcript after the accepted text. The chain ends where the estimated
+        chance that all its tokens are right falls below `plan.threshold`."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
@@ -324,7 +325,7 @@ class Ctc:
 
     @torch.inference_mode()
     def _listen(self, states: Tensor, read: Sequence[int]) -> list[np.ndarray]:
-        """Run the head over states (B, S, D). read: for each row, how many of its first states are read.
+        """Run the head over states (B, S, D). read: for each batch row, how many of its first states are read.
 
         Returns: for each row, log-probabilities (F, V) of V pieces at F frames.
         """
@@ -379,10 +380,11 @@ class Ctc:
         heard = heard[self._skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
         found: list[tuple[int, float]] = []
         closed = row.last >= self.first_time and 0 <= row.before < self.first_time
-        if row.timed and closed:  # a segment has ended: the next one usually begins with the same timestamp
+        # A segment has ended. The next one usually begins with the timestamp at which this one ends.
+        if row.timed and closed:
             found.append((row.last, 0.9))
         words: list[tuple[int, int, float]] = []
-        spoken = row.last < self.first_time  # whether the segment has words; only such a segment ends with a timestamp
+        spoken = row.last < self.first_time  # whether this segment has words: only then may it end with a timestamp
         for piece in heard:
             if piece[0] >= FIRST:
                 words.append(piece)
@@ -402,7 +404,8 @@ class Ctc:
 
     @staticmethod
     def _skipped(row: Row, texts: Sequence[bytes]) -> int:
-        """Return how many pieces at the beginning are not drafted, because they are the rest of a word.
+        """Return how many of the transcript's next pieces are not drafted, because they are the rest of a word that the
+        accepted text wrote otherwise.
 
         Pieces are skipped up to the next word if the transcript lacks the last accepted token, or if a segment begins.
 
@@ -418,7 +421,7 @@ class Ctc:
         return at
 
     def _time(self, frame: int) -> int:
-        """Return the id of the timestamp token nearest to a frame."""
+        """Return the id of the timestamp token that is nearest in time to a frame. frame: the frame's index."""
         return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:

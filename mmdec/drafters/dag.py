@@ -40,11 +40,14 @@ class RowState:
         return ahead, ahead @ self.emissions
 
     def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
-        """Return alpha (L,) after `unit`: for each vertex, the probability that it emitted this unit. ahead: (L,),
-        distribution over the next vertex before the unit is known."""
+        """Return the probability (L,) of each vertex that it emitted the next unit, once this unit is known.
+
+        ahead: (L,), probability of each vertex to be the next one, before the unit is known. unit: the unit's id.
+        """
         alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
         total = alpha.sum()
-        return alpha / total if total > 0.0 else ahead  # the sum is 0 after the last vertex
+        # the sum is 0 if no vertex is left, that is, after the last vertex
+        return alpha / total if total > 0.0 else ahead
 
 
 @final
@@ -82,13 +85,15 @@ class DagDrafter:
         return states
 
     def propose(self, memory: list[RowState], roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each row's last unit: the most probable units, and branches at likely second-best ones."""
+        """Draft a tree after each batch row's last unit: the most probable units, and branches at likely second-best
+        ones."""
         return trees_from_lists(roots, [self._tree(state, plan) for state in memory])
 
     def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
         tokens: list[int] = []
         parents: list[int] = []
-        # heap of branches: (-probability, parent node, second-best unit, distribution over the next vertex, depth)
+        # Branches to draft later, the most probable first. Each is (-its probability, node below which it begins, its
+        # first unit, distribution over the next vertex before that unit, depth of that unit).
         second: list[tuple[float, int, int, np.ndarray, int]] = []
         alpha, node, chance = state.alpha, 0, 1.0
         for depth in range(1, min(plan.depth, plan.nodes) + 1):
@@ -118,7 +123,8 @@ class DagDrafter:
         return tokens, parents
 
     def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Compute for each row which vertices may have emitted the last of the accepted units (alpha)."""
+        """For each batch row, update the probabilities `alpha` of the vertices: which of them may have emitted the last
+        accepted unit."""
         for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for unit in units[:length]:
                 state.alpha = state.after(state.alpha @ state.links, unit)

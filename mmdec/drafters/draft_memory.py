@@ -24,7 +24,8 @@ ROOM = 256  # spare token positions of a new cache tensor, so that it must seldo
 
 @final
 class DraftCache:
-    """The key-value cache of a draft network. The first `lengths[r]` positions of row r hold accepted tokens.
+    """The key-value cache of a draft network, a small network that proposes tokens. Of batch row r, the first
+    `lengths[r]` positions hold accepted tokens.
 
     A draft's positions come after those of the longest row, at the same index for all rows. The next draft overwrites
     them. In shapes: B rows, h heads, n new positions, d head size.
@@ -32,12 +33,12 @@ class DraftCache:
 
     def __init__(self, rows: int, layers: int = 1) -> None:
         self.lengths, self._layers = [0] * rows, layers
-        self._keys = self._values = torch.empty(0)  # (B, layers * heads, positions, head size)
-        self._uneven: Tensor | None = None  # (B, 1, 1, width) additive mask: -inf after a shorter row's end
+        self._keys = self._values = torch.empty(0)  # shape (B, layers * heads, positions, head size)
+        self._uneven: Tensor | None = None  # (B, 1, 1, width) additive mask: -inf after a shorter batch row's end
 
     @property
     def width(self) -> int:
-        """Return the number of accepted positions of the longest row."""
+        """Return the number of accepted positions of the longest batch row."""
         return max(self.lengths)
 
     @property
@@ -46,7 +47,8 @@ class DraftCache:
         return self._uneven is not None
 
     def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> Pair:
-        """Write one layer's keys and values of new positions after each row's accepted ones. `accept` must follow.
+        """Write one layer's keys and values of new positions after each batch row's accepted ones. `accept` must
+        follow.
 
         keys, values: (B, h, n, d). counts: [r]: how many of the n positions are written for row r.
         Returns: the layer's keys and values (B, h, W, d); W is the length of the longest row, new positions included.
@@ -65,7 +67,7 @@ class DraftCache:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def accept(self, counts: Sequence[int]) -> None:
-        """Accept the first `counts[r]` positions of each row r that `write` has written."""
+        """Accept the first `counts[r]` positions of each batch row r that `write` has written."""
         keys = self._keys
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._uneven = None
@@ -77,7 +79,7 @@ class DraftCache:
 
     def written_mask(self, size: int, width: int) -> Tensor:
         """Return the causal additive mask (B, 1, size, width) of `size` positions that `write` has written: each sees
-        its row's positions up to itself."""
+        its batch row's positions up to itself."""
         device = self._keys.device
         last = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(size, device=device)
         hidden = torch.arange(width, device=device) > last[..., None]
@@ -97,7 +99,7 @@ class DraftCache:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def room(self, columns: int, like: Tensor | None = None) -> Pair:
-        """Make room for a draft of `columns` positions, which the caller writes itself.
+        """Reserve space for `columns` positions of a draft, whose keys and values the caller writes into the result.
 
         like: (B, h, n, d), gives shape and dtype while the cache is empty.
         Returns: keys and values (B, h, width + columns, d); the last `columns` positions are free.
@@ -107,14 +109,14 @@ class DraftCache:
         return self._keys.narrow(2, 0, end), self._values.narrow(2, 0, end)
 
     def keep(self, columns: int) -> None:
-        """Accept the first `columns` positions of a draft in every row."""
+        """Accept the first `columns` positions of a draft in every batch row: they become a part of the text."""
         assert self._uneven is None
         self.lengths = [length + columns for length in self.lengths]
 
     def accepted(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the last layer's accepted keys and values (B, h, width, d), and an additive mask (B, 1, 1, width).
 
-        The mask hides the positions after a shorter row's end; it is None if all rows are equally long.
+        The mask hides the positions after a shorter batch row's end; it is None if all rows are equally long.
         """
         keys, values = self._layer(self._layers - 1)
         return keys[:, :, : self.width], values[:, :, : self.width], self._uneven
@@ -147,7 +149,8 @@ class DraftCache:
         return self._keys.narrow(1, layer * heads, heads), self._values.narrow(1, layer * heads, heads)
 
     def _reserve(self, like: Tensor, columns: int) -> None:
-        """Make room for `columns` positions in all. like: (B, h, n, d), gives shape and dtype of a new cache tensor."""
+        """Enlarge the cache to at least `columns` positions. like: (B, h, n, d), gives shape and dtype of a new cache
+        tensor."""
         capacity = self._keys.shape[2] if self._keys.dim() == 4 else 0
         if columns <= capacity:
             return
@@ -193,12 +196,12 @@ class Waiting:
 
     features: Tensor  # (B, A, k * H), hidden states of k target layers before each token
     tokens: Tensor  # (B, A), accepted tokens
-    counts: list[int]  # each row's number of tokens; the rest is padding on the right
+    counts: list[int]  # each batch row's number of tokens; the rest is padding on the right
 
     @classmethod
     def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
         """Select the accepted path. features: (B, N, k * H), target states at a draft's nodes. counts: number of new
-        tokens of each row."""
+        tokens of each batch row."""
         path = verdict.path
         if len(path) == 1 < features.shape[1]:
             features = features.index_select(1, path[0].clamp(min=0))
@@ -228,7 +231,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class PromptInfo:
-    """How the visual tokens of one row were compressed for the draft network."""
+    """How the image tokens of one batch row's prompt were compressed before the draft network read them."""
 
     compressor: str | None = None  # name of the compressor; None: nothing was compressed
     kept: Tensor | None = None  # weight in [0, 1] of each of the row's visual tokens: 0 is dropped, 1 is used in full
@@ -239,20 +242,23 @@ class Memory:
     """The drafter's state of one `generate` call. The next turn of a chat may continue it."""
 
     cache: DraftCache
-    columns: list[int]  # each row's number of tokens that the network has a position for, those in `queue` included
-    positions: list[int]  # position id of each row's next token to process
+    # for each batch row, the number of tokens for which the network has a position, those in `queue` included
+    columns: list[int]
+    positions: list[int]  # position id of each batch row's next token to process
     queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # tokens to process, oldest first
-    carry: Tensor | None = None  # (B, 1, C), extra input of the network at each text token: ViSpec's global vector
-    info: list[PromptInfo] = field(default_factory=list)  # one for each row; empty until the prompt is processed
-    step: TokenStep | None = None  # faster code for one token of one row; None: not available, or not tried yet
+    # (B, 1, C), a vector that the network reads at each text token: in ViSpec, a summary of the last image; else None
+    carry: Tensor | None = None
+    info: list[PromptInfo] = field(default_factory=list)  # one for each batch row; empty until the prompt is processed
+    # faster code that runs the network on one token of one batch row; None: not available, or not tried yet
+    step: TokenStep | None = None
     asked: bool = False  # whether the drafter has tried to make `step` since the prompt
     packed: Packed | None = None  # weights packed for faster products; None before the first pass, or if too large
 
 
 @dataclass(frozen=True)
 class LastColumn:
-    """The draft network's state at each row's last token, the root. Its keys and values are cached; the output of the
-    last layer is not computed yet."""
+    """The draft network's state at the last token (the root) of each batch row. Keys and values of this token are
+    cached. The output of the last layer is not computed yet."""
 
     states: Tensor  # (B, 1, H), input of the draft network's last layer
     queries: Tensor  # (B, heads, 1, head size), queries of the last layer's attention

@@ -73,8 +73,8 @@ class Flash:
         self._columns.select(memory, live)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft after each row's last token: a chain of up to `plan.depth` tokens, or a tree of at most k levels for k
-        slots."""
+        """Draft after each batch row's last token: a chain of up to `plan.depth` tokens, or a tree of at most k levels
+        for k slots."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return single(roots)
@@ -113,18 +113,18 @@ class Slots(Levels):
     the path to the node. A block is the k slots of one pass."""
 
     def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
-        """last: the head's state at each row's last token. depth: maximum depth of the draft."""
+        """last: the head's state at each batch row's last token. depth: maximum depth of the draft."""
         super().__init__(drafter, memory)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
         # (B, n, H): for each node of the newest level, the sum of the embeddings on its path since the block began
         self.preceding: Tensor | None = None
         self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block began
-        self.done = 0  # number of levels that earlier blocks predicted
+        self.done = 0  # number of tree levels that earlier blocks predicted
         self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), the slots before refinement
 
     @property
     def first(self) -> Tensor:
-        """Return the hidden state (B, 1, H) from which the first level of a block is predicted."""
+        """Return the hidden state (B, 1, H) that predicts the first tokens after the root: slot 0."""
         return self.slots[:, :1]
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
@@ -151,9 +151,10 @@ class Slots(Levels):
         return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
 
     def _next_block(self) -> Tensor:
-        """Process the tokens drafted in this block, and compute the slots after the last one. Returns slot 0, (B, 1,
-        H)."""
-        tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))  # (B, k), (B, k, H)
+        """Begin a new block: process the tokens drafted so far, and compute new slots after the last one. Returns the
+        first slot, a hidden state (B, 1, H)."""
+        # tokens (B, k) of this block, and the features (B, k, H) that they were predicted from
+        tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))
         states = self.head.fuse(self.drafter.embedding(tokens), features)
         queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)
         self.memory.cache.draft(keys, values, self.offset)
@@ -171,7 +172,7 @@ class Slots(Levels):
         """
         cache, config = self.memory.cache, self.head.config
         count = min(self.head.slots, self.depth - self.done)
-        spread = self.head.slot_states(states)[:, 0, :count]  # (B, k', H)
+        spread = self.head.slot_states(states)[:, 0, :count]  # shape (B, k', H)
         keys = values = states.new_empty(len(states), config.num_key_value_heads, 0, config.head_dim)
         if count > 1:
             others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
@@ -197,7 +198,8 @@ class Blocks:
     def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
         """waiting: accepted tokens to process first. depth: maximum depth of the draft."""
         self.step, self.memory, self.depth = step, memory, depth
-        self.done, self.offset = 0, 0  # tokens that earlier blocks drafted; tokens processed since the accepted ones
+        # number of tokens that earlier blocks drafted; number of tokens processed after the accepted ones
+        self.done, self.offset = 0, 0
         count = waiting.counts[0]
         self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
         memory.cache.keep(count)
@@ -230,5 +232,6 @@ class Blocks:
         position = self.memory.positions[0] + self.offset
         self.offset += len(tokens)
         self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block began
-        self.preceding = features[-1]  # only a placeholder (H,): `follow` sets the sum of the tokens' embeddings
+        # only a placeholder (H,): `follow` replaces it by the sum of the embeddings of the block's tokens
+        self.preceding = features[-1]
         return self.step.block(tokens, features, position, count, keys, values)

@@ -24,7 +24,7 @@ OLDER = 4  # maximum tokens of a branch that is copied from an older text
 
 @dataclass
 class _Place:
-    """The place in an earlier text from which a row is expected to continue."""
+    """The place in an earlier text from which a batch row is expected to continue."""
 
     at: int = 0  # index in the earlier text of the token that is expected next
     sure: bool = True  # whether the earlier text has the row's newest token before `at`; else the place is a guess
@@ -32,7 +32,7 @@ class _Place:
 
 @dataclass
 class _Row:
-    """The drafter's state of one batch row: its place in each earlier text (`places`), and its newest tokens."""
+    """The drafter's state of one batch row: where it is in each earlier text (`places`), and its newest tokens."""
 
     places: list[_Place]
     text: list[int] = field(default_factory=list[int])
@@ -58,7 +58,7 @@ class LastHypothesis:
         """Accept every target."""
 
     def start(self, context: Context) -> list[_Row]:
-        """Return the state of each row: its place is before the first token of each earlier text."""
+        """Return the state of each batch row: its place is before the first token of each earlier text."""
         return [_Row([_Place() for _ in self._texts]) for _ in context.tokens]
 
     def propose(self, memory: list[_Row], roots: Tensor, plan: Plan) -> Draft:
@@ -72,7 +72,7 @@ class LastHypothesis:
         return trees_from_lists(roots, trees)
 
     def update(self, memory: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Move each row's places in the earlier texts forward by the tokens of this round."""
+        """Move each batch row's places in the earlier texts forward by the tokens of this round."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.text = [*row.text[1 - LONGEST :], token]

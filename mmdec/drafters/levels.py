@@ -34,8 +34,8 @@ LARGE = 4096  # from this vocabulary size on, `top_indices` finds the best token
 
 
 class Grower(Protocol):
-    """What `Levels` reads of a drafter: its network, its embedding, its LM head, and `width`, the maximum nodes of a
-    level that get children."""
+    """What `Levels` needs of a drafter: its draft network, its embedding, its LM head, and `width`, the maximum number
+    of nodes in a tree level that get children."""
 
     width: int
 
@@ -54,7 +54,8 @@ class Levels:
         self.drafter, self.memory = drafter, memory
         self.level = 0  # number of levels so far
         self.offset = 0  # number of nodes of these levels, which is their number of positions in the cache
-        self.visible: Tensor | None = None  # (B, n, positions) additive mask: what the newest level's n nodes see
+        # (B, n, positions), additive mask that says which of the draft's positions the n nodes of the newest level see
+        self.visible: Tensor | None = None
 
     def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
         """Run the network over one level of n nodes.
@@ -90,8 +91,8 @@ class Levels:
         return states
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """Draft a chain of the likeliest tokens in each row. All rows get chains of the same length, because the target
-        processes the same number of tokens in every row.
+        """Draft a chain of the likeliest tokens in each batch row. All rows get chains of the same length, because the
+        target processes the same number of tokens in every row.
 
         roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
         depth: maximum tokens. threshold: the chain ends after the first token whose estimated chance to be accepted
@@ -126,7 +127,8 @@ class Levels:
         return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft an EAGLE-2 tree in each row: expand the likeliest nodes of each level, then take the likeliest of all.
+        """Draft an EAGLE-2 tree in each batch row: expand the likeliest nodes of each level, then take the likeliest of
+        all.
 
         roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
         """
@@ -135,12 +137,12 @@ class Levels:
         values, tokens = self._best(hidden, width)
         scores, tokens = values[:, 0], tokens[:, 0]  # (B, K): the first level; all its nodes get children
         candidates = [(scores, tokens)]
-        orders: list[Tensor] = []  # for each level from the second on: (B, K), which of its K * K nodes get children
+        orders: list[Tensor] = []  # (B, K) for each level from the second on: which K of its K * K nodes get children
         features, above = hidden.expand(-1, width, -1), None
         for level in range(1, plan.depth):
             hidden = self.expand(tokens, features, above)
             values, tokens = self._best(hidden, width)
-            scores, tokens = (scores[..., None] + values).flatten(1), tokens.flatten(1)  # (B, K * K)
+            scores, tokens = (scores[..., None] + values).flatten(1), tokens.flatten(1)  # shape (B, K * K)
             candidates.append((scores, tokens))
             if level + 1 < plan.depth:
                 orders.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :width])
@@ -159,17 +161,18 @@ class Levels:
         return values, self.drafter.network.token_ids(drafted)
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft a tree in each row by sampling children without replacement. The draft's `probs` are the distributions
-        that they were sampled from.
+        """Draft a tree in each batch row by sampling children without replacement. The draft's `probs` are the
+        distributions that they were sampled from.
 
         roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
         """
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
         trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
-        above = [{0: 0} for _ in trees]  # for each row: node -> its index in the newest level
+        above = [{0: 0} for _ in trees]  # for each batch row: node -> its index among the nodes of the newest level
         distributions: list[Tensor] = []  # for each level: (B, n, V), the distributions of the children of its n nodes
-        indices: list[dict[int, int]] = [{} for _ in trees]  # for each row: node -> its index in joined `distributions`
+        # for each batch row: node -> index of its distribution in `distributions`, all levels joined
+        indices: list[dict[int, int]] = [{} for _ in trees]
         offset = 0
         for level in range(depth):
             if level:
@@ -218,7 +221,7 @@ class BlockLevels(Levels):
         return self.hidden[:, self.level : self.level + 1].expand(-1, tokens.shape[1], -1)
 
     def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
-        """Draft a chain of the likeliest tokens in each row, with one call of the LM head for all depths.
+        """Draft a chain of the likeliest tokens in each batch row, with one call of the LM head for all depths.
 
         Arguments are those of `Levels.chain`; `hidden` is not read.
         """
@@ -241,7 +244,7 @@ class BlockLevels(Levels):
 def _tree_of_ranks(
     chances: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], nodes: int
 ) -> tuple[list[int], list[int]]:
-    """Return tokens and parents' indices of the `nodes` likeliest nodes of one row; parent 0 is the root.
+    """Return tokens and parents' indices of the `nodes` likeliest nodes of one batch row; parent 0 is the root.
 
     chances, ids: [depth][rank], probability and token id of the k-th best token (rank k).
     """

@@ -4,9 +4,9 @@ Prompt lookup decoding (Saxena 2023) and CopySpec (Dumitru et al. 2025). A dicti
 positions. The draft copies the text after the latest earlier occurrence of the longest n-gram that ends the text. Each
 new token takes constant time.
 
-How well a match predicts depends on its length and on the text. So each row counts how often the token after a match
-was also the text's next token, in the prompt and in the new text. A chain is not drafted if its first token is too
-unlikely (`Plan.threshold`) or if too few of its tokens are expected to be accepted (`Plan.least`).
+How well a match predicts depends on its length and on the text. So each batch row counts how often the token after a
+match was also the text's next token, in the prompt and in the new text. A chain is not drafted if its first token is
+too unlikely (`Plan.threshold`) or if too few of its tokens are expected to be accepted (`Plan.least`).
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Lookup:
         """Accept every target."""
 
     def start(self, context: Context) -> list[Row]:
-        """Return the state of each row: its prompt without padding. For an encoder-decoder model of text it is prompt,
-        encoder input, prompt: so the first draft copies the beginning of the encoder input."""
+        """Return the state of each batch row: its prompt without padding. For an encoder-decoder model of text it is
+        prompt, encoder input, prompt: so the first draft copies the beginning of the encoder input."""
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
         prompts = [[t for t, kept in zip(row, mask, strict=True) if kept] for row, mask in texts]
         if context.source is not None:
@@ -147,7 +147,7 @@ class Lookup:
         return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
 
     def update(self, memory: list[Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Append the new tokens of this round to each row's text."""
+        """Append the new tokens of this round to each batch row's text."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.add(token)
@@ -157,7 +157,8 @@ class Lookup:
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:
-        """Return tokens and parents' indices of the nodes below the root; parent 0 is the root."""
+        """Draft a tree of copies for one batch row: after the longest match, and after shorter ones. Returns: tokens
+        and parents' indices of the nodes below the root; parent 0 is the root."""
         depth = min(plan.depth, plan.nodes)
         matches = row.matches(self._shortest)[: 1 if plan.nodes <= depth else None]
         return joined([row.copy(at, depth) for at in matches], plan.nodes)

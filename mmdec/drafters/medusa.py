@@ -25,7 +25,7 @@ FIRST, LATER = (
     0.75,
     0.85,
 )  # assumed chance that the first head's best token is right, and the factor on it for each further head
-DECAY = 2.0  # if a head's best token is wrong, the assumed chance that the k-th best is right falls as 1 / k^2
+DECAY = 2.0  # the assumed chance that the k-th best token of a head is right falls as 1 / k^2
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Block:
     memory: Pair  # keys and values of the encoder's states, for cross-attention
     keys: Tensor  # (B, heads, positions, head size), of self-attention; `values` has the same shape
     values: Tensor
-    lengths: list[int]  # number of each row's positions that the layer has processed
-    pending: list[list[Tensor]]  # for each row the states (n, H) that the layer has not processed yet
+    lengths: list[int]  # number of each batch row's positions that the layer has processed
+    pending: list[list[Tensor]]  # for each batch row the states (n, H) that the layer has not processed yet
 
 
 @dataclass
@@ -123,8 +123,8 @@ class Medusa:
         return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft the likeliest tree of the planned size in each row. Head k gives the tokens at depth k, whatever the
-        tokens above are."""
+        """Draft the likeliest tree of the planned size in each batch row. Head k gives the tokens at depth k, whatever
+        the tokens above are."""
         shape = memory.shape.tree(plan.nodes, plan.depth)
         if not shape or memory.hidden is None:
             return trees_from_lists(roots, [([], []) for _ in roots])
@@ -172,13 +172,13 @@ class Medusa:
         return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
 
     def _through_block(self, block: Block) -> Tensor:
-        """Run the extra layer over the states that it has not processed. Returns its output (B, H) at each row's last
-        position."""
+        """Run Medusa-Block's extra layer over the states that it has not processed yet. Returns the layer's output (B,
+        H) at the last position of each batch row."""
         layer = self.heads.block
         assert isinstance(layer, DecoderLayer)
         fresh = [torch.cat(parts) for parts in block.pending]
         counts = [len(part) for part in fresh]
-        states = nn.utils.rnn.pad_sequence(fresh, batch_first=True)  # (B, M, H)
+        states = nn.utils.rnn.pad_sequence(fresh, batch_first=True)  # shape (B, M, H)
         keys, values = layer.pair(states)
         ends = [length + count for length, count in zip(block.lengths, counts, strict=True)]
         if max(ends) > block.keys.shape[2]:
@@ -192,15 +192,15 @@ class Medusa:
             bounds = torch.tensor(ends, device=states.device)
             mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
         # only the last position's output is needed; of the others, keys and values suffice
-        last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # (B, 1, H)
+        last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # shape (B, 1, H)
         out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]
         return out[:, 0]
 
 
 def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
-    """Count in `shape` which rank was right at each depth of a round. ranked: [row][head][rank], the tokens that the
-    heads proposed."""
+    """Compare the heads' proposals with the accepted tokens, and count in `shape` which rank was right at each depth.
+    ranked: [row][head][rank], the tokens that the heads proposed. verdict: the accepted tokens."""
     for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
         for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)

@@ -35,11 +35,12 @@ class HeadMemory:
 
     cache: DynamicCache
     seen: Tensor  # (B, C) bool, for the C accepted positions of the cache: False at padding
-    positions: Tensor  # (B,), position id of each row's next token to process
+    positions: Tensor  # (B,), position id of each batch row's next token to process
     # tokens to process: ids (B, n), target's hidden states at the tokens before (B, n, H), and (B, n) False at padding
     queue: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     drafted: int = 0  # number of positions that the last draft left in the cache; the next pass removes them
-    step: None = None  # `Levels` looks here for faster code for single tokens; an MTP head has none
+    # always None; `Levels` reads this attribute to find faster code for single tokens, and an MTP head has none
+    step: None = None
 
 
 class Shape:
@@ -126,7 +127,8 @@ class Mtp:
         mask, tokens = context.mask[:, -fresh:], context.tokens[:, -fresh:]
         seen = mask.new_zeros(len(mask), 0)
         memory = HeadMemory(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
-        # the last prompt token's hidden state waits for the first generated token, which `update` brings
+        # The target's hidden state at the last prompt token is read together with the first generated token, which
+        # `update` brings.
         memory.queue.append((tokens[:, 1:], features[:, :-1], mask[:, :-1]))
         return memory
 
@@ -144,7 +146,7 @@ class Mtp:
         memory.queue = [(tokens[live], features[live], exists[live]) for tokens, features, exists in memory.queue]
 
     def propose(self, memory: HeadMemory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
+        """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
             return single(roots)
@@ -161,8 +163,8 @@ class Mtp:
         return self.head.shared_head(hidden)
 
     def _take_in(self, memory: HeadMemory) -> Tensor:
-        """Run the head over the accepted tokens that it has not processed. Returns its hidden state (B, 1, H) at each
-        row's last token."""
+        """Run the MTP head over the accepted tokens that it has not processed yet. Returns the head's hidden state (B,
+        1, H) at the last token of each batch row."""
         if memory.drafted:
             memory.cache.crop(-memory.drafted)
             memory.drafted = 0
@@ -181,7 +183,7 @@ class Mtp:
         return hidden[torch.arange(rows, device=tokens.device), last][:, None]
 
     def run(self, memory: HeadMemory, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
-        """Run the head over n tokens in each row, and add their keys and values to the cache.
+        """Run the head over n tokens in each batch row, and add their keys and values to the cache.
 
         tokens, positions: (B, n), token ids and position ids. features: (B, n, H), hidden states at the tokens before.
         sees: (B, n, S + n) bool, which of the S cached and n new positions each token sees.

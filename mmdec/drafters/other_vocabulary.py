@@ -32,8 +32,8 @@ UNDECODED = "\ufffd"  # a tokenizer writes this character for bytes that are not
 class Memory:
     """The drafter's state of one `generate` call: the target's texts, and the small model's cache."""
 
-    texts: list[list[int]]  # each row's tokens of the target, without padding and image placeholders
-    kept: list[list[int]] = field(default_factory=lambda: [])  # each row's tokens in the small model's cache
+    texts: list[list[int]]  # each batch row's tokens of the target, without padding and image placeholders
+    kept: list[list[int]] = field(default_factory=lambda: [])  # each batch row's tokens in the small model's cache
     session: Any = None  # the small model's decoding state with its cache; None before the first draft
     restarts: int = 0  # how often the small model has re-read the whole text
 
@@ -74,7 +74,7 @@ class OtherVocabulary:
             )
 
     def start(self, context: Context) -> Memory:
-        """Return the state of each row: its prompt without padding and image placeholders."""
+        """Return the state of each batch row: its prompt without padding and image placeholders."""
         mask = context.mask if context.pictures is None else context.mask & ~context.pictures
         rows = zip(context.tokens.tolist(), mask.tolist(), strict=True)
         return Memory([[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows])
@@ -92,7 +92,7 @@ class OtherVocabulary:
             memory.kept = [memory.kept[row] for row in live.tolist()]
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain of the likeliest tokens in each row; none where the text ends in an incomplete UTF-8
+        """Draft a chain of the likeliest tokens in each batch row; none where the text ends in an incomplete UTF-8
         character."""
         depth = min(plan.depth, plan.nodes)
         none: list[list[int]] = [[] for _ in memory.texts]
@@ -101,7 +101,9 @@ class OtherVocabulary:
         written = [self._decoded(self._target_tokenizer, text) for text in memory.texts]
         encoded = [self._tokenizer(text.rstrip(UNDECODED))["input_ids"] for text in written]
         able = [len(ids) > 1 and not text.endswith(UNDECODED) for text, ids in zip(written, encoded, strict=True)]
-        read = [ids if len(ids) > 1 else [0, 0] for ids in encoded]  # one token to cache, one to continue
+        # The small model's pass needs two tokens at least: all but the last go to the cache, and the last one is
+        # continued.
+        read = [ids if len(ids) > 1 else [0, 0] for ids in encoded]
         steps = max(
             math.ceil(depth * min(len(ids) / max(len(text), 1), LONGEST))
             for ids, text in zip(read, memory.texts, strict=True)
@@ -119,7 +121,8 @@ class OtherVocabulary:
         return chains(roots, drafted)
 
     def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
-        """Make the small model's cache hold the beginning of each row's text. If it holds other tokens, it is refilled.
+        """Make the small model's cache hold the beginning of each batch row's text. If it holds other tokens, it is
+        refilled.
 
         read: each row's text as the small model's tokens.
         Returns: False if the cache was refilled more than `RESTARTS` times; then drafting ends.

@@ -33,8 +33,9 @@ HIT = 0.85  # assumed chance that one of a token's stored successors is the next
 # 25, 18, 6, 1, 1 nodes; the paper's has 8, 21, 25, 15, ...
 DECAY = 1.7
 MATCH, LONGEST = 2, 3  # shortest and longest n-gram, in tokens, whose earlier continuation may be copied
-LEADS = (1.0, 2.5, 5.0)  # bounds between groups of successors: lead of the best logit over the second, in nats
-TOLD = 4.0  # the assumed shares in RIGHT have the weight of this many predictions
+# groups of successors are divided by how far the best logit is above the second, in nats; these are the bounds
+LEADS = (1.0, 2.5, 5.0)
+TOLD = 4.0  # the assumed shares in RIGHT weigh as much as this many observed predictions
 RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)  # for each group, the assumed share of best successors that are right
 PROMPT = len(LEADS) + 1  # index of the last group: successors that come from the prompt or from `warm`, without logits
 
@@ -49,7 +50,7 @@ class Successors:
     def __init__(self, warm: Tensor | None) -> None:
         self._warm = warm
         self._seen: dict[int, list[int]] = {}
-        self._groups: dict[int, int] = {}  # token -> group of its best successor, by its lead
+        self._groups: dict[int, int] = {}  # token -> number of the group of its best successor
         # for each group: number of predictions, and of correct ones
         self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]
         self.rows: list[Row] = []
@@ -87,7 +88,8 @@ class Successors:
         return chain, chances
 
     def replace(self, token: int, successors: list[int], lead: float) -> None:
-        """Replace a token's successors. lead: the target's logit of the first minus that of the second, in nats."""
+        """Replace a token's successors. lead: how far the target's logit of the first one is above that of the second,
+        in nats."""
         self._seen[token] = successors
         self._groups[token] = bisect(LEADS, lead)
 
@@ -138,8 +140,8 @@ class Recycling:
         return memory
 
     def propose(self, memory: Successors, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each row's last token: the nodes of the fixed tree for which successors are stored. If
-        `plan.nodes` <= `plan.depth`, draft the best path, up to the first token that is too unlikely."""
+        """Draft a tree after each batch row's last token: the nodes of the fixed tree for which successors are stored.
+        If `plan.nodes` <= `plan.depth`, draft the best path, up to the first token that is too unlikely."""
         trees = []
         for root, row in zip(roots.tolist(), memory.rows, strict=True):
             depth = min(plan.depth, plan.nodes)
@@ -187,13 +189,17 @@ class Recycling:
 
 
 def _first(best: list[int], successors: list[int]) -> list[int]:
-    """Return the successors with the token in `best` moved to the front. best: one token or none."""
+    """Return the successors with one token moved to the front. best: a list of that token; [] leaves the order
+    unchanged."""
     return [*best, *(token for token in successors if token not in best)]
 
 
 def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
-    """Cut a chain at the first token below `plan.threshold`; [] if fewer than `plan.least` tokens are expected to be
-    accepted. chances: for each token, the chance that it and all tokens before it are right."""
+    """Return how much of a chain to draft: up to the first token whose chance is below `plan.threshold`; [] if fewer
+    than `plan.least` tokens are expected to be accepted.
+
+    chances: for each token, the chance that it and all tokens before it are right.
+    """
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.least else []
 

@@ -60,7 +60,8 @@ class Tree:
         return order
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens of `nodes`, and their parents' places in `nodes`, counted from 1; 0 is the root."""
+        """Return the draft that consists of the root and `nodes`: the tokens of `nodes`, and for each the place of its
+        parent in `nodes`, counted from 1; 0 is the root."""
         indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
@@ -73,7 +74,7 @@ class Memory:
     pending: list[list[int]]  # each row's tokens that the small model's cache lacks; the last one is the draft's root
     scored: list[dict[tuple[int, int], int]] | None = None  # for each row of the last pass: (parent, token) -> node
     vocab_size: int = 0  # the target's vocabulary size
-    roots: list[int] = field(default_factory=list)  # the small model's position id of each row's last token
+    roots: list[int] = field(default_factory=list)  # the small model's position id of each batch row's last token
 
 
 @final
@@ -210,8 +211,8 @@ class SmallModel:
         memory.roots = [memory.roots[row] for row in live.tolist()]
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each row's last token; a chain if `plan.nodes` <= `plan.depth`. With a temperature, the
-        tokens are sampled."""
+        """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`. With a temperature,
+        the tokens are sampled."""
         depth = min(plan.depth, plan.nodes)
         if memory.session is None:
             depth = 0
@@ -253,7 +254,8 @@ class SmallModel:
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
     def _ingest(self, memory: Memory) -> Tensor:
-        """Run the small model over the tokens that its cache lacks. Returns the logits (B, 1, V) after the last one."""
+        """Run the small model over the accepted tokens that its cache lacks. Returns the logits (B, 1, V) after the
+        last one."""
         firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
         logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in memory.pending])).logits
         memory.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in memory.pending]
@@ -266,8 +268,8 @@ class SmallModel:
         """Run the small model over all nodes so far that get children. First it removes the nodes of the previous pass
         from the cache; accepted text stays.
 
-        roots: (B,), each row's last token. expanded: for each row, the nodes to process. frontier: for each row, the
-            newest level's nodes, the last of `expanded`.
+        roots: (B,), each batch row's last token. expanded: for each row, the nodes to process. frontier: for each row,
+            the newest level's nodes, the last of `expanded`.
         Returns: logits (B, L, V) after the L nodes of the frontier.
         """
         self._commit(memory, [list(range(len(row) - 1)) for row in memory.pending])
@@ -286,7 +288,8 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
-        """Keep the nodes `paths[r]` of the last pass in row r of the cache, drop the others, and clear `scored`."""
+        """Of the last pass's nodes, keep only `paths[r]` in the small model's cache, for each batch row r. Earlier text
+        stays. Clear `scored`."""
         keep_columns(self._model, memory.session, paths)
         memory.scored = None
 
@@ -303,7 +306,7 @@ def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
 def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
     """Add the `width` likeliest children of each node of the newest level to the trees.
 
-    frontier: for each row, the newest level's nodes. logits: (B, L, V), after these nodes.
+    frontier: for each batch row, the newest level's nodes. logits: (B, L, V), after these nodes.
     Returns: for each row, the `width` new nodes with the highest log-probability of the path.
     """
     top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
@@ -329,13 +332,13 @@ def draw_children(
     Sorting p / Exp(1) gives a sequence of draws without replacement. Whether a node gets one more child depends only on
     its earlier children.
 
-    frontier: for each row, the newest level's nodes. probs: (B, L, V), distributions of their children. counts: for
-        each row, how many children to add in all.
+    frontier: for each batch row, the newest level's nodes. probs: (B, L, V), distributions of their children. counts:
+        for each row, how many children to add in all.
     Returns: for each row, the new nodes.
     """
     most = min(max(counts), probs.shape[-1])
     noise = torch.empty_like(probs).exponential_(generator=generator)
-    tokens = (probs / noise).topk(most, dim=-1).indices  # (B, L, most)
+    tokens = (probs / noise).topk(most, dim=-1).indices  # shape (B, L, most)
     chances = probs.gather(-1, tokens).tolist()
     following = []
     for tree, nodes, ids, mass, count in zip(trees, frontier, tokens.tolist(), chances, counts, strict=True):

@@ -134,7 +134,7 @@ class TreeGrowing:
         memory.info = [memory.info[row] for row in rows] if memory.info else []
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a tree after each row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
+        """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         chain = plan.nodes <= plan.depth
         if self._blocks is not None:
             plan = replace(plan, depth=min(plan.depth, self._blocks.drafts))
@@ -181,13 +181,13 @@ class TreeGrowing:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def take_in(self, memory: Memory) -> LastColumn:
-        """Run the network over the accepted tokens that wait in the queue, and cache their keys and values. Returns the
-        network's state at each row's last token."""
+        """Run the draft network over the accepted tokens in the queue, and cache their keys and values. Returns the
+        network's state at the last token of each batch row."""
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
         """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns its state at the last
-        token of each row."""
+        token of each batch row."""
         states, queries = self._columns(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -228,8 +228,8 @@ class TreeGrowing:
         return states, queries
 
     def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each row's number
-        of tokens.
+        """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each batch row's
+        number of tokens.
         """
         states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
         positions = positions_from(memory.positions, states.shape[1], states.device)
@@ -241,7 +241,8 @@ class TreeGrowing:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Run all layers but the last over n new positions, and write their keys and values to the cache.
 
-        states: (B, n, H), input of the first layer. positions: (B, n). counts: each row's number of valid positions.
+        states: (B, n, H), input of the first layer. positions: (B, n). counts: each batch row's number of valid
+            positions.
         Returns: the last layer's input (B, n, H), queries, keys and values (B, heads, n, d).
         """
         network, cache, last = self.network, memory.cache, self.network.depth - 1
@@ -256,8 +257,8 @@ class TreeGrowing:
         """Run P-EAGLE: one pass over the queued tokens, and over `count` - 1 positions without tokens after them. Only
         the queued tokens stay in the cache.
 
-        Returns: hidden states (B, count, H), one for each drafted depth: at each row's last token, and at the positions
-            without tokens.
+        Returns: hidden states (B, count, H), one for each drafted depth: at each batch row's last token, and at the
+            positions without tokens.
         """
         network, cache = cast(Eagle3, self.network), memory.cache
         states, positions, counts = self._text(memory, self.catch_up(memory))
@@ -281,7 +282,8 @@ class TreeGrowing:
         return hidden
 
     def _block(self, memory: Memory, roots: Tensor) -> Tensor:
-        """Run DFlash: cache the queued tokens' features, then process a block of each row's last token and mask tokens.
+        """Run DFlash: cache the queued tokens' features, then process a block of each batch row's last token and mask
+        tokens.
 
         roots: (B,), each row's last token. Returns: hidden states (B, K, H), one for each drafted depth.
         """
@@ -300,7 +302,7 @@ class TreeGrowing:
 
     def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids
-        (B, M) or (3, B, M), both padded on the right, and each row's number of positions."""
+        (B, M) or (3, B, M), both padded on the right, and each batch row's number of positions."""
         earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
         prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
         rows = [
@@ -311,7 +313,8 @@ class TreeGrowing:
         carried = [row.carry for row in rows]
         if any(carry is not None for carry in carried):
             zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
-            memory.step, memory.asked = None, False  # `step` holds `carry`, which changes here
+            # drop the fast code `step`: it has a copy of `carry`, which changes here
+            memory.step, memory.asked = None, False
             memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
         pad = nn.utils.rnn.pad_sequence
         if part.positions is None or part.next is None:

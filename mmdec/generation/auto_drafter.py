@@ -141,7 +141,7 @@ def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
 
 def network_shape(model: PreTrainedModel) -> str:
     """Return a hash of the model's class and of its tensors' names and shapes; it does not depend on the dtype."""
-    # only tensors: the `state_dict` of a quantised model holds other objects, too
+    # only tensors are read, because the `state_dict` of a quantised model holds other objects, too
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     shapes = sorted((name, tuple(value.shape)) for name, value in tensors.items())
     return hashlib.blake2b(f"{type(model).__name__} {shapes}".encode(), digest_size=16).hexdigest()
@@ -192,7 +192,7 @@ def _once(model: PreTrainedModel, folder: Path) -> Drafter:
 
 
 def _tell(model: PreTrainedModel, message: str) -> None:
-    """Warn with `message`, but only once for the same model and message."""
+    """Warn with `message`, unless the same warning was already given for this model."""
     with _lock:
         told = _told.setdefault(model, set())
         if message in told:

@@ -58,7 +58,7 @@ BATCH_BOUND = (  # transformers' processors that work only on the whole batch: t
     RepetitionPenaltyLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-# transformers' criteria whose result for a row depends only on that row, so that drafts are possible in a batch
+# transformers' criteria whose result for a batch row depends only on that row, so that drafts are possible in a batch
 CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 OTHER_LOOPS = (
     "penalty_alpha",
@@ -106,8 +106,8 @@ def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) 
     """Return the reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts
     are possible.
 
-    transformers' processors and criteria treat each row alone. Those of a caller, subclasses included, may read other
-    rows or count calls, unless they set `mmdec_row_wise = True`.
+    transformers' processors and criteria treat each batch row alone. Those of a caller, subclasses included, may read
+    other rows or count calls, unless they set `mmdec_row_wise = True`.
 
     batch: number of rows.
     """
@@ -148,7 +148,8 @@ def _row_wise(given: Any, known: bool) -> bool:
 
 
 def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
-    """Return the conditions that end a row as one `Stop` object: the maximum length, the EOS token ids, and all other
+    """Return the conditions that end a batch row as one `Stop` object: the maximum length, the EOS token ids, and all
+    other
     stopping criteria, which are called after each token. batch: number of rows."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
@@ -165,8 +166,8 @@ def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
 
 
 class _AllowedTokens(WholeBatch):
-    """transformers' processor for `prefix_allowed_tokens_fn`, for one row of a batch: it calls the caller's function
-    only for this row, with the row's index."""
+    """transformers' processor for `prefix_allowed_tokens_fn`, for one batch row of a batch: it calls the caller's
+    function only for this row, with the row's index."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return PrefixConstrainedLogitsProcessor(lambda _, text: _function(self.processor)(self.row, text), 1)(
@@ -190,7 +191,7 @@ class Results:
         self.logits = ScoreRecorder(batch, start) if wanted and setting(config, "output_logits") else None
         self.processors: list[Processor] = [] if self.logits is None else [ListenerProcessor(self.logits)]
         for processor in processors:
-            kind = type(cast(object, processor))  # the exact class: a subclass may do something else
+            kind = type(cast(object, processor))  # the exact class counts, because a subclass may do something else
             if kind in target.batch_processors:
                 self.processors.append(ListenerProcessor(BatchCollector(processor, batch, start)))
             elif batch > 1 and kind is PrefixConstrainedLogitsProcessor:
@@ -216,7 +217,7 @@ class Results:
         lengths: list[int],
         config: GenerationConfig,
     ) -> Output:
-        """Make transformers' output object. Scores after a row's end are zeros.
+        """Make transformers' output object. Scores after a batch row's end are zeros.
 
         inputs: the model's inputs. sequences: (B, L). lengths: each row's number of new tokens.
         """
@@ -228,7 +229,7 @@ class Results:
 def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppression | None:
     """Return a `Suppression` that does the same as a processor of transformers, but for all nodes of a draft at once.
     Returns None for processors that do more than forbid fixed tokens."""
-    kind = type(cast(object, processor))  # the exact class: a subclass may do something else
+    kind = type(cast(object, processor))  # the exact class counts, because a subclass may do something else
     if kind is SuppressTokensLogitsProcessor:
         tokens, only_at = processor.suppress_tokens, None
     elif kind is SuppressTokensAtBeginLogitsProcessor:
@@ -236,7 +237,7 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
     else:
         return None
     if (tokens.is_floating_point() and len(tokens)) or bool((tokens >= vocab_size).any()):
-        return None  # ids beyond the vocabulary: the original processor raises the error
+        return None  # some ids are beyond the vocabulary: keep the original processor, which raises an error for them
     tokens = tokens.to(device, torch.long)
     return Suppression(tokens[tokens >= 0], only_at)  # negative ids mean no token
 
@@ -275,7 +276,7 @@ class StockRun:
 
     def _run(self) -> Iterator[Round]:
         record = _Record(self._criteria, self._ids, self._model.device)
-        random: Any = torch.random  # `torch.random` is untyped
+        random: Any = torch.random  # typed as `Any`, because `torch.random` has no types
         gpus = [self._ids.device] if self._ids.device.type == "cuda" else []
         with torch.no_grad(), random.fork_rng(gpus, enabled=self._seed is not None):
             if self._seed is not None:
@@ -299,7 +300,8 @@ class _Record(StoppingCriteriaList):
         super().__init__(criteria)  # type: ignore[misc] # any objects
         self.rounds: list[Round] = []
         self._live = list(range(len(ids)))
-        # with an EOS token, rows that have ended get padding; without one they get further tokens
+        # If there is an EOS token, transformers gives padding to rows that have ended. Without one, all rows get
+        # further tokens.
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._raw: Tensor = torch.empty(0)

@@ -33,7 +33,8 @@ class Hold:
         self.thread = threading.current_thread()
 
     def move(self) -> None:
-        """Let the calling thread count as the holder, because a generator may be continued in another thread."""
+        """Make the calling thread the holder of the lock. Needed because a generator may be started in one thread and
+        continued in another."""
         self.thread = threading.current_thread()
 
 
@@ -52,7 +53,7 @@ class ModelLock:
         # below. The generator then releases its lock.
         self._changed = threading.Condition(threading.RLock())
         self._readers: set[Hold] = set()
-        self._writers: set[Hold] = set()  # all by the same thread
+        self._writers: set[Hold] = set()  # the holders that write; all are in the same thread
         self.waiting = 0  # number of threads that wait to write
 
     @contextmanager
@@ -85,7 +86,7 @@ class ModelLock:
                     self._changed.wait_for(lambda: not self._writers and not self._readers)
                 finally:
                     self.waiting -= 1
-                    self._changed.notify_all()  # readers may go on, also if an exception ended this wait
+                    self._changed.notify_all()  # wake waiting readers, also if an exception ended this wait
             hold = Hold()
             self._writers.add(hold)
         try:
@@ -98,7 +99,7 @@ class ModelLock:
     @staticmethod
     def _held(holds: set[Hold]) -> bool:
         current = threading.current_thread()
-        # a copy, because the garbage collector may close a generator meanwhile, and so change the set
+        # iterate over a copy, because the garbage collector may close a generator meanwhile, which changes the set
         return any(hold.thread is current for hold in list(holds))
 
 

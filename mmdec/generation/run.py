@@ -224,7 +224,7 @@ class Speculation:
             drafter.check(target)
         name, batch, options = self._rule_name(generation_config), len(input_ids), self.options
         if options.num_speculative_tokens == 0:
-            drafter = None  # with 0 draft tokens, even the drafter's updates would waste time
+            drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
         # Only these calls need well-behaved processors: in a batch they run row by row; block verification also runs
         # them after rejected tokens.
@@ -280,7 +280,7 @@ class Speculation:
     def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
         if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
-            # drawn from torch's global generator, so that `torch.manual_seed` makes the output repeatable
+            # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
             seed = int(torch.randint(2**62, ()))
         if name in ("residual", "block"):
             stream = Stream(cast(int, seed), float(setting(config, "temperature") or 1.0))
@@ -292,8 +292,8 @@ class Speculation:
 def _extending(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
-    """Yield the same rounds. Once all rows have ended, fill the caller's cache as `model.generate` would. pad: id of
-    the padding token."""
+    """Yield the rounds unchanged. After the last one, when all rows have ended, fill the caller's key-value cache as
+    `model.generate` would. pad: id of the padding token."""
     for round_ in rounds:
         if not text.live:
             target.extend(inputs, text.padded(pad))
@@ -364,7 +364,7 @@ class ConversationTurn(ForwardingDrafter):
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:
         """drafter: the drafter to wrap. target: the name of the target model's weights. cache: the caller's cache, with
-        one row, which is filled while decoding."""
+        one batch row, which is filled while decoding."""
         super().__init__(drafter)
         self._target, self._cache = target, cache
 
@@ -394,7 +394,8 @@ class ConversationTurn(ForwardingDrafter):
 
     @contextmanager
     def _whole(self) -> Generator[None]:
-        """Drop the stored state if the code in the `with` block raises, because it may be incomplete."""
+        """Context manager: if the code in the block raises, drop the drafter's stored state, because it may be
+        incomplete."""
         try:
             yield
         except Exception:

@@ -140,7 +140,7 @@ def stream(
         sampling. statistics: measurements of earlier calls. options: any argument of `model.generate`. All are as in
         `generate`, which explains them in full.
     tokenizer: decodes each round's tokens into `Round.text`. Default None: no text.
-    Returns: an iterator of `Round`, which holds each row's new tokens.
+    Returns: an iterator of `Round`, which holds each batch row's new tokens.
     Raises: InputError for what `generate` refuses, and for a tokenizer without `decode`.
     """
     if tokenizer is not None:
@@ -208,8 +208,8 @@ class _Beginning:
 
 
 def _reading(model: object, speculation: Speculation) -> AbstractContextManager[object]:
-    """Return a context that holds the read locks of the model and of the models that the drafter runs. An object that
-    is not a model gets no lock; the error for it is raised later."""
+    """Return a context manager that holds the read locks of the model and of the smaller models that draft for it. If
+    `model` is not a model, it gets no lock; a later check raises the error."""
     return reading(*((model, *speculation.networks) if isinstance(model, PreTrainedModel) else ()))
 
 
@@ -225,7 +225,7 @@ def _begin(
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
         )
     named = prompt_inputs(model, inputs)
-    # names for error messages: the options if there are any, because model inputs are seldom the cause
+    # In error messages, name the options if there are any: model inputs are seldom the cause.
     names = {*options} - {"tokenizer"} or {*named} - {"input_ids"}
     check_options(options, named)
     options = dict(options)
@@ -241,10 +241,11 @@ def _begin(
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
         if heals:
             named["input_ids"] = healed(named["input_ids"], named.get("attention_mask"), model, tokenizer)
-        prepare: Any = model.generate  # for the type checker, attributes of modules are tensors
+        prepare: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
         prepared, held_back = target.hold_back({**options, **named})
         run = prepare(**prepared, custom_generate=_Beginning(speculation, target, held_back))
-        if held_back and isinstance(run, StockRun):  # transformers' loop needs all inputs through `generate`
+        # transformers' own loop needs all inputs, so they must go through `generate`
+        if held_back and isinstance(run, StockRun):
             run = prepare(**options, **named, custom_generate=_Beginning(speculation, target, {}))
     except PASSED_ON:
         raise
@@ -280,7 +281,7 @@ def prompt_inputs(model: PreTrainedModel, inputs: object) -> dict[str, Any]:
             f"`inputs` must be token ids (B, P) or a tokenizer's output, but is {show(inputs)}. Call "
             'tokenizer(text, return_tensors="pt").'
         )
-    main = "input_ids"  # name of the model's main input; a speech model reads sound instead
+    main = "input_ids"  # name of the input that the model reads: token ids; for a speech model, sound features
     if model.config.is_encoder_decoder:
         main = str(model.main_input_name)
     named: dict[object, Any] = {main: inputs}

@@ -163,7 +163,7 @@ class LoadedAudioLm:
                 made = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
         except PASSED_ON:
             raise
-        except Exception as error:  # processors raise various errors
+        except Exception as error:  # all exceptions, because processors raise errors of many types
             raise InputError(
                 f"`audio` must be what {type(processor).__name__} takes, but it refuses "
                 f"{', '.join(f'{len(samples) / SAMPLE_RATE:.2f} s' for samples in recordings)} "

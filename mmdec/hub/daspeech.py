@@ -173,7 +173,7 @@ def read_parts(
         parts = read(directory, config)
     except PASSED_ON:
         raise
-    except Exception as error:  # networks raise various exceptions for settings of wrong types
+    except Exception as error:  # all exceptions, because a setting of a wrong type may raise any of them
         raise InputError(
             f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."

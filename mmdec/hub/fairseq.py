@@ -228,7 +228,8 @@ def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     named = {"decoder.embed_tokens.weight": state.pop("decoder.embed_tokens.weight")}
     for theirs, ours in (("embed_positions", "embed_positions"), ("link_positional", "links.link_positional")):
         table = state.pop(f"decoder.{theirs}.weight")
-        named[f"decoder.{ours}.weight"] = table.roll(-2, 0)  # fairseq's positions begin at row 2, mmdec's at row 0
+        # fairseq stores position 0 in row 2 of the table, mmdec in row 0
+        named[f"decoder.{ours}.weight"] = table.roll(-2, 0)
     for index in range(layers):
         place = f"decoder.layers.{index}"
         for attention in ("self_attn", "encoder_attn"):

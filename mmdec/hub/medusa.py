@@ -232,7 +232,7 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
             f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config "
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
-    # files of the checkpoint that hold no heads may be missing
+    # the checkpoint may lack files in which no heads are stored
     tensors = read_weights(shards(folder, argument, PUBLISHED), argument, PUBLISHED)
     first = 1 if kind == "linear" else 0  # in Medusa-Linear head 0 belongs to the changed model, so it is left out
     count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first

@@ -91,7 +91,8 @@ class GraphForExport(nn.Module):
         d, last = self.decoder.config.d_model, vertices[-1]
         tokens = torch.where(vertices == last, EOS, torch.where(vertices == 0, BOS, UNK))
         x = math.sqrt(d) * self.decoder.embed_tokens(tokens) + _sinusoids(vertices, d)
-        # index of the last state, computed from a tensor: a Python number would become a constant
+        # the index of the last state is computed from a tensor, because a Python number would become a constant in the
+        # file
         end = torch.ones_like(states[0, :, 0]).sum() - 1
         point = torch.minimum(vertices * (end / last.clamp(min=1)), end)
         low = point.floor()
@@ -108,11 +109,11 @@ class GraphForExport(nn.Module):
             for project in (links.query_linear, links.key_linear)
         )
         jump = vertices[None, :] - vertices[:, None]
-        scores = q @ k.transpose(2, 3) * config.link_dim**-0.5  # (1, H, L, L)
+        scores = q @ k.transpose(2, 3) * config.link_dim**-0.5  # shape (1, H, L, L)
         if links.prior is not None:
             scores = scores - F.softplus(links.prior)[:, None, None] * jump
         chances = scores.masked_fill(jump <= 0, -1e30).softmax(-1)
-        gates = links.gate_linear(x).softmax(-1).transpose(1, 2)[..., None]  # (1, H, L, 1)
+        gates = links.gate_linear(x).softmax(-1).transpose(1, 2)[..., None]  # shape (1, H, L, 1)
         return (chances * gates).sum(1).masked_fill(jump <= 0, 0.0).log()
 
 

@@ -45,7 +45,7 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return {
         "argv": portable(sys.argv),
-        # None for an installed wheel, even if it lies in a repository
+        # None for an installed wheel, even if its folder lies in some repository
         "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
         "uncommitted": None if changes is None else bool(changes.strip()),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

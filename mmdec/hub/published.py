@@ -334,7 +334,7 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
     """Return the fields of DFlash's configuration. vocab_size: of the target; None: as in the folder."""
     state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
-    # the default of this class
+    # the default of transformers' class
     windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}
     _check_layer(checkpoint, {**windows, **settings})
     own = described.get("dflash_config")

@@ -133,7 +133,7 @@ def _writes(processor: Any, token: int) -> bool:
     try:
         made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
         return bool((made["input_ids"] == token).any())
-    except Exception:  # processors raise various errors
+    except Exception:  # all exceptions, because processors raise errors of many types
         return False
 
 

@@ -20,9 +20,9 @@ from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
-# on a CPU: number of steps between two checks whether all rows have ended; the check takes no time there
+# On a CPU the loop checks after this many steps whether all batch rows have ended. There the check takes no time.
 LOOK_EVERY = {"cpu": 1}
-LOOK_RARELY = 16  # on other devices: the same number; there each check waits for the device
+LOOK_RARELY = 16  # the same number on other devices, where each check must wait for the device
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ArConfig:
 
 @dataclass
 class ArCache:
-    """Key-value cache and tables of one generate() call; the decoder itself holds weights only."""
+    """The state of one `generate` call: key-value cache, masks and tables. The decoder itself holds weights only."""
 
     own: list[tuple[Tensor, Tensor]]  # self-attention: each layer's (keys, values), each (B, heads, size, d / heads)
     # cross-attention to S encoder states: each layer's (keys, values), each (B, heads, S, d / heads)
@@ -59,7 +59,8 @@ class ArCache:
         self.positions = sinusoids(have + more, width, self.positions.device).to(self.positions.dtype)
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the rows for beam search: row i continues from the state of row rows[i]."""
+        """Reorder the rows of the batch, which are the hypotheses of a beam search. Row i then continues the text of
+        the old row rows[i]."""
         for keys, values in self.own:
             keys[:, :, : self.length] = keys[rows, :, : self.length]
             values[:, :, : self.length] = values[rows, :, : self.length]
@@ -95,14 +96,14 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """Return the layers, with a type that type checkers know."""
+        """Return the decoder layers. (The property exists to give type checkers their type.)"""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
         """Make an empty cache for at most `size` units. states: the encoder's, (B, S, d_memory)."""
         b, d = states.shape[0], self.config.d_model
         mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
-        if b == 1:  # a single row has no padding, so it needs no mask
+        if b == 1:  # a batch of one row has no padding, so it needs no mask
             states, mask = states[:, : int(state_lengths[0])], None
         memories = []
         for layer in self.stack:
@@ -116,7 +117,7 @@ class ArDecoder(nn.Module):
     def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
         """Process the next token (B,) of each row. Returns: logits (B, V) of the token after it."""
         index = cache.length
-        x = (cache.table[tokens] + cache.positions[index])[:, None]  # (B, 1, d)
+        x = (cache.table[tokens] + cache.positions[index])[:, None]  # shape (B, 1, d)
         for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
             key, value = layer.self_attn.keys_values(x)
             keys[:, :, index] = key[:, :, 0]
@@ -194,7 +195,9 @@ class ArDecoder(nn.Module):
         tokens = torch.full((beams, max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
         scores = torch.full((beams, 1), -torch.inf, device=states.device)
-        scores[0] = 0.0  # all beams are equal at first, so only the first one is extended
+        # At first all hypotheses are the same empty text. A score of -inf for all but one avoids that each is extended
+        # alike.
+        scores[0] = 0.0
         best_score, best = -math.inf, []
         for position in range(max_length + 1):
             steps = self.step(tokens[:, position], cache).float().log_softmax(-1)

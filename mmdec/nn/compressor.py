@@ -28,7 +28,8 @@ class Compressed:
 
     states: Tensor  # (M, H), the compressed states
     positions: Tensor  # (M,) int64: index 0 .. V - 1 of the visual token whose position each state takes
-    kept: Tensor  # (V,) in [0, 1]: how much of each visual token is left, its largest weight in any state
+    # (V,) in [0, 1]: the weight of each visual token in the states (its largest one); 0: the token was dropped
+    kept: Tensor
 
 
 @final
@@ -73,7 +74,7 @@ class Pool(nn.Module):
 
     def forward(self, states: Tensor) -> Compressed:
         """Average states (V, H) to about V / ratio states. Each gets the position in the middle of its window."""
-        weights = self.weights(len(states)).to(states)  # (M, V)
+        weights = self.weights(len(states)).to(states)  # shape (M, V)
         middles = (weights * torch.arange(len(states), device=states.device)).sum(1)
         positions = (middles + 0.5).long()  # torch would round both 1.5 and 2.5 to 2, but positions must differ
         return Compressed(weights @ states, positions, weights.amax(0))
@@ -143,20 +144,21 @@ class Resampler(nn.Module):
         self.o_proj = nn.Linear(size, size, bias=False)
 
     def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> Compressed:
-        """Compress states (V, H) to (Q, H).
+        """Compress an image's states (V, H) to Q states (Q, H).
 
-        fc: (matrix (H, J), function) of an affine map from J to H channels, if the states are (V, J) and this map must
-            still be applied. It is applied to the Q weighted means instead of the V tokens, which gives the same,
-            because attention weights sum to 1.
-        For speed, the key projection is applied to the queries, and the value projection to the Q weighted means.
+        fc: (matrix (H, J), function) of an affine map from J to H channels. Give it if the states are (V, J) and have
+            not passed this map yet. The map is then applied to the Q weighted means, not to the V tokens. Both give the
+            same, because attention weights sum to 1.
+        To save time, the queries are multiplied by the key projection's matrix, so that keys need not be computed. The
+        value projection is applied to the Q weighted means only.
         """
         heads = self.heads
         reading = torch.einsum("qhd,hdc->hqc", self.q, self.k_proj.weight.unflatten(0, (heads, -1)))
         if fc is not None:
             reading = reading @ fc[0]
         # the keys' bias is left out: it adds the same score to all tokens, which does not change a softmax
-        weights = (reading @ states.T * self.q.shape[-1] ** -0.5).softmax(-1)  # (heads, Q, V)
-        mixed = weights @ states if fc is None else fc[1](weights @ states)  # (heads, Q, H)
+        weights = (reading @ states.T * self.q.shape[-1] ** -0.5).softmax(-1)  # shape (heads, Q, V)
+        mixed = weights @ states if fc is None else fc[1](weights @ states)  # shape (heads, Q, H)
         values = torch.einsum("hqc,hdc->qhd", mixed, self.v_proj.weight.unflatten(0, (heads, -1))).flatten(1)
         out = self.o_proj(values if self.v_proj.bias is None else values + self.v_proj.bias)
         return Compressed(out, last_positions(len(states), len(out), states.device), weights.detach().mean(0).amax(0))
@@ -188,7 +190,7 @@ class TextOnly(nn.Module):
     """Drops the image. The drafter then knows of it only through the target's hidden states at text tokens."""
 
     def forward(self, states: Tensor) -> Compressed:
-        """Return no states, (0, H), for the image's states (V, H)."""
+        """Drop all of an image's states (V, H). Returns an empty tensor (0, H)."""
         none = torch.zeros(0, dtype=torch.long, device=states.device)
         return Compressed(states[:0], none, states.new_zeros(len(states)))
 

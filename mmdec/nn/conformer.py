@@ -95,12 +95,13 @@ class Subsampler(nn.Module):
         )
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        x = features.transpose(1, 2)  # (B, 80, N)
+        x = features.transpose(1, 2)  # shape (B, 80, N)
         x = x.masked_fill(~lengths_to_mask(lengths, x.shape[2])[:, None], 0.0)  # not a product: 0 * NaN is NaN
         for conv in self.conv_layers:
             x = F.glu(conv(x), dim=1)
             lengths = _halved(lengths)
-            # padding must be 0, else the next convolution would mix it into the row's last frames
+            # padding must be 0: the next convolution mixes neighbouring frames, so it would mix padding into a
+            # recording's last ones
             x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
         return x.transpose(1, 2), lengths
 
@@ -148,12 +149,13 @@ class RelativeAttention(nn.Module):
         b, s, d = x.shape
         h = self.heads
         q = self.linear_q(x).view(b, s, h, -1)
-        k = self.linear_k(x).view(b, s, h, -1).permute(0, 2, 3, 1)  # (B, H, D, S)
+        k = self.linear_k(x).view(b, s, h, -1).permute(0, 2, 3, 1)  # shape (B, H, D, S)
         v = self.linear_v(x).view(b, s, h, -1).transpose(1, 2)
-        p = self.linear_pos(positions).view(2 * s - 1, h, -1).permute(1, 2, 0)  # (H, D, 2S-1)
-        content = (q + self.pos_bias_u.to(q.dtype)).transpose(1, 2) @ k  # (B, H, S, S)
-        position = (q + self.pos_bias_v.to(q.dtype)).transpose(1, 2) @ p  # (B, H, S, 2S-1)
-        # row i needs the scores of the distances i - j: a skewed view of the padded rows selects them without a gather
+        p = self.linear_pos(positions).view(2 * s - 1, h, -1).permute(1, 2, 0)  # shape (H, D, 2S-1)
+        content = (q + self.pos_bias_u.to(q.dtype)).transpose(1, 2) @ k  # shape (B, H, S, S)
+        position = (q + self.pos_bias_v.to(q.dtype)).transpose(1, 2) @ p  # shape (B, H, S, 2S-1)
+        # Row i needs the scores of the distances i - j. A skewed view of the padded tensor selects them without
+        # `gather`.
         position = F.pad(position, (1, 0)).view(b, h, 2 * s, s)[:, :, 1:].reshape(b, h, s, 2 * s - 1)[..., :s]
         scores = (content + position).float() / math.sqrt(d // h) + mask
         weights = self.dropout(scores.softmax(-1).to(v.dtype))

@@ -45,8 +45,9 @@ class PieceNGram:
     def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
         self.pieces, self.arrays, base = pieces, arrays, pieces + 2
         self.order = max((int(name[7:]) for name in arrays if re.fullmatch(r"pieces_[2-5]", name)), default=1)
-        # For each order from 2: (n-grams, each coded as one number and sorted; their ln P; their ln back-off weights).
-        # They are found by bisection: a dict of a million n-grams would take half a second to make.
+        # One entry for each order from 2: n-grams, coded as numbers and sorted; their ln P; their ln back-off weights.
+        # An n-gram is found by bisection. A dict would be faster, but making one of a million n-grams takes half a
+        # second.
         self._entries: list[tuple[array[int], array[float], array[float] | None]] = []
         try:
             found = {name: value.numpy() for name, value in arrays.items()}
@@ -82,7 +83,7 @@ class PieceNGram:
         """
         base, total = self.pieces + 2, 0.0
         context = context[max(len(context) - self.order + 1, 0) :]
-        # for each order, from the highest: the n-grams that extend the context
+        # for each order from the highest: where the n-grams that begin with the context's last pieces are stored
         rows: list[tuple[int, int, int, array[int], array[float], float]] = []
         for begin in range(len(context)):
             code = 0
@@ -149,10 +150,10 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
 
 
 def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
-    """Find the most probable text of F frames.
+    """Find the most probable text by beam search.
 
-    logprobs: (F, V), ln P of each piece at each frame. model: the n-gram. Returns: the text's piece ids, and for each
-        the frame at which it is most probable.
+    logprobs: (F, V), log-probability of each of V pieces at each of F frames. model: a language model of pieces.
+    Returns: the text's piece ids, and for each piece the frame at which it is most probable.
     """
     start, end = model.pieces, model.pieces + 1
     # cache: the last pieces of a text -> function that gives ln P of the next piece

@@ -137,7 +137,8 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
         mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
         weights, pieces = mean.topk(best, -1)
-        # subtracting 2 per piece makes the sort keep the frames of each piece together
+        # Sort the frames by their piece, and those of one piece by probability, the highest first. Subtracting 2 for
+        # each piece keeps the pieces apart, because probabilities differ by at most 1.
         said = probabilities.amax(-1) - place * 2.0
         order = said.argsort(descending=True, stable=True)
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))

@@ -149,22 +149,22 @@ class Links(nn.Module):
                 position = sinusoids(size, d, hidden.device)
             else:
                 position = self.link_positional.weight[:size]
-            x = torch.cat([hidden, position.expand(b, -1, -1)], dim=-1)  # (B, L, 2d)
+            x = torch.cat([hidden, position.expand(b, -1, -1)], dim=-1)  # shape (B, L, 2d)
             q = self.query_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
             k = self.key_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
             if not torch.is_grad_enabled():
                 return self._decoded(x, q, k, lengths)
-            scores = q @ k.transpose(2, 3) * config.link_dim**-0.5  # (B, H, L, L)
+            scores = q @ k.transpose(2, 3) * config.link_dim**-0.5  # shape (B, H, L, L)
             steps = torch.arange(size, device=hidden.device)
             jump = steps[None, :] - steps[:, None]  # j - i
             if self.prior is not None:
                 scores = scores - F.softplus(self.prior)[:, None, None] * jump
-            allowed = (jump > 0) & lengths_to_mask(lengths, size)[:, None, :]  # (B, L, L)
+            allowed = (jump > 0) & lengths_to_mask(lengths, size)[:, None, :]  # shape (B, L, L)
             # a finite number instead of -inf, so that vertices without a successor give no NaN in softmax or its
             # gradient
             scores = scores.masked_fill(~allowed[:, None], -1e30)
-            heads = scores.log_softmax(-1)  # (B, H, L, L)
-            gates = self.gate_linear(x).log_softmax(-1).transpose(1, 2)[..., None]  # (B, H, L, 1)
+            heads = scores.log_softmax(-1)  # shape (B, H, L, L)
+            gates = self.gate_linear(x).log_softmax(-1).transpose(1, 2)[..., None]  # shape (B, H, L, 1)
             links = torch.logsumexp(heads + gates, dim=1)
             return links.masked_fill(~allowed, -torch.inf)
 
@@ -183,7 +183,7 @@ class Links(nn.Module):
             toll = torch.where(lengths_to_mask(lengths, size)[:, None], toll, _NO_JUMP)
         # at least 1e-20, because a slope of 0 would make the mask 0
         slopes = q.new_ones(heads) if self.prior is None else F.softplus(self.prior).clamp(min=1e-20)
-        gates = self.gate_linear(x).softmax(-1)  # (B, L, H)
+        gates = self.gate_linear(x).softmax(-1)  # shape (B, L, H)
         links = q.new_zeros(b, size, size)
         scores, weights = torch.empty_like(links), torch.empty_like(links)
         for head in range(heads):
@@ -199,15 +199,15 @@ class Links(nn.Module):
         return links.masked_fill_((torch.arange(size, device=q.device) >= lengths[:, None] - 1)[..., None], -torch.inf)
 
 
-# penalty of an impossible jump; finite, because a vertex without any possible jump would give NaN in softmax
+# Penalty of an impossible jump. It is finite: with -inf, a vertex without possible jumps would give NaN in the softmax.
 _NO_JUMP = 1e30
 
 
 def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
-    """Make the penalties (L, L) fp32 of the jumps from vertex i to j: j - i, or 0 if `prior` is False; 1e30 for j <= i.
-    size: L.
+    """Make the table (L, L) of what a jump from vertex i to vertex j costs: j - i; 0 if `prior` is False; 1e30 for j <=
+    i, which is impossible. size: L.
 
-    The caller multiplies them by a head's slope and subtracts them from the links' scores.
+    The caller multiplies the table by a learned slope and subtracts it from the links' scores.
     """
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
@@ -215,8 +215,8 @@ def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
-    """Return a cached table (rows, rows) of these penalties. They depend on j - i only, so the top left corner of a
-    larger table is the table for fewer vertices."""
+    """Return a cached table (rows, rows) of the jumps' penalties, made by `jump_toll`. A penalty depends on j - i only,
+    so a smaller table is the top left corner of a larger one."""
     with torch.inference_mode(False):  # no inference tensor, because the cached table is used in training, too
         steps = torch.arange(rows, dtype=torch.float32, device=device)
         jump = steps[None, :] - steps[:, None]
@@ -275,7 +275,7 @@ class DagDecoder(nn.Module):
             b, s, _ = states.shape
             last = (state_lengths - 1)[:, None]
             point = steps * (last / (lengths[:, None] - 1).clamp(min=1))
-            point = torch.minimum(point, last.to(point.dtype))  # (B, L)
+            point = torch.minimum(point, last.to(point.dtype))  # shape (B, L)
             low = point.to(torch.long)
             part = (point - low)[..., None].to(x.dtype)
             # `index_select` copies whole rows, which is three times faster than `gather`
@@ -293,7 +293,7 @@ class DagDecoder(nn.Module):
     ) -> Lattice:
         lengths = graph_sizes(self.config, frame_lengths)
         x = self.inputs(states, state_lengths, lengths, given)
-        if states.shape[0] == 1:  # a single row has no padding, so it needs no mask
+        if states.shape[0] == 1:  # a batch of one row has no padding, so it needs no mask
             states, self_mask, memory_mask = states[:, : int(state_lengths[0])], None, None
         else:
             self_mask = additive(lengths_to_mask(lengths, x.shape[1]))

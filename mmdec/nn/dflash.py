@@ -128,8 +128,8 @@ class DFlash(LayeredNetwork):
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Combine the target's features (..., k * H) of a token to the state (..., H) from which each layer projects
-        the token's key and value. embeds, carry: not used."""
+        """Compute a token's state (..., H) from the target's features (..., k * H) of it. Each layer projects its key
+        and value from this state. embeds, carry: not used; other draft networks need them."""
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:

@@ -148,12 +148,14 @@ def check_size(name: str, size: object, most: int, remedy: str = "Choose another
 class Prompted:
     """The layer's input for the prompt of one row with L tokens: M positions."""
 
-    states: Tensor  # (M, H); M = L - 1, or fewer if images are compressed
-    positions: Tensor  # (M,) position id of each state in this row's text, padding not counted
-    carry: Any = None  # argument `carry` of `fuse` for later tokens: ViSpec's global vector of the last image
-    kept: Tensor | None = None  # (visual tokens,) in [0, 1]: how much of each one is left after compression
-    compressor: str | None = None  # name of the image compressor that was used; None: none
-    end: int | None = None  # position id of the next token after the prompt's states; None: L - 1
+    states: Tensor  # (M, H), the layer's input at each position; M is L - 1, or less if images are compressed
+    positions: Tensor  # (M,), position id of each state, counted from the row's first token after padding
+    # what later positions need of this prompt: for ViSpec, a vector of the last image; else None
+    carry: Any = None
+    # (visual tokens,) in [0, 1]: weight of each one after compression, 0 is dropped; None: no image was compressed
+    kept: Tensor | None = None
+    compressor: str | None = None  # name of the image compressor that was used; None: no image was compressed
+    end: int | None = None  # position id of the first token after the prompt's states; None: L - 1
 
 
 class Packed(NamedTuple):

@@ -318,7 +318,7 @@ class SlotStep(TokenStep):
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config, self.slots = network, config, network.slots
         gate, up = network.fc_gate, network.fc_up
-        self.fused = torch.cat([gate.weight, up.weight]).detach().t()  # (2 H, 2 H)
+        self.fused = torch.cat([gate.weight, up.weight]).detach().t()  # shape (2 H, 2 H)
         self.fused_bias = None if gate.bias is None else torch.cat([gate.bias, up.bias]).detach()
         self.attention, self.gate_up = packed.attention.detach().t(), packed.gate_up.detach().t()
         self.bias = None if packed.bias is None else packed.bias.detach()
@@ -329,11 +329,12 @@ class SlotStep(TokenStep):
         self.fused_norm = cast(Any, network.fc_norm).weight.detach().numpy() if config.fc_norm else None
         self.embeddings = network.slot_embeddings.detach().numpy()
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]
-        # one cache entry, with the shape of the cache
+        # the memory for one entry, so that it has the shape that the cache has
         self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)
-        # one row for each position 0, 1, ...
+        # cosines and sines of the rotary positions 0, 1, ..., one position in each row
         self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)
-        # additive mask with a row for each slot: which accepted tokens it sees, then which of the slots 1, 2, ...
+        # additive mask (slots, accepted tokens + slots) that says which accepted tokens and which earlier slots each
+        # slot sees
         self.mask = np.empty((self.slots, 0), np.float32)
         pairs = [(refiner.down, refiner.up) for refiner in cast(Any, network.refiners)]
         self.refiners = [[(part.weight.detach(), part.bias.detach()) for part in pair] for pair in pairs]
@@ -404,7 +405,7 @@ class SlotStep(TokenStep):
         size = self.config.hidden_size
         joined = np.empty((len(tokens), 2 * size), np.float32)
         joined[:, size:] = features
-        for row, token in enumerate(tokens):  # a loop is faster than indexing for few tokens
+        for row, token in enumerate(tokens):  # a loop over the few tokens is faster than indexing
             joined[row, :size] = self.embedding[token]
         if self.fused_norm is not None:
             joined = self._norm(joined, self.fused_norm)

@@ -102,8 +102,8 @@ class Eagle3Config(LayeredConfig):
     # id of the token that P-EAGLE reads at positions after the last token; None: the network is EAGLE-3
     mask_token: int | None = None
     rope_scaling: dict[str, Any] | None = None
-    # positions of image tokens if the target has three-dimensional positions (M-RoPE): counted like text tokens; or
-    # only the first of the three; or all three, as `mrope_section` says
+    # How positions of image tokens are numbered if the target has three-dimensional positions (M-RoPE). Either they are
+    # counted like text tokens, or only the first dimension is used, or all three, as `mrope_section` says.
     positions: Positions = "text"
     mrope_section: tuple[int, ...] = ()  # for each of the three M-RoPE axes: its number of rotary frequencies
     # True: the axes alternate along the frequencies; False: each axis has consecutive frequencies
@@ -275,7 +275,8 @@ class Eagle3(LayeredNetwork):
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """Compute the first layer's input (..., 2 H) at position t. embeds: (..., H), embedding of token t + 1.
-        features: (..., k * Ht), the target's features of token t, which fc maps to H channels. carry: not used."""
+        features: (..., k * Ht), the target's features of token t, which fc maps to H channels.
+        carry: only for ViSpec, not used."""
         return torch.cat([embeds, self.fused(features)], -1)
 
     def fused(self, features: Tensor) -> Tensor:
@@ -290,14 +291,15 @@ class Eagle3(LayeredNetwork):
 
     def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
         """Compute the first layer's input (..., 2 H) at drafted tokens. embeds: (..., H), their embeddings. hidden:
-        (..., H), the network's output at the token before each. carry: not used."""
+        (..., H), the network's output at the token before each. carry: only for ViSpec, not used."""
         return torch.cat([embeds, hidden], -1)
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
         """Compute the first layer's input for the prompt of one row with L tokens. If `config.pictures` is "dropped",
         positions that read an image token are left out.
 
-        embeds: (L, H). features: (L, k * Ht). visual: (L,) bool, True at visual tokens. carry: not used.
+        embeds: (L, H). features: (L, k * Ht). visual: (L,) bool, True at visual tokens.
+        carry: only for ViSpec, not used.
         """
         prompted = super().prompt(embeds, features, visual)
         if self.config.pictures != "dropped":
@@ -306,7 +308,8 @@ class Eagle3(LayeredNetwork):
         return Prompted(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return the substitute for a drafted token's features: `hidden`, the network's own output, unchanged."""
+        """Return `hidden`, the network's own output. It replaces the target's features of a drafted token, which are
+        unknown."""
         return hidden
 
     def fused_weights(self, carry: Any = None) -> Pair | None:
@@ -339,8 +342,8 @@ class Eagle3(LayeredNetwork):
         return rms_normed(halves, weights, self.config.rms_norm_eps).view(states.shape)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
-        """Return the tensor to which layer `index` adds attention's output: in the first layer only the feature, which
-        is normalised if `norm_before_residual` is set."""
+        """Return the tensor to which layer `index` adds attention's output. In the first layer it is the feature,
+        normalised if `norm_before_residual` is set. In later layers it is the layer's input."""
         if index:
             return states
         features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
@@ -357,7 +360,8 @@ class Eagle3(LayeredNetwork):
         return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
-        """Compute logits (..., `vocabulary`) from hidden (..., H) with the network's own LM head. output: not used."""
+        """Compute logits (..., `vocabulary`) from hidden states (..., H) by the network's own LM head. output: the
+        target's LM head, which this network does not need."""
         if not self.config.norm_output:
             hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
@@ -387,9 +391,9 @@ class Eagle3(LayeredNetwork):
         then `mrope_section` says which of the three axes rotates each frequency."""
         if isinstance(positions, int) or positions.dim() == 2:
             return super().rotations(positions, dtype, device)
-        axes = self._axes(device)  # (d,)
+        axes = self._axes(device)  # shape (d,)
         parts = [super(Eagle3, self).rotations(axis, dtype, device) for axis in positions]
-        cosines, sines = (torch.stack(part, -1) for part in zip(*parts, strict=True))  # (B, 1, n, d, 3)
+        cosines, sines = (torch.stack(part, -1) for part in zip(*parts, strict=True))  # shape (B, 1, n, d, 3)
         index = axes.expand(cosines.shape[:-1])[..., None]
         return cosines.gather(-1, index)[..., 0], sines.gather(-1, index)[..., 0]
 
@@ -398,7 +402,9 @@ class Eagle3(LayeredNetwork):
         sections = self.config.mrope_section
         if not self.config.mrope_interleaved:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
-        else:  # axes 1 and 2 get every third frequency, as many as their sections say; axis 0 the rest
+        else:
+            # Frequencies 1, 4, 7, ... belong to axis 1, and 2, 5, 8, ... to axis 2, as many as their sections say.
+            # Axis 0 has the rest.
             axes = [0] * (self.config.head_dim // 2)
             for axis in (1, 2):
                 for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):

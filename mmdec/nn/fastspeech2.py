@@ -96,7 +96,7 @@ class AcousticBatch:
 
 @dataclass(frozen=True)
 class AcousticLoss:
-    """The four parts of the acoustic loss, each a scalar."""
+    """The four terms whose sum is the acoustic loss, each a scalar."""
 
     mel: Tensor
     duration: Tensor
@@ -105,7 +105,7 @@ class AcousticLoss:
 
     @property
     def total(self) -> Tensor:
-        """Return the sum of the four parts."""
+        """Return the acoustic loss, the sum of the four terms."""
         return self.mel + self.duration + self.pitch + self.energy
 
 
@@ -129,7 +129,7 @@ class FftBlock(nn.Module):
         keys, values = self.attention.keys_values(x)
         y = self.attention.attend(x, keys, values, bias)
         x = self.attention_norm(x + self.dropout(y))
-        y = self.conv1((x * keep).transpose(1, 2)).relu()  # (B, ffn, T)
+        y = self.conv1((x * keep).transpose(1, 2)).relu()  # shape (B, ffn, T)
         y = self.conv2(y * keep.transpose(1, 2)).transpose(1, 2)
         return self.ffn_norm(x + self.dropout(y))
 
@@ -229,7 +229,7 @@ class FastSpeech2(nn.Module):
         for block in self.encoder:
             x = block(x, keep, bias)
 
-        log_durations = self.duration(x, keep).float()  # (B, K)
+        log_durations = self.duration(x, keep).float()  # shape (B, K)
         valid = keep.squeeze(-1)
         pitch_log = self._predicted(self.pitch(x, keep), self.pitch_stats, valid)
         used = pitch_log if pitch is None else pitch.log1p()
@@ -239,8 +239,8 @@ class FastSpeech2(nn.Module):
         x = x + self.energy_bins(torch.bucketize(used.detach(), self.energy_edges))
 
         predicted = (log_durations.detach().exp() - 1).round().clamp(min=0)
-        counts = (predicted if durations is None else durations).long() * valid.long()  # (B, K)
-        frames, mel_lengths = regulate(x, counts, max_frames)  # (B, F, d)
+        counts = (predicted if durations is None else durations).long() * valid.long()  # shape (B, K)
+        frames, mel_lengths = regulate(x, counts, max_frames)  # shape (B, F, d)
         keep, bias = _masks(mel_lengths, frames.shape[1], frames.dtype)
         y = frames + self.decoder_scale * self._positions(frames)
         for block in self.decoder:
@@ -263,11 +263,11 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
     Returns: (B, F, d), and the numbers of frames (B,). F is that of the longest row, at least 1. Frames beyond a row's
         length repeat its last phone: the caller must mask them.
     """
-    ends = durations.cumsum(1).clamp(max=max_frames)  # (B, K)
+    ends = durations.cumsum(1).clamp(max=max_frames)  # shape (B, K)
     lengths = ends[:, -1]
     size = max(1, int(lengths.max()))
     frames = torch.arange(size, device=x.device).expand(x.shape[0], size).contiguous()
-    index = torch.searchsorted(ends, frames, right=True).clamp(max=x.shape[1] - 1)  # (B, F)
+    index = torch.searchsorted(ends, frames, right=True).clamp(max=x.shape[1] - 1)  # shape (B, F)
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2])), lengths
 
 
@@ -280,7 +280,7 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
     """
     phones = torch.arange(batch.durations.shape[1], device=batch.lengths.device) < batch.lengths[:, None]  # (B, K)
     spoken = phones & (batch.durations > 0)  # not </s>, which has neither pitch nor energy
-    frames = torch.arange(output.mel.shape[1], device=batch.mel.device) < output.mel_lengths[:, None]  # (B, F)
+    frames = torch.arange(output.mel.shape[1], device=batch.mel.device) < output.mel_lengths[:, None]  # shape (B, F)
     apart = ((output.mel - batch.mel[:, : output.mel.shape[1]]).abs() / model.mel_std).mean(-1)
 
     def squared(predicted: Tensor, truth: Tensor, mask: Tensor, scale: Tensor | float = 1.0) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 SAMPLES = 32  # number of values of each tensor that enter the hash
 
-# cache; an entry is dropped together with its network
+# cache of results; an entry is dropped when its network is deleted
 _known: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()
 _lock = Lock()
 
@@ -45,6 +45,6 @@ def _digest(network: nn.Module) -> str:
         if plain and value.numel() and not (value.is_meta or value.is_quantized):
             flat = value.detach().reshape(-1)
             samples.setdefault(value.device, []).append(flat[:: -(-len(flat) // SAMPLES)].to(torch.float64))
-    for parts in samples.values():  # one copy to the CPU for each device, not for each tensor
+    for parts in samples.values():  # one copy to the CPU for each device is faster than one for each tensor
         digest.update(torch.cat(parts).cpu().numpy().tobytes())
     return digest.hexdigest()

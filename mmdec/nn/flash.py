@@ -97,7 +97,7 @@ class FlashNetwork(DraftNetwork):
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
         """Compute the layer's input (..., H) at a text position t. embeds: (..., H), embedding of token t + 1.
-        features: (..., H), of token t. carry: not used."""
+        features: (..., H), of token t. carry: only for ViSpec, not used."""
         joined = torch.cat([embeds, features], -1)
         if self.config.fc_norm:
             joined = self.fc_norm(joined)
@@ -108,7 +108,7 @@ class FlashNetwork(DraftNetwork):
         """Compute the layer's input for the prompt of one row, without padding; images are compressed. Position t
         counts as visual if token t + 1 is.
 
-        embeds: (L, H). features: (L, H). visual: (L,) bool, True at visual tokens. carry: not used.
+        embeds: (L, H). features: (L, H). visual: (L,) bool, True at visual tokens. carry: only for ViSpec, not used.
         """
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]

@@ -37,7 +37,7 @@ class PhoneVoice(nn.Module):
     def __init__(self, config: FastSpeech2Config, num_phones: int) -> None:
         super().__init__()
         self.config = config
-        # the attribute's name is that of the training module, so that its checkpoints can be loaded
+        # the training module has the same attribute name, so its checkpoints can be loaded
         self.tts = FastSpeech2(config, num_phones)
 
     def forward(self, phones: Tensor, lengths: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,7 @@ class PhoneVoice(nn.Module):
         Returns: mel (B, F, 80), natural logarithm, zeros beyond a row's frames; numbers of frames (B,).
         """
         places = torch.arange(phones.shape[1] + 1, device=phones.device)
-        units = F.pad(phones, (0, 1)).masked_fill(places >= lengths[:, None], PAD)  # (B, N + 1)
+        units = F.pad(phones, (0, 1)).masked_fill(places >= lengths[:, None], PAD)  # shape (B, N + 1)
         units = units.masked_fill(places == lengths[:, None], EOS)
         output = self.tts(self.tts.embed(units), lengths + 1, max_frames=max_frames)
         return output.mel, output.mel_lengths

@@ -91,7 +91,8 @@ class Int8Linear(nn.Linear):
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        nn.Module.__init__(self)  # skips nn.Linear's constructor, which would make new weights
+        # call the constructor of `Module`, because that of `nn.Linear` would allocate new weights
+        nn.Module.__init__(self)
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
         integers, scales = quantise_rows(linear.weight)
@@ -171,8 +172,8 @@ def levels() -> int:
 
 
 def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Quantise rows (N, I): each row becomes whole numbers from -most to most, times a scale. Returns: numbers (N, I)
-    as floats, scales (N, 1)."""
+    """Quantise the rows of a matrix (N, I): each row becomes whole numbers from -most to most, times a scale. Returns:
+    the numbers (N, I) as floats, and the scales (N, 1)."""
     # `amax` of absolute values is far faster than a norm
     scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)
     return rows.div(scales).round_(), scales
@@ -191,9 +192,9 @@ def pack(integers: Tensor, scales: Tensor) -> Any:
 
 
 def product(rows: Tensor, packed: Any, most: int) -> Tensor:
-    """Multiply rows (N, I) of whole numbers by weights from `pack`. Returns: (N, O) float32. most: largest absolute
-    value in `rows`."""
+    """Multiply a matrix (N, I) of whole numbers by weights from `pack`. Returns: (N, O) float32. most: the largest
+    absolute value that `rows` may hold."""
     kernel = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    # fbgemm adds a zero point of most + 1; with most = 63 it gets integers from 1 to 127, so that two products fit
-    # in 16 bits
+    # The kernel adds most + 1 to each number, so that all are positive. With most = 63 they are 1 to 127: then the sum
+    # of two products fits in 16 bits, as some CPUs need.
     return cast(Tensor, kernel(rows, 1.0, most + 1, packed))

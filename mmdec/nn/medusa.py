@@ -80,7 +80,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(size, size)
 
     def pair(self, states: Tensor) -> Pair:
-        """Compute keys and values of states (B, S, H)."""
+        """Return attention's keys and values of states (B, S, H), each (B, heads, S, H / heads)."""
         return self._split(self.k_proj(states)), self._split(self.v_proj(states))
 
     def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
@@ -108,7 +108,7 @@ class DecoderLayer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(size)
 
     def pair(self, x: Tensor) -> Pair:
-        """Compute self-attention's keys and values of x (B, T, H)."""
+        """Return self-attention's keys and values of x (B, T, H), each (B, heads, T, H / heads)."""
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
     def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
@@ -170,8 +170,8 @@ class MedusaHeads(nn.Module):
         return self.tokens(self.read(hidden, count), output)
 
     def tokens(self, read: Tensor, output: Tensor) -> Tensor:
-        """Compute logits (..., count, V) from the heads' states (..., count, H) from `read`. output: the model's output
-        matrix (V, H), used unless each head has its own."""
+        """Compute logits (..., count, V) from the heads' outputs. read: (..., count, H), these outputs. output: the
+        model's output matrix (V, H), used unless each head has its own."""
         if not self.config.own_outputs:
             return linear(read, output)
         return torch.stack([self.outputs[k](read[..., k, :]) for k in range(read.shape[-2])], -2)

@@ -58,7 +58,7 @@ class MsdNetwork(DraftNetwork):
         following = embeds[:, 1:]
         if cast(MsdConfig, self.config).visual_token == "next":
             return torch.where(visual[:, 1:, None], following, self.fuse(following, features[:, :-1]))
-        index = next_text(visual)[:, 1:, None].expand_as(following)  # (B, L - 1, H)
+        index = next_text(visual)[:, 1:, None].expand_as(following)  # shape (B, L - 1, H)
         fused = self.fuse(embeds.gather(1, index), features[:, :-1])
         return torch.where(visual[:, :-1, None], embeds[:, :-1], fused)
 

@@ -115,7 +115,9 @@ class ElasticCompressor(nn.Module):
         if variant == "weighted":
             if len(set(ratios)) > 1:
                 raise InputError(f"`ratios` must be equal to be mixed, but are {ratios}. 3 is the paper's.")
-            grid = None  # with a grid, pooling may give another number of outputs than the other two compressors
+            # no grid: with one, pooling might give another number of outputs than the other two compressors, but all
+            # are averaged
+            grid = None
         makers: dict[str, Callable[[], nn.Module]] = {
             "prune": lambda: Prune(prune, pruning),
             "pool": lambda: Pool(pool, grid),
@@ -260,10 +262,11 @@ class SpecVLM(DraftNetwork):
         """Compute the layer's input for the prompt of one row, without padding; images are compressed. The question
         that the gate reads is the text after the first image.
 
-        embeds: (L, H). features: (L, k * H). visual: (L,) bool, True at visual tokens. carry: not used.
+        embeds: (L, H). features: (L, k * H). visual: (L,) bool, True at visual tokens.
+        carry: only for ViSpec, not used.
         """
         config = cast(SpecVLMConfig, self.config)
-        joined = torch.cat([embeds[1:], features[:-1]], -1)  # (L - 1, J)
+        joined = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)
         images = spans(visual[1:], config.grid)
         if not images:
             return Prompted(self._fc(joined), torch.arange(len(joined), device=joined.device))

@@ -21,7 +21,7 @@ FIRST = 2  # id of the first piece that is a token of the model
 # GPT-2's rule for splitting text into words: contractions, and sequences of letters, figures or signs with the space
 # before
 _WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
-_NEVER = (2**60, -1)  # rank and token of a pair that no merge joins
+_NEVER = (2**60, -1)  # rank and merged token of a pair of tokens that the BPE never merges
 # values of the bytes that GPT-2's vocabulary writes as the character itself
 _PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 
@@ -91,9 +91,12 @@ def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, 
 
 
 def _kept(left: Counter[int], bound: int, merges: Merges) -> list[int]:
-    """Choose the tokens that occur at least `bound` times. left: token -> number of occurrences; it is changed. A rarer
-    token is replaced by its two parts, which get its occurrences. The latest merges come first, so that a part's number
-    is complete when its turn comes."""
+    """Choose the tokens that occur at least `bound` times. Tokens are visited in reverse order of their merges. If a
+    token is too rare, the two tokens that it was merged from get its occurrences. So a token's number is complete when
+    it is visited.
+
+    left: token -> number of occurrences; it is changed.
+    """
     for _, _, token in reversed(merges.rows):
         times = left.get(token, 0)
         if 0 < times < bound:
@@ -127,8 +130,8 @@ class TokenPieces:
         return self.merges.bytes(self.kept[piece - FIRST]) if piece >= FIRST else b""
 
     def _of_token(self, token: int) -> tuple[int, ...]:
-        """Return the piece ids of which a token is composed. Special tokens, and bytes that are not in the vocabulary,
-        give none."""
+        """Split a token into pieces of the small vocabulary. Returns their ids; [] for special tokens and for bytes
+        that the vocabulary lacks."""
         number = self._numbers.get(token)
         if number is not None:
             return (number,)

@@ -72,7 +72,7 @@ def _sinusoid_table(rows: int, d_model: int, device: torch.device, fairseq: bool
 
 
 class RowsLinear(nn.Linear):
-    """A linear layer that uses oneDNN where possible, if the input has many rows."""
+    """A linear layer. For inputs of many rows (tokens) it uses oneDNN's matrix product, where that is possible."""
 
     def forward(self, input: Tensor) -> Tensor:
         many = input.numel() >= FEW * self.in_features

@@ -128,11 +128,11 @@ class Vocoder(nn.Module):
             x = block(x, keep)
         x = self.last_norm(x)
         low, high = math.log(self.config.min_pitch), math.log(self.config.max_pitch)
-        predicted = (low + (high - low) * self.pitch(x).squeeze(-1).float().sigmoid()).exp()  # (B, F)
-        pulse_gain, phase, noise_gain = self.head(x).float().chunk(3, dim=-1)  # (B, F, 513)
+        predicted = (low + (high - low) * self.pitch(x).squeeze(-1).float().sigmoid()).exp()  # shape (B, F)
+        pulse_gain, phase, noise_gain = self.head(x).float().chunk(3, dim=-1)  # shape (B, F, 513)
         if noise is None:
             noise = standard_noise(frames * HOP).to(mel.device).expand(batch, -1)
-        valid = keep.squeeze(-1).repeat_interleave(HOP, dim=1)  # (B, F * 256)
+        valid = keep.squeeze(-1).repeat_interleave(HOP, dim=1)  # shape (B, F * 256)
         hertz = predicted.detach() if pitch is None else pitch
         if lengths is not None:  # repeat the pitch of the last frame, so that padding does not change the row
             last = torch.minimum(torch.arange(frames, device=mel.device), (lengths[:, None] - 1).clamp(min=0))
@@ -172,7 +172,7 @@ def pulse_train(pitch: Tensor) -> Tensor:
     """
     following = torch.cat([pitch[:, 1:], pitch[:, -1:]], dim=1)
     step = torch.arange(HOP, device=pitch.device) / HOP
-    hertz = pitch[..., None] + (following - pitch)[..., None] * step  # (B, F, 256)
+    hertz = pitch[..., None] + (following - pitch)[..., None] * step  # shape (B, F, 256)
     hertz = hertz.flatten(1)
     turns = (hertz.double() / SAMPLE_RATE).cumsum(1)
     angle = (math.pi * (turns - turns.round())).float()  # half the phase, in [-pi/2, pi/2]
@@ -257,7 +257,7 @@ class HifiGanVocoder(nn.Module):
         batch, frames, _ = mel.shape
         size = self.given.samples(frames)
         if lengths is not None:
-            real = torch.arange(frames, device=mel.device) < lengths[:, None]  # (B, F)
+            real = torch.arange(frames, device=mel.device) < lengths[:, None]  # shape (B, F)
             mel = torch.where(real[..., None], mel, torch.log(mel.new_tensor(LOG_FLOOR)))
         samples = self.generator(adapt_mel(mel, self.expects, self.given)).view(batch, -1)
         samples = resample(samples, self.expects.sample_rate, SAMPLE_RATE)
@@ -277,7 +277,7 @@ def adapt_mel(mel: Tensor, kind: MelKind, given: MelKind = OURS) -> Tensor:
     if kind == given:
         return mel
     filters, linear = _filters(given).to(mel.device), mel.exp()
-    magnitudes = (linear @ torch.linalg.pinv(filters)).clamp(min=1e-6)  # (B, F, 513)
+    magnitudes = (linear @ torch.linalg.pinv(filters)).clamp(min=1e-6)  # shape (B, F, 513)
     for _ in range(_ROUNDS):  # non-negative least squares by multiplicative updates (Lee and Seung, 2000)
         magnitudes = magnitudes * (linear @ filters.T) / (magnitudes @ filters @ filters.T).clamp(min=1e-9)
     frames = max(1, round(mel.shape[1] * given.hop / given.sample_rate * kind.sample_rate / kind.hop))

@@ -117,7 +117,7 @@ def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tenso
     """Apply layers to x (B, S, D). lengths: (B,), numbers of states; positions beyond them are masked."""
     mask = None
     if bool((lengths < x.shape[1]).any()):
-        mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # (B, 1, 1, S)
+        mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # shape (B, 1, 1, S)
     for layer in layers:
         x = layer(x, mask)
     return x
@@ -154,7 +154,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         products = (linear(x, layer.weight, layer.bias) for layer in (self.q_proj, self.k_proj, self.v_proj))
         parts = (product.unflatten(-1, (self.heads, -1)) for product in products)
-        query, key, value = (part.transpose(1, 2) for part in parts)  # (B, H, S, D / H)
+        query, key, value = (part.transpose(1, 2) for part in parts)  # shape (B, H, S, D / H)
         if mask is None:
             y = attention(query * query.shape[-1] ** -0.5, key, value)
         else:

@@ -79,7 +79,7 @@ def dag_posterior(
         masked, forward = masked_inputs(match, links, last, ends)
         alpha, beta, _ = log_alpha_beta(masked, forward, last, ends)
         scores = alpha + beta + masked
-        # a row without a finite score has no softmax and stays 0
+        # for a row of scores that are all -inf the softmax is undefined; its result is set to 0
         empty = (scores == NEG_INF).all(2, keepdim=True)
         return scores.masked_fill(empty, 0.0).softmax(2).masked_fill(empty, 0.0).to(_result_dtype(match))
 
@@ -108,7 +108,7 @@ def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, gra
         # the predecessor is needed only at vertices on the path, so the argmax is taken while tracing back
         row = torch.arange(batch, device=match.device)
         possible = best[row, last, ends] > NEG_INF
-        # one more column than vertices: unused steps write there
+        # the buffer has one column more than there are vertices; unused steps write there
         alignment = match.new_full((batch, size + 1), -1, dtype=torch.long)
         vertex = ends
         for t in range(steps - 1, -1, -1):
@@ -229,7 +229,7 @@ def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
     itself."""
     size = scores.size(1)
     # a possible jump has i < j < length, so a check of j against the length covers i
-    outside = torch.arange(size, device=scores.device) >= graph_lengths[:, None]  # (B, L)
+    outside = torch.arange(size, device=scores.device) >= graph_lengths[:, None]  # shape (B, L)
     backward = torch.ones(size, size, dtype=torch.bool, device=scores.device).tril_()
     return scores.masked_fill_(backward | outside[:, None, :], NEG_INF)
 
@@ -248,8 +248,8 @@ def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> t
     steps = torch.arange(match.size(1), device=match.device)
     vertex = torch.arange(match.size(2), device=match.device)
     # each token needs a later vertex: token t is on vertex t at the earliest, and leaves one for each later token
-    earliest = vertex >= steps[:, None]  # (M, L)
-    latest = vertex <= (ends - last)[:, None, None] + steps[:, None]  # (B, M, L)
+    earliest = vertex >= steps[:, None]  # shape (M, L)
+    latest = vertex <= (ends - last)[:, None, None] + steps[:, None]  # shape (B, M, L)
     possible = earliest & latest & (steps <= last[:, None])[:, :, None]
     return match.double().masked_fill(~possible, NEG_INF), forward_links(links.double(), ends + 1)
 
@@ -342,26 +342,26 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     """
     batch, steps, size = match.shape
     step = torch.arange(steps, device=match.device)
-    link_top = _finite(links.amax((1, 2)))  # (B,)
-    match_top = _finite(match.amax(2))  # (B, M)
-    weights = (links - link_top[:, None, None]).exp()  # (B, L, L)
-    emission = (match - match_top[:, :, None]).exp()  # (B, M, L)
+    link_top = _finite(links.amax((1, 2)))  # shape (B,)
+    match_top = _finite(match.amax(2))  # shape (B, M)
+    weights = (links - link_top[:, None, None]).exp()  # shape (B, L, L)
+    emission = (match - match_top[:, :, None]).exp()  # shape (B, M, L)
 
     # The backward pass is a mirrored forward pass: tokens reversed for each sample, links transposed. Both run as one
     # batch of 2B.
     mirror = last[:, None] - step  # (B, M), step k of the mirror is token last - k
     outside, mirror = mirror < 0, mirror.clamp(min=0)
     mirrored = emission.gather(1, mirror[:, :, None].expand_as(emission)).masked_fill(outside[:, :, None], 0.0)
-    factors = torch.cat([emission, mirrored]).transpose(0, 1).contiguous()  # (M, 2B, L)
-    tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # (2B, M)
+    factors = torch.cat([emission, mirrored]).transpose(0, 1).contiguous()  # shape (M, 2B, L)
+    tops = torch.cat([match_top, match_top.gather(1, mirror)]) + link_top.repeat(2)[:, None]  # shape (2B, M)
 
     row = torch.arange(batch, device=match.device)
     arrivals = match.new_zeros(steps, 2 * batch, size)  # alpha of each token before its emission is multiplied in
     arrivals[0, :batch, 0] = 1.0
     arrivals[0, batch + row, ends] = 1.0
-    states = arrivals.clone()  # after the emission, divided by the maximum
+    states = arrivals.clone()  # these states include the emission, and are divided by their maximum
     peaks = match.new_ones(steps, 2 * batch, 1)
-    both = torch.cat([weights, weights.transpose(1, 2)])  # (2B, L, L)
+    both = torch.cat([weights, weights.transpose(1, 2)])  # shape (2B, L, L)
     for k in range(1, steps):
         arrive, state, peak = arrivals[k], states[k], peaks[k]
         torch.bmm(states[k - 1].unsqueeze(1), both, out=arrive.unsqueeze(1))
@@ -369,8 +369,8 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
         torch.amax(state, 1, keepdim=True, out=peak)
         state.div_(peak.clamp_min_(TINY))
 
-    log_peaks = peaks.squeeze(2).t().log()  # (2B, M)
-    start = torch.cat([match[:, 0, 0], match[row, last, ends]])  # (2B,)
+    log_peaks = peaks.squeeze(2).t().log()  # shape (2B, M)
+    start = torch.cat([match[:, 0, 0], match[row, last, ends]])  # shape (2B,)
     scale = torch.cat([start[:, None], log_peaks[:, 1:] + tops[:, 1:]], 1).cumsum(1)  # (2B, M): log of each maximum
     arrival_scale = torch.cat([torch.zeros_like(start)[:, None], scale[:, :-1] + link_top.repeat(2)[:, None]], 1)
 
@@ -379,21 +379,21 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
         half = values[:, batch:].transpose(0, 1)
         return half.gather(1, mirror[:, :, None].expand(batch, steps, half.size(2)))
 
-    alpha, beta = states[:, :batch].transpose(0, 1), tokens(arrivals)  # (B, M, L)
-    alpha_scale, beta_scale = scale[:batch], arrival_scale[batch:].gather(1, mirror)  # (B, M)
-    log_prob = alpha_scale.gather(1, last[:, None]).squeeze(1) + alpha[row, last, ends].log()  # (B,)
+    alpha, beta = states[:, :batch].transpose(0, 1), tokens(arrivals)  # shape (B, M, L)
+    alpha_scale, beta_scale = scale[:batch], arrival_scale[batch:].gather(1, mirror)  # shape (B, M)
+    log_prob = alpha_scale.gather(1, last[:, None]).squeeze(1) + alpha[row, last, ends].log()  # shape (B,)
 
     excess = (alpha_scale + beta_scale - log_prob[:, None]).masked_fill(outside, NEG_INF)
-    vertices = alpha * beta * excess.exp()[:, :, None]  # (B, M, L)
+    vertices = alpha * beta * excess.exp()[:, :, None]  # shape (B, M, L)
 
     # A link's count: leave v_i after token t, arrive at v_j, emit token t + 1.
-    following = mirror[:, 1:]  # (B, M - 1)
+    following = mirror[:, 1:]  # shape (B, M - 1)
     leaving = alpha_scale[:, :-1] + link_top[:, None] - log_prob[:, None]
     emitted_scale = scale[batch:].gather(1, following)
     into = (leaving + emitted_scale).masked_fill(outside[:, 1:], NEG_INF).exp()[:, :, None]
-    counts = torch.bmm((alpha[:, :-1] * into).transpose(1, 2), tokens(states)[:, 1:]) * weights  # (B, L, L)
+    counts = torch.bmm((alpha[:, :-1] * into).transpose(1, 2), tokens(states)[:, 1:]) * weights  # shape (B, L, L)
 
-    beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # (B, M)
+    beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # shape (B, M)
     gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
     smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # accurate only if both directions are
@@ -408,11 +408,12 @@ def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior
     """Run the slow scan, in log space, on masked float64 inputs match (B, M, L) and links (B, L, L). It is accurate for
     every input. last, ends: (B,) indices of the last token and the last vertex."""
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)
-    shift = _finite(log_prob)[:, None, None]  # 0 for an impossible sample: its alpha + beta are -inf, which exp makes 0
+    # 0 for a sample without any possible path: alpha + beta are -inf there, and exp makes them 0
+    shift = _finite(log_prob)[:, None, None]
     vertices = (alpha + beta - shift).exp()
     counts = torch.zeros_like(links)
     for t in range(match.size(1) - 1):
-        into = match[:, t + 1] + beta[:, t + 1]  # (B, L)
+        into = match[:, t + 1] + beta[:, t + 1]  # shape (B, L)
         counts += (alpha[:, t, :, None] + links + into[:, None, :] - shift).exp()
     return Posterior(log_prob, vertices, counts)
 
@@ -432,7 +433,7 @@ def log_alpha_beta(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
     beta = torch.full_like(match, NEG_INF)
     after = torch.full_like(final, NEG_INF)
     for t in range(steps - 1, -1, -1):
-        after = torch.where((last == t)[:, None], final, after)  # -inf until the sample's last token
+        after = torch.where((last == t)[:, None], final, after)  # before the sample's last token the state is -inf
         beta[:, t] = after
         after = _log_sum(links + (match[:, t] + after)[:, None, :])
     return alpha, beta, alpha[row, last, ends]
@@ -475,8 +476,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         wide = torch.promote_types(logits.dtype, torch.float32)
-        index = targets.long()[:, None].expand(-1, logits.shape[1], -1)  # (B, L, M)
-        total = logits.to(wide).logsumexp(2)  # (B, L)
+        index = targets.long()[:, None].expand(-1, logits.shape[1], -1)  # shape (B, L, M)
+        total = logits.to(wide).logsumexp(2)  # shape (B, L)
         ctx.save_for_backward(logits, index, total)
         return (logits.gather(2, index).to(wide) - total[:, :, None]).transpose(1, 2).contiguous()
 
@@ -486,7 +487,7 @@ class _Gather(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor, None]:
         logits, index, total = ctx.saved_tensors
-        grad = grads[0].transpose(1, 2).to(total.dtype)  # (B, L, M)
+        grad = grads[0].transpose(1, 2).to(total.dtype)  # shape (B, L, M)
         out = (logits.to(total.dtype) - total[:, :, None]).exp_()
         out *= -grad.sum(2, keepdim=True)
         return out.scatter_add_(2, index, grad).to(logits.dtype), None

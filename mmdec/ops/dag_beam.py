@@ -134,7 +134,7 @@ def _search(
                         longer,
                         _Text(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
                     )
-        kept[vertex] = {}  # frees memory: the search does not return to this vertex
+        kept[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
     if not kept[end]:
         return [(-math.inf, (), _Text(-math.inf, 0.0, -math.inf, ()))]
     return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]

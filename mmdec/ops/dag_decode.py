@@ -92,7 +92,7 @@ def decode_lattice(
         gains = best if strategy == "joint-viterbi" else torch.zeros_like(best)
         possible = forward_links(links, ends + 1)
         vertices, lengths = _viterbi(possible, gains, ends, how.length_penalty, min(size, how.max_length or size))
-    inside = torch.arange(vertices.size(1), device=vertices.device) < lengths[:, None]  # (B, K)
+    inside = torch.arange(vertices.size(1), device=vertices.device) < lengths[:, None]  # shape (B, K)
     scores = _scores(links, best, vertices, inside)
     tokens = choices.gather(1, vertices)
     if how.collapse:
@@ -126,10 +126,10 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
     vertices, and the table of all jumps over 2^k vertices. So L vertices take log2(L) gathers, without synchronising
     with the device.
     """
-    favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # (B, L, L)
+    favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # shape (B, L, L)
     top, jump = forget_impossible_(favourite, ends + 1).max(2)
     # vertices without a possible jump go to the last vertex, so that every path ends there
-    jump = torch.where(top == NEG_INF, ends[:, None], jump)  # (B, L)
+    jump = torch.where(top == NEG_INF, ends[:, None], jump)  # shape (B, L)
     vertices = torch.zeros_like(jump[:, :1])
     while vertices.size(1) < links.size(1):
         vertices = torch.cat([vertices, jump.gather(1, vertices)], 1)
@@ -156,7 +156,7 @@ def _viterbi(links: Tensor, gains: Tensor, ends: Tensor, penalty: float, longest
         # each jump leads to a later vertex, so t jumps end on vertex t or later
         scores = sources[:, t:, t - 1 :] + table[t - 1, :, None, t - 1 :]
         table[t, :, t:] = scores.amax(2) + gains[:, t:]
-    finals = table[:, row, ends].t()  # (B, longest)
+    finals = table[:, row, ends].t()  # shape (B, longest)
     count = torch.arange(1, longest + 1, device=links.device)
     top, chosen = (finals / count.to(finals.dtype) ** penalty).max(1)
     stranded = top == NEG_INF  # no path reaches the last vertex: jump to it from the first vertex
@@ -192,7 +192,7 @@ def _collapse(
     tokens, vertices: (B, K). lengths: (B,). inside: (B, K) bool, False beyond the path. Returns: these four for the new
         paths.
     """
-    last = (lengths - 1)[:, None]  # (B, 1)
+    last = (lengths - 1)[:, None]  # shape (B, 1)
     keep = inside.clone()
     keep[:, 1:] &= tokens[:, 1:] != tokens[:, :-1]
     # of the run that ends the path, the last vertex is kept instead, because a path must end on the graph's last vertex

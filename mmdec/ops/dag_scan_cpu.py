@@ -81,8 +81,8 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     steps, size = match.shape
     room = size - steps + 1  # number of vertices on which a token can be
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
-    emission = _window(whole, room).contiguous()  # (M, R + 1)
-    match_top = _finite(emission.amax(1))  # (M,)
+    emission = _window(whole, room).contiguous()  # shape (M, R + 1)
+    match_top = _finite(emission.amax(1))  # shape (M,)
     emission = emission.sub_(match_top[:, None]).exp_()
     # windows[t, p, q]: probability of the jump from vertex t + p (token t) to vertex t + 1 + q (token t + 1)
     windows = weights.as_strided((steps - 1, room, room), (size + 1, size, 1), 1)
@@ -348,7 +348,7 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
     for begin in range(0, size, width)[:: 1 if onward else -1]:
         end = min(begin + width, size)
         count = end - begin
-        here = slice(max(0, begin - room), end)  # the tokens that the vertices of this block can emit
+        here = slice(max(0, begin - room), end)  # indices of the tokens that the vertices of this block can emit
         most[here] = np.maximum(most[here], shift[here])
         # first a block's rows hold what other blocks contribute, stored with the token before; then the states
         # overwrite them
@@ -421,7 +421,7 @@ class _Block:
         """
         count = len(links)
         self.jumps[:count, :count] = links.T if self.onward else links
-        self.staying.fill(1.0)  # the diagonal is 1: it keeps what other blocks contributed
+        self.staying.fill(1.0)  # with 1 on the diagonal, the product keeps what earlier blocks have contributed
         np.multiply(emitted, ratio, out=self.emitted[:count])
 
 

@@ -86,7 +86,7 @@ def launch(kernel: Any, grid: tuple[Any, ...]) -> Callable[..., None]:
 
     def on_device(*arguments: Any, **options: Any) -> None:
         device: torch.device = arguments[0].device
-        if device.type != "cuda":  # Triton's interpreter runs on the CPU: there is no GPU to choose
+        if device.type != "cuda":  # on a CPU the kernels run in Triton's interpreter, so there is no GPU to choose
             start(*arguments, **options)
             return
         with torch.cuda.device(device):

@@ -41,7 +41,7 @@ def copy_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
     for row, (path, begin) in enumerate(zip(columns, begins, strict=True)):
         first = next((step for step, column in enumerate(path) if column != begin + step), len(path))
         if first < len(path):
-            cells = kv.select(-4, row)  # (..., H, S, D)
+            cells = kv.select(-4, row)  # shape (..., H, S, D)
             source = cells.index_select(-2, torch.tensor(path[first:], device=kv.device))
             cells.narrow(-2, begin + first, len(path) - first).copy_(source)
 
@@ -60,7 +60,7 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
     ]
     if moves:
         rows, sources, targets = torch.tensor(moves, device=kv.device).unbind(1)
-        cells = kv.movedim((-4, -2), (0, 1))  # (B, S, ..., H, D)
+        cells = kv.movedim((-4, -2), (0, 1))  # shape (B, S, ..., H, D)
         cells[rows, targets] = cells[rows, sources]
 
 

@@ -58,7 +58,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if not takes(queries, keys, values) or queries.shape[2] < MANY:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     batch, heads, count, size = queries.shape
-    out = torch.empty(batch, count, heads, size).transpose(1, 2)  # stored as the next layer reads it: (B, N, heads, D)
+    # memory is ordered (B, N, heads, D), because the next layer reads it so
+    out = torch.empty(batch, count, heads, size).transpose(1, 2)
     for row in range(batch):
         for head in range(heads):
             own, key = queries[row, head].contiguous(), keys[row, head].contiguous()

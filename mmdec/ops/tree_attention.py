@@ -72,7 +72,7 @@ class TreeMask:
             places, padding = torch.arange(columns, device=device)[None], torch.zeros_like(self.ends)
         else:
             places, padding = counted
-        own = (self.ends + padding)[:, None] + self.ancestors.sum(2) - 1  # (B, N)
+        own = (self.ends + padding)[:, None] + self.ancestors.sum(2) - 1  # shape (B, N)
         begins = self.starts[:, None]
         lowest = (begins + (own - begins) // size * size if chunks else own - size + 1)[:, :, None]
         additive = _padded_rows(self.additive[..., first:])

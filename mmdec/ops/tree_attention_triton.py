@@ -47,10 +47,11 @@ class PackedTree:
         weights = torch.ones(32, dtype=torch.int64, device=ancestors.device) << torch.arange(
             32, device=ancestors.device
         )
-        packed = (bits.to(torch.int64) * weights).sum(-1)  # 32 bits; the highest becomes int32's sign
+        # 32 bits in one number; the highest bit becomes the sign of an int32
+        packed = (bits.to(torch.int64) * weights).sum(-1)
         packed = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
         depths = ancestors.sum(-1, dtype=torch.int32) - 1
-        # starts and ends may be strided views, which the kernel does not accept
+        # copied if needed, because the kernel does not accept strided views
         starts, ends = (bound.to(torch.int32).contiguous() for bound in (starts, ends))
         return cls(starts, ends, packed.contiguous(), depths.contiguous())
 
@@ -156,7 +157,8 @@ def _attend(
 
     # for each split, head and query: the weighted mean of values, and the log-sum-exp of the scores in base 2
     cell = (split.to(tl.int64) * tl.num_programs(2) + tl.program_id(2)) * packed + query
-    divisor = tl.where(total == 0.0, 1.0, total)  # a split may hold no entry that the node sees
+    # avoid a division by 0: none of the entries of a split may be visible to the node
+    divisor = tl.where(total == 0.0, 1.0, total)
     tl.store(out + cell[:, None] * V_WIDTH + e[None], acc / divisor[:, None], mask=real[:, None] & (e < V_WIDTH)[None])
     tl.store(lse + cell, tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor)), mask=real)
 

@@ -81,7 +81,7 @@ class WordDecoder:
         for word, variants in lexicon.items():
             distinct = folded.setdefault(word.casefold(), [])
             for phones in variants:
-                # a pause belongs to a punctuation mark, not to a word
+                # pauses are left out, because they belong to punctuation marks, not to words
                 spoken = tuple(phone for phone in phones if phone != PAUSE)
                 if spoken and spoken not in distinct:
                     distinct.append(spoken)
@@ -153,7 +153,8 @@ class WordDecoder:
             score, tokens = max((score, tokens), self._search(phones, matches.__getitem__, unseen))
             if tokens:
                 return render(tokens)
-            base, slope, unseen = 2 * base, 2 * slope, 4 * unseen  # wider limits, until every span matches some word
+            # widen the limits until each span of phones matches some word
+            base, slope, unseen = 2 * base, 2 * slope, 4 * unseen
 
     def _exact(self, phones: Sequence[str]) -> Callable[[int], Iterable[Match]]:
         def at(start: int) -> Iterator[Match]:
@@ -262,7 +263,8 @@ class WordDecoder:
                 seen = distant.keys() & {word for row, _ in rows[:-1] for word in row} if distant else ()
                 for stop, word, cost in joined(nearest, *(distant[word] for word in seen)):
                     value = score - cost
-                    if value < floors[stop]:  # too low already, and further probabilities only lower it
+                    # stop here: the value is too low already, and further probabilities can only lower it
+                    if value < floors[stop]:
                         continue
                     for row, weight in rows:
                         if word in row:

@@ -137,7 +137,7 @@ class ApproximateLexicon:
         costs = [[substitution_cost(meant, heard) for heard in self._phones] for meant in self._phones]
         # two more columns than phones: for a recognised phone that is unknown, and for the end of the recognised phones
         extra = np.tile(np.array([SUBSTITUTION, FAR]), (len(self._phones), 1))
-        self._costs = np.concatenate((np.array(costs), extra), axis=1).astype(np.float32)  # (P, P + 2)
+        self._costs = np.concatenate((np.array(costs), extra), axis=1).astype(np.float32)  # shape (P, P + 2)
 
     def match(
         self, phones: Sequence[str], base: float, slope: float, extra: int = 2
@@ -157,7 +157,7 @@ class ApproximateLexicon:
         matches: list[dict[tuple[int, str], float]] = [{} for _ in range(count)]
         for first in range(0, count, STARTS):
             starts = np.arange(first, min(first + STARTS, count))
-            window = starts[:, None] + np.arange(width - 1)  # (S, W - 1)
+            window = starts[:, None] + np.arange(width - 1)  # shape (S, W - 1)
             self._descend(matches, starts, heard[window], insertion[window], base, slope)
         return [[(end, word, cost) for (end, word), cost in table.items()] for table in matches]
 
@@ -185,7 +185,7 @@ class ApproximateLexicon:
             rank = np.arange(len(parent)) - np.repeat(np.cumsum(degrees) - degrees, degrees)
             nodes = self._children[self._offsets[nodes[parent]] + rank]
             rows = rows[parent]
-            above = costs[parent]  # (R, W)
+            above = costs[parent]  # shape (R, W)
             costs = above + np.float32(DELETION)
             substituted = above[:, :-1] + self._costs[self._symbols[nodes][:, None], heard[rows]]
             np.minimum(costs[:, 1:], substituted, out=costs[:, 1:])

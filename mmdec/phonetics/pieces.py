@@ -78,7 +78,7 @@ class Pieces:
         """Load a tokenizer from its JSON file. Raises InputError for any other file."""
         try:
             return cls(Tokenizer.from_file(str(path)))
-        except Exception as error:  # tokenizers raises a bare Exception
+        except Exception as error:  # all exceptions, because the package tokenizers raises a bare `Exception`
             raise InputError(f"`pieces` must be a tokenizer's file, but '{path}' is not ({error}).") from None
 
     def save(self, path: Path) -> None:

@@ -109,7 +109,7 @@ def _several(words: str) -> str:
 
 def _money(sign: str, amount: str, cents: str, scale: str) -> str:
     unit, small = _MONEY[sign]
-    if scale or (cents and len(cents) != 2):  # as in $1.5 million: here ".5" does not mean cents
+    if scale or (cents and len(cents) != 2):  # in "$1.5 million", ".5" does not mean cents
         return f"{_decimal(amount, cents)}{scale} {_several(unit) if sign != '¥' else unit}"
     whole = f"{_number(amount)} {unit if amount == '1' or sign == '¥' else _several(unit)}"
     if not cents or cents == "00":

@@ -92,8 +92,8 @@ class Batch(Generic[Given]):
             raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
 
     def read(self, read: Callable[[Given], Read]) -> dict[int, Read]:
-        """Call `read` for each input. Returns: input index -> output. An input for which it raises InputError is left
-        out, and the exception is added to `errors`."""
+        """Call the function `read` for each input. Returns: input index -> its result. If it raises InputError for an
+        input, the input is left out, and the error is added to `errors`."""
         inputs: dict[int, Read] = {}
         for index, item in enumerate(self.given):
             try:
@@ -232,7 +232,7 @@ def as_drafter(loaded: LanguageModel, drafter: DraftedBy) -> DraftedBy:
     Raises: InputError if weights are missing, damaged, or were trained for another model.
     """
     if isinstance(drafter, PreTrainedModel):
-        # a small model with the same vocabulary is returned as it is: `Speculation` wraps it, with locks
+        # a small model with the same vocabulary needs no change: `Speculation` makes the drafter, and locks the model
         made = small_drafter(drafter, loaded.model, None, loaded.tokenizer)
         return made if isinstance(made, OtherVocabulary) else drafter
     if isinstance(drafter, str) and drafter == AUTO:
@@ -362,7 +362,7 @@ class Usage:
             self.later += len(tokens)
         else:
             self.prompts += 1
-        if drafts:  # without a drafter, `round_.drafter` is only the overhead of the clock
+        if drafts:  # without a drafter, these seconds are only the time that reading the clock takes
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
 
     def clock(self, round_: Round, index: int, drafts: bool) -> None:
@@ -376,7 +376,7 @@ class Usage:
         self.seconds["core"] += round_.core / len(round_.rows)
 
     def add(self, other: Usage) -> None:
-        """Add the counts and seconds of another part of the same input."""
+        """Add the counts and seconds of another part of the same input, such as a later window of a recording."""
         for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for stage, seconds in other.seconds.items():

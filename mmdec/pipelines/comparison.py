@@ -17,7 +17,7 @@ def faster(seconds: float, baseline: float) -> str:
 
 
 def verdict(seconds: float, baseline: float, same: bool, output: str = "text") -> str:
-    """Write the comparison in words: "2.9 times faster, same text".
+    """Compare the two ways of decoding in words, such as "2.9 times faster, same text".
 
     seconds, baseline: times with and without drafts. same: whether both outputs are equal. output: what the output is
         called.

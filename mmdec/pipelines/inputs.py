@@ -150,7 +150,7 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
     try:
         array = audio.detach().cpu().resolve_conj().resolve_neg()
         return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
-    except Exception as error:  # torch raises various errors
+    except Exception as error:  # all exceptions, because torch raises errors of many types
         raise InputError(
             f"`audio` must be a dense tensor of numbers, but this one of {audio.dtype} gives no array "
             f"({type(error).__name__}). Convert it to torch.float32."

@@ -149,7 +149,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
                 yield {name: value for name, value in values.items() if value is not None}
     except InputError:
         raise
-    except Exception as error:  # pyarrow raises many types of errors
+    except Exception as error:  # all exceptions, because pyarrow raises errors of many types
         raise InputError(
             f"`manifest` must be Parquet, but '{shown_path(path)}' is not ({reason(error):.200}). Write it anew."
         ) from error

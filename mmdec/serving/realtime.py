@@ -126,7 +126,7 @@ class Session:
         for name in ("language", "prompt"):
             if wanted.get(name):
                 options[name] = wanted[name]
-        self._engine.live(**options)  # raises InputError for wrong options, before the session changes
+        self._engine.live(**options)  # wrong options raise InputError here, before the session is changed
         self._options = options
 
     async def _feed(self) -> None:
@@ -136,7 +136,7 @@ class Session:
                 await self._hand_on()
         except WebSocketDisconnect:
             pass
-        finally:  # or `_take`, which may wait for this loop, would never end
+        finally:  # end the input in any case: otherwise `_take`, which may wait for it, would never end
             async with self._changed:
                 self._ended = True
                 self._changed.notify_all()
@@ -215,7 +215,7 @@ async def realtime(socket: WebSocket) -> None:
             await socket.close(1013)  # WebSocket's code for "try again later"
             return
         await Session(socket, server).run()
-    except ApiError as error:  # the address names a model that is not served
+    except ApiError as error:  # the client's address names a model that is not served
         await socket.send_json({"type": "error", **error.content})
         await socket.close(1008)
     finally:

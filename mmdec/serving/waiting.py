@@ -59,7 +59,7 @@ class Metrics:
         """Add a value to a histogram. name: a key of `HISTOGRAMS`. labels: the histogram's labels."""
         key, bounds = (name, tuple(sorted(labels.items()))), HISTOGRAMS[name][1]
         with self._lock:
-            # number of values up to each bound; number and sum of all values
+            # for each upper bound, the number of values up to it; then the number and the sum of all values
             row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))
             for index, bound in enumerate(bounds):
                 row[index] += value <= bound
@@ -155,7 +155,7 @@ class Gone:
     clients have disconnected.
     """
 
-    mmdec_row_wise = True  # tells mmdec that each row's result depends only on the index of this row
+    mmdec_row_wise = True  # tells mmdec that the result for a row depends only on the row's index
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
@@ -165,7 +165,7 @@ class Gone:
         return torch.tensor(gone if len(gone) == len(ids) else [all(gone)] * len(ids))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gone:
-        return self  # a copy must read the flags of the same jobs
+        return self  # no copy is made, because each copy must read the flags of the same jobs
 
 
 @final
@@ -177,7 +177,7 @@ class Worker:
         self._metrics, self._changed = metrics, threading.Condition()
         self._waiting: deque[Job] = deque()
         self._decoding: list[Job] = []
-        self._last = 1  # number of waiting jobs with equal keys when the last batch was taken
+        self._last = 1  # size of the last batch: number of waiting jobs with equal keys when it was taken
         self._pace = 0.0  # exponential moving average of the decoding seconds per job
         self._closed = False
         names = [f"mmdec-serve-{number}" for number in range(decoders)]

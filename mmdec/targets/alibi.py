@@ -35,7 +35,8 @@ def has_alibi(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
-    """In this context, a pass called without a mask uses the mask of `tree` and the positions of its nodes.
+    """Context manager: while it is open, a pass that is called without a mask scores the draft whose mask is `tree`. It
+    uses this mask and the positions of the draft's nodes.
 
     This is done by hooks. They stay on the model, but do nothing outside the context and in other threads.
     """
@@ -62,15 +63,18 @@ class TreeBias:
         tree = _drafted.get()
         if tree is None:
             return None
-        # (H, 1, P), (B * H, 1, P) or (B, H, 1, P) for H heads; P is the number of keys, or the model's maximum length
+        # the bias: (H, 1, P), (B * H, 1, P) or (B, H, 1, P) for H heads; P is the number of keys, or the model's
+        # maximum length
         bias: Tensor = kwargs[self.name]
-        mask: Tensor = kwargs["attention_mask"]  # (B or 1, H or 1, N, S + N); may include the bias
+        # the mask (B or 1, H or 1, N, S + N), to which the model may have added the bias
+        mask: Tensor = kwargs["attention_mask"]
         places = _places(tree)
         rows, columns = places.shape
         shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # the last query sees all keys
         hidden = True if shown.dtype == torch.bool else torch.finfo(shown.dtype).min
         shown = torch.where(tree.additive < 0, hidden, shown)
-        if bias.shape[-1] != columns:  # the bias is for the maximum length, and aligned at its end
+        # this bias is made for the maximum length; its last entries belong to the last keys
+        if bias.shape[-1] != columns:
             places = places + bias.shape[-1] - 1 - places.amax(1, keepdim=True)
         each = bias.reshape(-1, self.heads, 1, bias.shape[-1])
         made = _by_place(each.expand(rows, -1, -1, -1), places)
@@ -108,14 +112,15 @@ def _layers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def _places(tree: TreeMask) -> Tensor:
-    """Return the position (B, S + N) of each cached token and each node in its row; 0 for left padding."""
+    """Return the position (B, S + N) of each cached token and each node in its batch row; 0 for left padding."""
     columns = tree.additive.shape[3] - tree.ancestors.shape[1]
     starts, ends = tree.starts[:, None], tree.ends[:, None]
     held = (torch.arange(columns, device=starts.device) - starts).clamp(min=0)
-    # entries between a shorter row's end and the draft get some position: the mask hides them
+    # cache entries between a shorter batch row's end and the draft get any position, because the mask hides them
     return torch.cat([torch.minimum(held, ends - starts), ends - starts - 1 + tree.ancestors.sum(2)], 1)
 
 
 def _by_place(numbers: Tensor, places: Tensor) -> Tensor:
-    """Return numbers[..., places], (B, H, 1, S). numbers: (B, H, 1, P). places: (B, S), indices below P."""
+    """Return the entries of `numbers` (B, H, 1, P) at the indices `places` (B, S), which are below P. Returns: (B, H,
+    1, S)."""
     return numbers.gather(3, places[:, None, None].expand(-1, numbers.shape[1], -1, -1))

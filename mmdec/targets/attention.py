@@ -23,8 +23,8 @@ TREE_ATTENTION = "mmdec_tree"
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
-    """Make an additive float mask (B, 1, queries, keys) with transformers' arguments for masks; None if plain causal
-    masking is enough."""
+    """Make an additive float mask (B, 1, queries, keys). transformers calls this with its arguments for masks. Returns
+    None if plain causal masking is enough."""
     seen = sdpa_mask(*args, **kwargs)
     if seen is None:
         return None
@@ -53,7 +53,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     queries = query.shape[2]
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
-    # None for cross-attention, whose mask is not that of a tree
+    # None for cross-attention: its mask hides encoder states, so it is not the mask of a draft tree
     tree = next((tree for tree in trees if tree.additive is attention_mask), None)
     if tree is not None or (attention_mask is None and not causal and not dropout):
         return tree_attention(query, key, value, tree, scale, sinks).transpose(1, 2).contiguous(), None

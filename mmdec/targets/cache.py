@@ -43,11 +43,14 @@ class GrowingLayer(DynamicLayer):
         self.store = store
         self.all_keys = self.all_values = torch.empty(0)
         self.shown: Tensor | None = None
-        self.first = 0  # the first column that the next pass attends to: a sliding window hides earlier ones
+        # index of the first cached token that the next pass attends to; earlier ones are outside of the attention
+        # window
+        self.first = 0
         self.is_initialized = True
 
     def hold(self, states: Tensor, is_keys: bool) -> None:
-        """Set this layer's keys (if `is_keys`) or values to `states` (B, H, S, D), a view of a pool."""
+        """Set this layer's keys (if `is_keys`) or values to `states` (B, H, S, D), which is a view of a larger tensor
+        (pool)."""
         if is_keys:
             self.keys = self.shown = states
         else:
@@ -85,7 +88,8 @@ class Kind:
     def pool(self, rows: int, columns: int) -> Tensor:
         """Allocate an uninitialised pool (members, rows, heads, columns, size). columns: number of tokens."""
         shape = len(self.members), rows, self.heads, columns, self.size
-        with torch.inference_mode(False):  # else a caller could not write to the cache outside of inference mode
+        # outside of inference mode, because otherwise a caller could not write to the cache outside of it
+        with torch.inference_mode(False):
             return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
@@ -118,7 +122,8 @@ class KVPool:
         layers: list[Any] = []
         held: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
         for index, old in enumerate(cast(list[Any], given.layers)):
-            if isinstance(old, DummyLayer):  # this layer has no keys and values: it reads those of another layer
+            # a layer without keys and values of its own; it reads those of another layer
+            if isinstance(old, DummyLayer):
                 layers.append(old)
                 continue
             layers.append(GrowingLayer(self))
@@ -130,7 +135,7 @@ class KVPool:
             Kind(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
             for (shape, dtype, device), members in held.items()
         ]
-        # weak references: a cycle between layers and this object would delay freeing the memory
+        # weak references, because a reference cycle with the layers would delay the release of this object's memory
         self._layers = {
             index: weakref.ref(layer) for index, layer in enumerate(layers) if isinstance(layer, GrowingLayer)
         }
@@ -154,7 +159,8 @@ class KVPool:
             old = self._pools
             self._pools = self._allocate(old[0].shape[1], length)
             for before, pool in zip(old, self._pools, strict=True):
-                # copy all, not only `length`: during a pass, some layers have already written new columns
+                # copy all columns, not only the first `length`: in the middle of a pass, some layers have already
+                # written new ones
                 pool[:, :, :, : before.shape[3]] = before
             self._hand_out()
 
@@ -176,7 +182,8 @@ class KVPool:
                     layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values of each row's accepted tokens behind its text. Then keep only `length` columns.
+        """Move the keys and values of each batch row's accepted tokens behind its text. Then keep only `length`
+        columns.
 
         columns: [r]: indices of row r's accepted tokens along the sequence axis. begins: [r]: index to which the first
             of them moves; the others follow.
@@ -213,7 +220,8 @@ class KVPool:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
     def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
-        """Yield (index, layer) for the layers of the cache that still exist."""
+        """Yield (index, layer) for those layers of the cache that were not deleted; they are held by weak
+        references."""
         for index, reference in self._layers.items():
             if (layer := reference()) is not None:
                 yield index, layer
@@ -258,15 +266,15 @@ def check_cache(cache: Cache) -> None:
 class RowLayout:
     """Which cache columns hold which batch row's tokens. Plain integers, so that reading them never waits for a GPU."""
 
-    starts: list[int]  # for each row: index of its first token's column, after left padding
-    ends: list[int]  # for each row: index of its last token's column, plus 1
-    shifts: list[int]  # for each row: a token's position id minus its column index
-    tree: int = 0  # number of columns of a tree that was scored and is not verified yet; 0: there is none
-    first: int = 0  # index of that tree's first column, the root's
+    starts: list[int]  # for each batch row: index of its first token's column, after left padding
+    ends: list[int]  # for each batch row: index of its last token's column, plus 1
+    shifts: list[int]  # for each batch row: a token's position id minus its column index
+    tree: int = 0  # number of columns of a draft that was scored, but not verified yet; 0: there is none
+    first: int = 0  # index of the draft's first column, which belongs to its root
 
     @classmethod
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
-        """Compute the layout after the pass over the prompt. Padding between a row's tokens counts as removed.
+        """Compute the layout after the pass over the prompt. Padding between a batch row's tokens counts as removed.
 
         mask: (B, C) bool, False at padding. positions: (B, C), the prompt tokens' position ids."""
         starts = mask.long().argmax(1).tolist()
@@ -283,7 +291,7 @@ class RowLayout:
         self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype, plain: bool = True
     ) -> tuple[TreeMask | None, list[list[int]]]:
         """Return the mask of a draft (which cached tokens and which nodes each node attends to), and the position ids
-        of the nodes, one list for each row.
+        of the nodes, one list for each batch row.
 
         parents: [r][n]: index of the parent of node n in row r, -1 at the root. plain: whether the mask may be None if
             the draft is only the root and nothing is hidden.
@@ -304,13 +312,16 @@ class RowLayout:
         ]
 
     def wait(self, nodes: int, first: int | None = None) -> None:
-        """Record that a tree of `nodes` nodes was scored. first: index of its first column; None: `width`."""
+        """Record that a draft of `nodes` nodes was scored and waits for its verification. first: index of the root's
+        column; None: `width`, the first column after the longest row."""
         self.tree, self.first = nodes, self.width if first is None else first
 
     def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-        """Extend each row by its accepted path. paths: [row], indices of accepted nodes, padded with -1.
+        """Extend each batch row by the accepted nodes of the last draft. paths: for each row, the indices of these
+        nodes, padded with -1.
 
-        Returns: for each row, the indices of the accepted columns, and the index to which the first of them moves.
+        Returns: for each row, the indices of the columns that hold its accepted nodes, and the index to which the first
+            of them moves.
         """
         begins = self.ends
         columns = [[self.first + node for node in path if node >= 0] for path in paths]

@@ -2,8 +2,8 @@
 
 A subclass defines how a prompt is read and how the model is called. With rotary positions on several axes (M-RoPE), a
 node's position on each axis is its index in the text plus an offset, which depends on the prompt's images and is the
-same for all nodes of a row. The offsets are stored in the session, not on the model object. They are also stored on a
-chat's cache: the next turn has only new text and cannot recompute them from earlier images.
+same for all nodes of a batch row. The offsets are stored in the session, not on the model object. They are also stored
+on a chat's cache: the next turn has only new text and cannot recompute them from earlier images.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class TextPrompt:
     mask_given: Tensor | None  # the mask to pass to the model; None if nothing is masked
     positions: Tensor  # (B, C) position ids of cached and new tokens
     cache: DynamicCache | None
-    past: int  # number of tokens a row in the caller's cache, padding included
-    holes: bool  # whether a row has padding after its first token
+    past: int  # number of tokens per batch row in the caller's cache, padding included
+    holes: bool  # whether a batch row has padding after its first token
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> TextPrompt:
@@ -113,8 +113,8 @@ class TextPrompt:
         return cls(ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, holes)
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
-        """Return the cache to decode with. It is the caller's if there is one row without padding between its tokens,
-        else a copy of it, or a new one. Layers with sliding windows keep all tokens, too."""
+        """Return the cache to decode with. It is the caller's if there is one batch row without padding between its
+        tokens, else a copy of it, or a new one. Layers with sliding windows keep all tokens, too."""
         cache = self.cache
         if cache is not None and (cache.layers or has_states(config)):
             kinds = [
@@ -139,14 +139,16 @@ class TextPrompt:
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
         shared = len(self.ids) > 1 or self.holes
-        # new: a caller's empty cache is filled by `extend` at the end, if several rows or no attention layers need this
+        # A new cache. If the caller gave an empty one, `extend` fills it at the end. This is so for several rows, and
+        # for models without attention layers.
         if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
             return full_cache(config)
         layers = [widened(layer) for layer in cache.layers]
         if not shared:
             cache.layers[:] = layers
             return cache
-        copied = empty_cache()  # shares the tensors of the caller's cache, which the next pass does not write to
+        # this copy shares the tensors of the caller's cache; the next pass does not write to them
+        copied = empty_cache()
         copied.layers += [
             stock_layer(layer.keys, layer.values)
             if type(layer) in (DynamicLayer, GrowingLayer)
@@ -156,7 +158,8 @@ class TextPrompt:
         return copied
 
     def rows(self) -> RowLayout:
-        """Return which part of the cache holds which row's tokens, once padding between tokens is removed."""
+        """Return which cache columns hold which batch row's tokens. Padding between a row's tokens counts as
+        removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
 
 
@@ -182,7 +185,7 @@ def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
 
 @dataclass
 class DecoderSession:
-    """The state of one `generate` call: its key-value cache, and where each row's tokens are in it."""
+    """The state of one `generate` call: its key-value cache, and where each batch row's tokens are in it."""
 
     cache: Cache
     store: KVPool | StateStore
@@ -190,7 +193,7 @@ class DecoderSession:
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
     fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: not used
-    gaps: Gaps | None = None  # padding between a row's tokens, which sliding windows count; None: there is none
+    gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count; None: there is none
     reader: DraftReader | None = None  # the model copy that reads drafts if layers are recurrent; None: none are
 
 
@@ -267,7 +270,7 @@ class DecoderTarget(HfTarget, ABC):
         return Scores(out.logits[:, -1:] if last else out.logits, states)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Return each row's number of prompt positions, without running the model. inputs: those of `prefill`."""
+        """Return each batch row's number of prompt positions, without running the model. inputs: those of `prefill`."""
         return inputs["attention_mask"].sum(1).tolist()
 
     @torch.no_grad()
@@ -276,8 +279,8 @@ class DecoderTarget(HfTarget, ABC):
 
         inputs: input_ids (B, P); optional attention_mask (B, P), padded on the left; position_ids (B, P); the cache, a
             DynamicCache, empty or with the first tokens (then the mask's length must show whether the ids are the
-            whole text or only its new tokens). The cache is filled while decoding if there is one row without padding
-            between its tokens, else by `extend` at the end.
+            whole text or only its new tokens). The cache is filled while decoding if there is one batch row without
+            padding between its tokens, else by `extend` at the end.
         needs: what the drafter reads.
         Returns: session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
             (logits after it). Raises: InputError for wrong inputs.
@@ -345,7 +348,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
-        """Return the logits and features after each node of the draft. Its nodes stay in the cache until `commit`."""
+        """Run a pass over the draft. Returns logits and features after each node. Nodes stay cached until `commit`."""
         if isinstance(session.store, StateStore):
             return session.store.score(draft, session.rows, partial(self._chain, session))
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
@@ -359,7 +362,7 @@ class DecoderTarget(HfTarget, ABC):
         return self._with(reader.model)._tree(session, draft)
 
     def _with(self, model: PreTrainedModel) -> Self:
-        """Return this target with another model object, a copy that shares the weights."""
+        """Return a copy of this target that calls another model object, which shares the model's weights."""
         other = copy.copy(self)
         other.model = model
         return other
@@ -444,7 +447,7 @@ class DecoderTarget(HfTarget, ABC):
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
-        """Run the model over the last `lacking` tokens of the only row, so that the caller's cache holds them.
+        """Run the model over the last `lacking` tokens of the only batch row, so that the caller's cache holds them.
         columns: number of tokens of the prompt, cached ones and padding included."""
         cache, mask, given = inputs[CACHE], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
@@ -488,7 +491,7 @@ class DecoderTarget(HfTarget, ABC):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> GenerateDecoderOnlyOutput:
-        """Make transformers' output object. sequences: (B, L). lengths: each row's number of new tokens."""
+        """Make transformers' output object. sequences: (B, L). lengths: each batch row's number of new tokens."""
         return GenerateDecoderOnlyOutput(
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),

@@ -37,7 +37,7 @@ class EncodedPrompt:
     mask: Tensor  # (B, P) bool, False at padding of `ids`
     mask_given: Tensor | None  # (B, P) the caller's mask of `ids`; None: there was none
     positions: Tensor  # (B, P) position ids of `ids`
-    holes: bool  # whether a row has padding after its first token
+    holes: bool  # whether a batch row has padding after its first token
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
@@ -122,19 +122,20 @@ class EncodedTarget(HfTarget, ABC):
 
     @abstractmethod
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
-        """Run the decoder over the prompt. Returns scores, of which only the last token's logits are needed."""
+        """Run the decoder over the prompt, and fill the session's cache. Returns the scores; only the logits after the
+        last prompt token are needed."""
 
     @abstractmethod
     def _draft(
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
-        """Run the decoder over the tokens (B, N) of a draft. tree: its mask; None: nothing is hidden. positions: (1, B,
-        N) position ids."""
+        """Run the decoder over the tokens (B, N) of a draft. Returns the decoder's output. tree: the mask that says
+        which tokens each node attends to; None: nothing is hidden. positions: (1, B, N) position ids."""
 
     @abstractmethod
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """Run the decoder over a finished text and fill an empty cache. Returns the decoder's output, with attentions
-        and hidden states if `flags` ask for them."""
+        """Run the decoder over a finished text, prompt and new tokens, and fill an empty cache. Returns the decoder's
+        output. It has attentions and hidden states if `flags` ask for them."""
 
     def _fast(self, session: EncodedSession) -> FastRun | None:
         return None
@@ -185,7 +186,8 @@ class EncodedTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """Return the logits and features after each node of the draft. Its nodes stay in the cache until `commit`."""
+        """Run one pass over the draft. Returns the logits and features after each node. The nodes' keys and values stay
+        in the cache until `commit`."""
         rows, device = session.rows, draft.tokens.device
         run = partial(self._draft, session)
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
@@ -241,7 +243,7 @@ class EncodedTarget(HfTarget, ABC):
         """
         cache = inputs.get(CACHE)
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
-        # with several rows, decoding has used another cache, and the caller's is still empty
+        # if there are several rows, decoding has filled another cache, and the caller's is still empty
         empty = cache if cache is not None and not cache.get_seq_length() else None
         states: dict[str, Any] = {}
         if flags or empty is not None:
@@ -271,7 +273,7 @@ def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
 
 
 def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
-    """Return each row's encoder input ids without padding; None if they are not known. held: ids and mask of the
+    """Return each batch row's encoder input ids without padding; None if they are not known. held: ids and mask of the
     encoder's inputs. rows: number of rows of the batch, which has several for each input if the caller asks for several
     sequences."""
     if held is None:

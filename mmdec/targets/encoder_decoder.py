@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers as targets: T5, BART, Marian, NLLB, Moonshine, Speech2Text, SeamlessM4T and kin.
+"""Encoder-decoders of transformers as targets: T5, BART, Marian, NLLB, Moonshine, Speech2Text, SeamlessM4T and others.
 
 Their decoders take a token's index in the cache as its position. With drafts this is wrong: rows of a batch grow by
 different numbers of tokens, and sibling nodes share a position. So mmdec calls the model through a copy that shares all
@@ -41,7 +41,8 @@ class _Placed(nn.Module):
 
     def __init__(self, stock: nn.Module, pad: int | None) -> None:
         super().__init__()
-        self.stock: tuple[Any, ...] = (stock,)  # the replaced module; in a tuple, so that torch does not register it
+        # the module that this one replaces; in a tuple, so that torch does not register it as a submodule
+        self.stock: tuple[Any, ...] = (stock,)
         self.pad = pad
         self.positions = self.tokens = torch.empty(0, dtype=torch.long)  # (B, N), of the tokens in the next pass
         self.table: Tensor = torch.empty(0)
@@ -108,7 +109,8 @@ class Twin:
                 same.__dict__["compute_bias"] = partial(self._bias, part)
 
     def _copy(self, path: str) -> nn.Module:
-        """Copy the modules along a dotted path such as "model.decoder". Returns the copy of the last one."""
+        """Copy each module along a dotted path such as "model.decoder", so that they can be changed in this copy of the
+        model only. Returns the copy of the last one."""
         part = cast(nn.Module, self.model)
         for name in path.split("."):
             child = cast(nn.Module, part._modules[name])
@@ -134,9 +136,11 @@ class Twin:
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
             farthest = -(-needed // TABLE) * TABLE - 1
-            row = stock.compute_bias(1, farthest + 1, past_seen_tokens=farthest)  # (1, heads, 1, distances + 1)
+            # the bias (1, heads, 1, distances + 1) of the last query to all keys, from which other distances are read
+            row = stock.compute_bias(1, farthest + 1, past_seen_tokens=farthest)
             table = self._distances[stock] = row[0, :, 0].flip(1).t().contiguous()
-        behind = (self._positions[:, :, None] - self._columns[:, None]).clamp(min=0)  # later ones are masked
+        # how many positions each key is before the query; later keys are hidden by the mask
+        behind = (self._positions[:, :, None] - self._columns[:, None]).clamp(min=0)
         return table[behind].permute(0, 3, 1, 2)
 
 
@@ -146,7 +150,7 @@ class EncoderDecoderTarget(EncodedTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Return whether this is an encoder-decoder of a tested family."""
+        """Return whether the model is an encoder-decoder of a family that tests cover."""
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -198,7 +198,7 @@ def _probe(
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
             for name in numbers(kind, config, given):
-                with suppress(Exception):  # the class may reject a smaller number, if it is no window
+                with suppress(Exception):  # the class may reject a smaller value; then the field is no attention window
                     apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
     except InputError:
         raise

@@ -34,13 +34,14 @@ from mmdec.targets.cache import Kind, KVPool, RowLayout, ancestors_of, empty_cac
 from mmdec.targets.hf_target import hooked
 from mmdec.types import Draft, Scores
 
-STEP = 256  # tokens a row in the smallest slot; larger slots have multiples of it, so that few shapes occur
-KEPT = 4  # maximum unused slots per model that are stored for later calls, to limit memory
-ROOM = 64  # minimum free tokens a row in a new slot, so that the next drafts fit
+STEP = 256  # a buffer has a multiple of this number of tokens in each batch row, so that few different shapes occur
+KEPT = 4  # maximum number of idle buffers (slots) of a model that are stored for later calls
+ROOM = 64  # a new buffer has at least this many free tokens in each batch row, so that the next drafts fit
 
 Pass = Callable[[Tensor, TreeMask, Tensor, Cache], Scores]  # tokens (B, N), tree, positions (axes, B, N), cache
 _making = threading.Lock()
-WARM_UPS = 2  # normal calls before a graph is captured, in which kernels are compiled; rare shapes get no graph
+# number of normal calls before a CUDA graph is captured: kernels are compiled in them, and rare shapes get no graph
+WARM_UPS = 2
 Run = Callable[..., tuple[Tensor, ...]]
 
 
@@ -50,8 +51,8 @@ def bucket(count: int) -> int:
 
 
 def columns_for(count: int) -> int:
-    """Return the tokens a row of a slot for at least `count` tokens. Few sizes occur, and a large one is at most a
-    quarter too large."""
+    """Return the length of a buffer, in tokens per batch row, that holds at least `count` tokens. Few lengths occur,
+    and a long one is at most a quarter too long."""
     step = max(STEP, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step
 
@@ -100,17 +101,18 @@ class Slot:
         self.replays: dict[tuple[int, tuple[int, ...]], Replay] = {}  # (nodes, layers whose features are read) -> graph
 
     def clear(self) -> None:
-        """Set the buffer to 0, because the mask of unused columns does not hide NaN."""
+        """Set the buffer to 0. The mask hides unused entries, but it would not hide a NaN."""
         for pool in self.pools:
             pool.zero_()
 
     def load(self, encoder: Cache | None) -> None:
-        """Copy cross-attention keys and values into the slot."""
+        """Copy the keys and values of cross-attention (`encoder`) into this buffer."""
         for held, given in zip(self.memories, _memories(encoder), strict=True):
             held[: len(given)] = given
 
     def holds(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> bool:
-        """Return whether this slot has exactly these layers, size and cross-attention shapes."""
+        """Return whether this buffer has exactly this size, these layers, and cross-attention keys of these shapes. The
+        arguments are those of `__init__`."""
         alike = [held.shape[1:] for held in self.memories] == [given.shape[1:] for given in _memories(encoder)]
         return alike and (self.kinds, self.rows, self.columns) == (tuple(kinds), rows, columns)
 
@@ -184,7 +186,7 @@ class FastPass:
             return None
         state = _state(model)
         with self._lock:
-            if state != self._state:  # old graphs would read weights at old addresses
+            if state != self._state:  # weights have moved: graphs captured before would read the old addresses
                 self._state, self._idle = state, []
         return FastRun(self, cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None)
 
@@ -220,9 +222,11 @@ class FastRun:
     key-value cache."""
 
     def __init__(self, passes: FastPass, encoder: Cache | None) -> None:
-        """passes: the model's slots. encoder: cross-attention keys and values; None for a decoder-only model."""
+        """passes: the `FastPass` of the model, which owns the buffers. encoder: cross-attention keys and values; None
+        for a decoder-only model."""
         self._passes, self._encoder = passes, encoder
-        self._slots: list[Slot] = []  # the last one is in use; the earlier ones were too small
+        # the buffers that this call has taken; the last one is in use, the earlier ones became too small
+        self._slots: list[Slot] = []
         weakref.finalize(self, passes.give_back, self._slots)
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:

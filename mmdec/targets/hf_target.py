@@ -24,7 +24,7 @@ Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 N = TypeVar("N", bound=nn.Module)
 ATTENTION = ("sdpa", "eager")  # attention implementations of encoder-decoders that accept tree masks
-# module of transformers whose hooks stay on a model once hidden states were requested; they have no effect later
+# A module of transformers. Its hooks, which record hidden states, stay on a model, but do nothing in later passes.
 RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
 _recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
@@ -38,14 +38,17 @@ class HfTarget(Target, Protocol):
 
     # whether `model.generate` runs the decoding loop exactly once; `mmdec.generate` and `stream` require this
     one_run: ClassVar[bool] = True
-    reads_encoder: ClassVar[bool] = False  # whether the decoder reads an encoder's states
-    encodes: ClassVar[bool] = False  # whether `encode` computes encoder states from sound
-    reads_images: ClassVar[bool] = False  # whether it reads images among its token ids
-    refused_outputs: ClassVar[tuple[str, ...]] = ()  # flags of a generation config that are not supported
-    # classes of logits processors that read the whole batch and do not change the logits
+    reads_encoder: ClassVar[bool] = False  # whether the model's decoder attends to the states of an encoder
+    # whether the method `encode` can compute the states of the encoder from sound features
+    encodes: ClassVar[bool] = False
+    reads_images: ClassVar[bool] = False  # whether the model reads images, at placeholders among the token ids
+    # names of options of a generation config that ask for outputs which mmdec cannot give
+    refused_outputs: ClassVar[tuple[str, ...]] = ()
+    # Classes of logits processors that read the whole batch, but leave the logits as they are.
     batch_processors: ClassVar[tuple[type, ...]] = ()
-    columns: bool = False  # whether attention uses indices in the cache as positions: then each node takes up one
-    chains: bool = False  # whether drafts must be chains: for recurrent or convolutional states
+    # whether attention takes an index in the cache as the position, so that each node of a draft needs one of its own
+    columns: bool = False
+    chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
     model: Any
 
@@ -94,7 +97,7 @@ class HfTarget(Target, Protocol):
         scores: tuple[Tensor, ...] | None = None,
         logits: tuple[Tensor, ...] | None = None,
     ) -> Output:
-        """Make transformers' output object. sequences: (B, L). lengths: each row's number of new tokens.
+        """Make transformers' output object. sequences: (B, L). lengths: each batch row's number of new tokens.
 
         scores, logits: (B, V) for each new token of the longest row; None: not recorded.
         """
@@ -120,7 +123,7 @@ class LayerInput:
     """A hook that records the input of a decoder layer while `recording` is active; at other times it does nothing."""
 
     def __init__(self, layer: int) -> None:
-        self.layer = layer  # index under which the input is recorded: the previous layer, whose output it is
+        self.layer = layer  # key under which the input is recorded: the index of the layer before, whose output it is
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = _recorded.get()

@@ -85,8 +85,9 @@ class Encoded:
         return cls(torch.cat(parts), [len(part) for part in parts], output, deep, _summaries(output, len(parts)))
 
     def pick(self, tokens: Tensor) -> Any:
-        """Return the tower's output object, reduced to the visual tokens with the indices `tokens` (T',) int64."""
-        features = self.features[tokens][None]  # as one image: models only concatenate the features of all images
+        """Return the vision tower's output for some of its visual tokens. tokens: their indices (T',) int64."""
+        # all in one image, because models only concatenate the features of images
+        features = self.features[tokens][None]
         listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
         deep = [[layer[tokens]] for layer in self.deep]
         picked: Any = BaseModelOutputWithPooling(last_hidden_state=cast(Any, features), pooler_output=cast(Any, listed))
@@ -162,7 +163,7 @@ class VisionInputs:
             ) from error
 
     def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Any, Tensor | None]:
-        """Assign visual features to the placeholders among the last `fresh` tokens of each row.
+        """Assign visual features to the placeholders among the last `fresh` tokens of each batch row.
 
         The features may cover all placeholders of `ids`, or only those among these tokens.
 
@@ -197,8 +198,8 @@ class VisionInputs:
 
 
 def _uncut(holders: Tensor, lengths: list[int]) -> bool:
-    """Return whether each image's visual tokens fit into one row. holders: (B, P) bool, True at placeholders. lengths:
-    each image's number of visual tokens."""
+    """Return whether each image's visual tokens fit into one batch row. holders: (B, P) bool, True at placeholders.
+    lengths: each image's number of visual tokens."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
 
 
@@ -249,7 +250,8 @@ def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | No
 
 
 def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
-    """Return whether the given images belong to all placeholders in ids (B, P), not only to the new ones."""
+    """Return whether the caller gave the images of all placeholders in ids (B, P). (A chat's later turn may bring only
+    new images.)"""
     merged = model.config.vision_config.spatial_merge_size**2
     copies = len(ids) // vision.rows
     for kind in KINDS:
@@ -261,7 +263,7 @@ def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
 
 
 def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
-    """Compute position ids (3, B, F) of the F new tokens as if the text began with them."""
+    """Compute position ids (3, B, F) of the prompt's F new tokens as if no text were before them."""
     width = text.fresh.shape[1]
     mask = text.mask[:, -width:]
     if any(f"{kind}_grid_thw" in vision.inputs for kind in KINDS):
@@ -369,8 +371,8 @@ class MediaTarget(DecoderTarget):
         return {name: value for name, value in prepared.items() if name not in self._vision} | {HELD: seen}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Return each row's number of prompt positions. With M-RoPE, an image takes only as many as its longer side has
-        tokens."""
+        """Return each batch row's number of prompt positions. With M-RoPE, an image takes only as many as its longer
+        side has tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in self._vision}
@@ -413,7 +415,7 @@ class MediaTarget(DecoderTarget):
             **more,
         }
         try:
-            for name in TYPES:  # they cover only the prompt, but the finished text is longer
+            for name in TYPES:  # these inputs hold one number for each token of the prompt; the finished text is longer
                 if isinstance(given.get(name), Tensor):
                     given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
             if self._prepares:

@@ -124,7 +124,7 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
         if isinstance(given.get(own), int):
             small[own] = min(given[own], most)
         elif own == "head_dim" and own in given:
-            small[own] = most  # in case it is None, which means hidden_size / heads
+            small[own] = most  # set it if it is None, too; None means hidden_size / heads
     small[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
     if isinstance(heads, int):
         small[names.get("num_attention_heads", "num_attention_heads")] = HEADS
@@ -223,7 +223,8 @@ def _worst(model: Any, target_of: Scorer) -> float:
 
 
 def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
-    """Return the largest relative difference over the rounds of one batch. lengths: of its prompts, in tokens."""
+    """Decode one batch of the small model in rounds. Returns the largest relative difference between logits in a tree
+    and in a path alone. lengths: of the batch's prompts, in tokens."""
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
 
     def draw(width: int) -> Tensor:
@@ -268,13 +269,13 @@ class _Plain:
         self.logits = self._pass(ids, (mask.cumsum(1) - 1).clamp(min=0))
 
     def step(self, tokens: Tensor) -> None:
-        """Process one token (B,) for each row."""
+        """Process one token (B,) for each batch row."""
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
         self.position = self.position + 1
         self.logits = self._pass(tokens[:, None], self.position)
 
     def branch(self) -> _Plain:
-        """Return a copy that continues independently, with a copy of the cache."""
+        """Return a copy with a cache of its own, which can process other tokens than the original."""
         other = copy.copy(self)
         other.cache = copy.deepcopy(self.cache)
         return other
@@ -301,7 +302,8 @@ def _path(parents: tuple[int, ...], node: int) -> list[int]:
 
 
 def _apart(scores: Tensor, expected: Tensor) -> float:
-    """Return the largest absolute difference, divided by the largest expected value; infinity if there is a NaN."""
+    """Return how much two logits differ: the largest absolute difference divided by the largest expected value;
+    infinity if there is a NaN."""
     apart = float((scores - expected).abs().max() / expected.abs().max())
     return apart if apart == apart else float("inf")
 

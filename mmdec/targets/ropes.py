@@ -22,7 +22,7 @@ class GrowingRope:
     frequencies change."""
 
     kind: str
-    length: int  # longest text, in positions, for which the frequencies are those of short texts
+    length: int  # longest text, in positions, at which the frequencies are still those of short texts
     each: bool  # whether the frequencies change again at each token beyond that length
 
     def crossed(self, prompt: int, cached: int, end: int) -> bool:

@@ -31,8 +31,8 @@ PATH = (0, 1, 3, 6)  # nodes of the tree whose logits are compared: a path from 
 CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes, for models whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
 ROWS = 8  # batch rows: with one, a tiny quantised model may show no difference; with 8, at least 5 of 32 nodes differed
-PROMPT = 4  # tokens of each row's prompt
-FRAMES = 5  # encoder states a row, for encoder-decoder models
+PROMPT = 4  # tokens of each batch row's prompt
+FRAMES = 5  # encoder states per batch row, for encoder-decoder models
 
 OWN = ("torch.nn.modules.", "transformers.")
 QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
@@ -114,12 +114,13 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
         found.append(differences.max())
         target.commit(session, Verdict(ones[:, None] - 1, ones, ones == 0, ones[:, None], ones))
     step = max(torch.finfo(tree.dtype).eps, PRECISION.get(torch.get_float32_matmul_precision(), 0.0))
-    apart = float(torch.stack(found).max())  # `max` returns NaN if any value is NaN
+    apart = float(torch.stack(found).max())  # `max` returns NaN if any difference is NaN, so that NaN is not overlooked
     return apart, max(BOUND, NOISE * step)
 
 
 def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:
-    """Make a draft with the same tree shape in every row. tokens: (B, N). parents: [n]: parent of node n, -1: root."""
+    """Make a draft with the same tree shape in every batch row. tokens: (B, N). parents: [n]: parent of node n, -1:
+    root."""
     sizes = tokens.new_full((len(tokens),), len(parents))
     return Draft(tokens, tokens.new_tensor(parents).repeat(len(tokens), 1), sizes)
 

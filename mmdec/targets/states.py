@@ -1,7 +1,8 @@
 """Models with recurrent or convolutional layers (Mamba and others): removes rejected drafts from the layers' states.
 
-A pass returns the recurrent states only after its last token. If all tokens of a pass are accepted, a row takes the new
-states. Else it keeps the old ones, and its accepted tokens become its "backlog": the next pass reads them again before
+A pass returns the recurrent states only after its last token. If all tokens of a pass are accepted, a batch row takes
+the new states. Else it keeps the old ones, and its accepted tokens become its "backlog": the next pass reads them again
+before
 its draft. A long backlog is read in an extra pass. A convolutional state is just the last inputs of the layer: a model
 without recurrent states can keep any number of tokens and reads nothing twice.
 
@@ -47,7 +48,7 @@ STATE_CACHE = "cache_params"  # name of the cache argument of a model without at
 
 class States(LinearAttentionLayer):
     """A cache layer with recurrent and convolutional states. A pass makes new states. The old ones are stored until
-    `keep` chooses between them for each row."""
+    `keep` chooses between them for each batch row."""
 
     def _take(self, given: LinearAttentionLayer) -> None:
         """Take over the states and settings of a cache layer of transformers."""
@@ -67,8 +68,12 @@ class States(LinearAttentionLayer):
         return recurrent_states
 
     def begin(self, steps: bool) -> None:
-        """Store the states before a pass. `keep` must be called after the pass. steps: whether the pass reads token by
-        token. Some models then write into the state tensors, so these are copied."""
+        """Store the states as they are before a pass, because its tokens may be rejected. `keep` must be called after
+        the pass.
+
+        steps: whether the pass reads token by token. Some models then change the state tensors in place, so these are
+            copied.
+        """
         self.before = dict(self.conv_states), self.recurrent_states
         self.record_past = True  # transformers' switch: the convolution's state grows by all inputs of the pass
         self.recurrent_states = {
@@ -76,8 +81,8 @@ class States(LinearAttentionLayer):
         }
 
     def keep(self, kept: Sequence[int], columns: int) -> None:
-        """End a pass over `columns` tokens. kept: how many of them each row accepts; with recurrent states all or
-        none."""
+        """End a pass over `columns` tokens: each row takes its new states or returns to the old ones. kept: how many of
+        these tokens each batch row accepts; in a model with recurrent states all or none."""
         convolved, recurrent = self.before
         self.before, self.record_past = ({}, {}), False
         for index, full in self.conv_states.items():
@@ -146,8 +151,8 @@ def attention_layers(cache: DynamicCache) -> list[Any]:
 
 
 def release(cache: DynamicCache) -> None:
-    """Replace the states in a cache by writable copies. Decoding has made them in inference mode, so other code could
-    not change them in place, as some models do."""
+    """Replace the states in a cache by copies that other code may change in place. (Decoding made them in torch's
+    inference mode, which forbids that. Some models change them.)"""
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
             for held in (layer.conv_states, layer.recurrent_states):
@@ -158,7 +163,7 @@ def release(cache: DynamicCache) -> None:
 @final
 class StateStore:
     """Holds the cache of one `generate` call for a model with recurrent or convolutional layers: states, keys, values,
-    and each row's backlog, the accepted tokens that its states do not include yet."""
+    and each batch row's backlog, the accepted tokens that its states do not include yet."""
 
     def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
         """cache: filled by the pass over the prompt; its layers are replaced. rows: number of batch rows.
@@ -187,8 +192,8 @@ class StateStore:
         self._steps = steps
         self.states = [layer for layer in layers if isinstance(layer, States)]
         self.backlogs: list[list[int]] = [[] for _ in range(rows)]
-        self._read: list[list[int]] = []  # for each row, the tokens that the last pass read
-        self.passes = 0  # number of passes that read backlogs without a draft
+        self._read: list[list[int]] = []  # for each batch row, the tokens that the last pass read
+        self.passes = 0  # number of passes that only read backlogs, without a draft
 
     def score(self, draft: Draft, rows: RowLayout, run: Pass) -> Scores:
         """Return the logits and features after each node of a draft, whose trees must be chains. rows: which cache
@@ -215,8 +220,9 @@ class StateStore:
         """Keep the cached states of the accepted nodes, and drop those of the others. After the pass over the prompt,
         which has no draft, nothing changes.
 
-        Recurrent states are known only after the last token of a pass. So in a model that has them, a row that does not
-        accept all of these tokens returns to its states before the pass, and its accepted tokens become its backlog.
+        Recurrent states are known only after the last token of a pass. So in a model that has them, a batch row that
+        does not accept all of these tokens returns to its states before the pass, and its accepted tokens become its
+        backlog.
 
         path: (B, A), accepted nodes, padded with -1.
         """
@@ -227,8 +233,8 @@ class StateStore:
         self._keep(rows, read)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values, if any, of each row's accepted tokens behind its text. Then keep only the first
-        `length` cached tokens.
+        """Move the keys and values, if any, of each batch row's accepted tokens behind its text. Then keep only the
+        first `length` cached tokens.
 
         columns: [r]: indices of row r's accepted tokens along the cache's sequence axis. begins: [r]: index to which
             the first of them moves; the others follow.
@@ -252,7 +258,8 @@ class StateStore:
             self.pool.select(rows, length)
 
     def _catch_up(self, rows: RowLayout, run: Pass) -> None:
-        """Read the beginning of backlogs in a pass without a draft.
+        """Read the beginnings of long backlogs (accepted tokens that the states do not include) in a pass without a
+        draft.
 
         All rows read the same number of tokens; rows with shorter backlogs keep them. The number is chosen so that the
         pass reads the most tokens in all.
@@ -271,7 +278,7 @@ class StateStore:
         return cast(torch.device, self.states[0].device)
 
     def _pass(self, tokens: list[list[int]], like: Tensor, run: Pass) -> Scores:
-        """Run the model over each row's tokens, padded on the right. like: a tensor with the dtype and device of
+        """Run the model over each batch row's tokens, padded on the right. like: a tensor with the dtype and device of
         ids."""
         width = max(map(len, tokens))
         self._read = tokens
@@ -281,8 +288,11 @@ class StateStore:
         return run(chains(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
 
     def _keep(self, rows: RowLayout, accepted: list[list[int]]) -> None:
-        """End a pass. Rows whose tokens were all accepted take the new states. For other rows, the accepted tokens
-        become the backlog. accepted: each row's accepted tokens, the old backlog included."""
+        """End a pass: update the states of each batch row. A row whose tokens were all accepted takes the new states.
+        Another row keeps its old states, and its accepted tokens become its backlog, which the next pass reads again.
+
+        accepted: each row's accepted tokens, the old backlog included.
+        """
         width = rows.tree
         kept = [len(tokens) if self.cut or len(tokens) == width else 0 for tokens in accepted]
         self.backlogs = [[] if count else tokens for count, tokens in zip(kept, accepted, strict=True)]
@@ -321,7 +331,7 @@ def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> di
 
 
 def cached_columns(cache: DynamicCache) -> int:
-    """Return the number of tokens a row in a cache, padding included.
+    """Return the number of tokens per batch row in a cache, padding included.
 
     Raises: InputError if it holds only recurrent states, from which the number cannot be known.
     """
@@ -391,7 +401,7 @@ class DraftReader:
         return self.model if self.steps and states else self._own
 
     def fit(self, columns: int) -> None:
-        """Set the chunk length of the scans for a pass over `columns` tokens."""
+        """Prepare the model's copy for a pass over `columns` tokens: its scans get chunks of this length."""
         size = columns if self.model.device.type == "cpu" else max(LEAST, 1 << (columns - 1).bit_length())
         for scan, most in self._chunked:
             scan.chunk_size = min(size, most)

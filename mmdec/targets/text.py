@@ -46,7 +46,7 @@ class TextTarget(DecoderTarget):
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
         """model: a loaded language model. checked: True skips the check that it can score drafts and roll them back.
 
-        Raises: InputError if it cannot.
+        Raises: InputError if the model fails this check.
         """
         if not checked:
             check_model(model, text_scorer)
@@ -101,7 +101,7 @@ class TextTarget(DecoderTarget):
     ) -> GenerateDecoderOnlyOutput:
         """Make transformers' output object, with hidden states and attentions if `config` asks for them.
 
-        sequences: (B, L). lengths: each row's number of new tokens. scores, logits: for each new token (B, V), if
+        sequences: (B, L). lengths: each batch row's number of new tokens. scores, logits: for each new token (B, V), if
             recorded.
         """
         found = super().output(inputs, sequences, lengths, config, scores, logits)

@@ -22,7 +22,7 @@ from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
 
 @dataclass
 class UnitSession:
-    """The state of one decoding: the key-value cache, and where each row's tokens are in it."""
+    """The state of one decoding: the key-value cache, and where each batch row's tokens are in it."""
 
     cache: ArCache
     rows: RowLayout
@@ -60,7 +60,7 @@ class UnitTarget:
         return session, context, draft, scores
 
     def score(self, session: UnitSession, draft: Draft) -> Scores:
-        """Run the decoder over the draft's trees. Returns logits (B, N, V) after each node."""
+        """Run the decoder over the draft's trees in one pass. Returns the logits (B, N, V) after each node."""
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.see(draft.parents.tolist(), device, session.cache.table.dtype)
         mask = None if tree is None else tree.additive

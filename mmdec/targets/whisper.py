@@ -91,8 +91,8 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
-        """Score drafts of several recordings in one pass. drafts: (session, draft) of each, with one row; the session's
-        reader must be a `FastDecoder`. Returns: the scores of each."""
+        """Score drafts of several recordings in one pass. drafts: (session, draft) of each, with one batch row; the
+        session's reader must be a `FastDecoder`. Returns: the scores of each."""
         pieces = list[Piece]()
         for session, draft in drafts:
             tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
@@ -160,7 +160,8 @@ class WhisperTarget(EncodedTarget):
         states: Tensor,
         cache: Any,
         layers: tuple[int, ...],
-        quick: nn.Module | None = None,  # runs instead of the model's decoder
+        # a faster module that runs in place of the model's decoder; None: the decoder itself runs
+        quick: nn.Module | None = None,
         **outputs: bool,
     ) -> Any:
         if any(layer != -1 for layer in layers):

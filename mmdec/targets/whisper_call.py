@@ -50,7 +50,8 @@ def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate
     """
     call = partial(extractor, sampling_rate=rate, return_tensors="pt", return_attention_mask=True)
     hop, window = extractor.hop_length, extractor.nb_max_frames
-    computed = -(-(len(samples) + extractor.n_fft) // (hop * BLOCK)) * BLOCK  # the last frame hears silence alone
+    # Number of frames to compute. The last of them is of silence alone, as are all later frames of the window.
+    computed = -(-(len(samples) + extractor.n_fft) // (hop * BLOCK)) * BLOCK
     if long:
         return dict(call(samples.numpy(), padding="longest", truncation=False))
     if computed >= window or extractor.dither or type(extractor) is not WhisperFeatureExtractor:
@@ -64,15 +65,16 @@ def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate
 
 
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
-    """Return whether a copy of the decoder can use another attention implementation than the model.
+    """Return whether a copy of this model's decoder may use another attention implementation than the model itself.
 
-    It cannot if a module's `forward` was replaced, because that function reads the settings of the original module.
+    It may not if a module's `forward` was replaced, because that function reads the settings of the original module.
     """
     return not any("forward" in vars(module) for module in model.model.decoder.modules())
 
 
 def eager_twin(decoder: nn.Module) -> nn.Module:
-    """Return a copy of a decoder that shares weights and hooks, but uses "eager" attention, which returns its maps."""
+    """Return a copy of a decoder that shares its weights and hooks, but computes attention by transformers' "eager"
+    code, which returns attention maps."""
     config: Any = copy.copy(decoder.config)
     config._attn_implementation = "eager"
 
@@ -109,7 +111,7 @@ def encoding_once(
     """
     outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
     for name in HOOK_TABLES:
-        vars(encoder)[name] = OrderedDict()  # no hooks here, because the original encoder is called with its hooks
+        vars(encoder)[name] = OrderedDict()  # the copy gets no hooks: it calls the original encoder, which has them
     remembering = RememberingEncoder(model.model.encoder, on_pass, margin, together)
     vars(encoder)["forward"] = remembering
     inner._modules["encoder"] = encoder
@@ -193,12 +195,14 @@ class RememberingEncoder:
         return BaseModelOutput(last_hidden_state=states)
 
     def _rows(self, features: Tensor) -> list[int] | None:
-        """Return for each row of features (B, mels, T) the index of the equal stored row; None if any row is new."""
+        """Return for each batch row of features (B, mels, T) the index of the equal stored row; None if any row is
+        new."""
         if self._last is None or self._last.shape[1:] != features.shape[1:]:
             return None
         rows = list[int]()
         for index, row in enumerate(features):
-            order = sorted(range(len(self._last)), key=lambda other: other != index)  # most likely the same index
+            # compare a window with the stored one of the same index first, because it is most likely the same
+            order = sorted(range(len(self._last)), key=lambda other: other != index)
             same = next((other for other in order if torch.equal(self._last[other], row)), None)
             if same is None:
                 return None

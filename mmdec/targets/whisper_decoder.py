@@ -93,7 +93,7 @@ class FastDecoder(nn.Module):
         position_ids: Tensor,
         **given: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Run the decoder over N tokens a row. Returns an output object with last_hidden_state (B, N, H).
+        """Run the decoder over N tokens per batch row. Returns an output object with last_hidden_state (B, N, H).
 
         input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden. given:
             transformers' other arguments.
@@ -128,13 +128,13 @@ class Piece:
     cache: EncoderDecoderCache
 
     def own(self, index: int, keys: Tensor, values: Tensor) -> Pair:
-        """Append the draft's keys and values (B, heads, N, D) to the cache of layer `index`. Returns the keys and
-        values of all tokens."""
+        """Append the keys and values (B, heads, N, D) of this draft to the cache of decoder layer `index`. Returns the
+        keys and values of all tokens."""
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)
 
     def memory(self, index: int) -> Pair:
-        """Return the keys and values of the encoder's states in layer `index`."""
+        """Return layer `index`'s keys and values of the encoder's states, which cross-attention reads."""
         layer: Any = self.cache.cross_attention_cache.layers[index]
         return layer.keys, layer.values
 
@@ -174,7 +174,8 @@ class _Attention:
         self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
         self.query, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
         self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
-        self.mixed: Map | None = None  # computes queries, keys and values in one matrix product; None: not possible
+        # computes queries, keys and values in one matrix product; None if that is not possible
+        self.mixed: Map | None = None
 
     def __call__(
         self, queries: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
@@ -262,7 +263,7 @@ def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[i
     config = copy.deepcopy(model.config)
     config.decoder_layers = len(layers)
     config._attn_implementation = model.config._attn_implementation
-    with torch.device("meta"):  # without memory, because every parameter is replaced below
+    with torch.device("meta"):  # On the device "meta" parameters take no memory. All of them are replaced below.
         assistant = WhisperForCausalLM(config).eval()
     small: Any = assistant.model.decoder
     large = model.model.decoder

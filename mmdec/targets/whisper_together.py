@@ -36,7 +36,7 @@ class _Dropped(BaseException):
 @final
 @dataclass(frozen=True)
 class _Wish:
-    """A job's request: a computation whose result the job waits for."""
+    """A computation that a job asks for. The job waits until another thread has computed it."""
 
     several: Several  # the computation: a list of inputs -> a list of results
     part: Any  # this job's input
@@ -68,11 +68,13 @@ class _Job(Generic[T]):
     `go_on`."""
 
     def __init__(self, function: Callable[[], T], current: threading.local) -> None:
-        self.wish: _Wish | None = None  # the request that the job waits for; None: the job has ended
-        self.later: Future[tuple[Any, float]] | None = None  # result of a request that another thread computes
+        self.wish: _Wish | None = None  # the computation that the job waits for; None: the job has ended
+        # the result of that computation, if a second thread computes it; else None
+        self.later: Future[tuple[Any, float]] | None = None
         self.result: T | None = None
         self._error: BaseException | None = None
-        self._answer: tuple[Any, float] = None, 0.0  # last request: result or exception, seconds
+        # the last computation's result, or the exception that it raised; and its seconds
+        self._answer: tuple[Any, float] = None, 0.0
         self._dropped = False
         self._mine, self._callers = threading.Semaphore(0), threading.Semaphore(0)
         context = contextvars.copy_context()
@@ -80,10 +82,10 @@ class _Job(Generic[T]):
         self._thread.start()
 
     def go_on(self, answer: Any = None, seconds: float = 0.0) -> None:
-        """Let the job run until it makes a request or ends. If the job raised an exception, raise it here.
+        """Continue the job until it asks for a computation or ends. If the job raised an exception, raise it here.
 
-        answer: the result of the job's last request, or an exception, which is then raised in the job. seconds: the
-            job's share of the time that the request took.
+        answer: the result of the job's last computation, or an exception, which is then raised in the job. seconds: the
+            job's share of the time that the computation took.
         """
         self._answer = answer, seconds
         self._mine.release()
@@ -98,7 +100,7 @@ class _Job(Generic[T]):
         self._thread.join()
 
     def wait(self, wish: _Wish) -> Any:
-        """Called in the job's thread: hand over a request and wait. Returns its result, or raises its exception."""
+        """Called in the job's thread: ask for a computation and wait. Returns its result, or raises its exception."""
 
         def wait() -> tuple[Any, float]:
             self.wish = wish
@@ -209,7 +211,7 @@ class Together:
 
 
 def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
-    """Let those jobs go on whose requests the other thread has computed. Returns whether there were any."""
+    """Continue those jobs whose computations the second thread has finished. Returns whether there were any."""
     done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
     for job, later in done:
         job.later = None

@@ -21,7 +21,8 @@ from mmdec.ops.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
 LARGE = 2**14  # least vocabulary size for which a half-precision copy of the output layer saves time
-PAYS = 64  # copies are made after this many passes, because making them takes as long as 100 passes save
+# Copies are made after this many passes. Making them takes as long as 100 passes save, so a short use would lose time.
+PAYS = 64
 MOST = 32  # the output layer's half-precision copy is used for up to this many positions (rows x tokens) in a pass
 
 

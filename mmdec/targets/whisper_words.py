@@ -105,12 +105,13 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     if count >= frames:  # no path gives each token a frame: spread them evenly
         edges = np.linspace(0, frames, count + 1)
         return edges[:-1], edges[1:]
-    # states of the path: 2 i: gap before token i; 2 i + 1: token i; 2 N: gap after the last token
+    # Numbers of the path's states: 2 i is the gap before token i; 2 i + 1 is token i; 2 N is the gap after the last
+    # token.
     worth = np.empty((2 * count + 1, frames))
     worth[0::2] = -GAP * loud
     worth[1::2] = tokens + GAP * loud
     worth[[2 * at for at in range(1, count) if not begins[at]]] = NEVER
-    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # a gap may be skipped, a token not
+    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # the path may skip a gap, but not a token
     best = np.full(2 * count + 1, NEVER)
     best[:2] = worth[:2, 0]
     back = np.zeros((frames, 2 * count + 1), np.int8)
@@ -158,7 +159,7 @@ class SpokenTokens:
         num_frames: number of mel frames with sound, for all rows or for each. num_input_ids: number of prompt tokens.
         """
         layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]
-        maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # (B, H, L - 1, S)
+        maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # shape (B, H, L - 1, S)
         rows: list[list[int]] = output.sequences.tolist()
         times = np.zeros((2, len(rows), len(rows[0])))
         counts = np.broadcast_to(

@@ -106,7 +106,7 @@ class Windows:
 class Gaps:
     """Padding between the tokens of prompts. A window counts it, but the cache drops it, so token positions differ."""
 
-    padding: Tensor  # (B,) int64, each row's number of padding tokens after its first token
+    padding: Tensor  # (B,) int64, each batch row's number of padding tokens after its first token
     moved: Tensor  # (B, C) int64: index of a cached token in the padded prompt, minus its cache column and `padding`
 
     @classmethod

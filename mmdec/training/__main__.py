@@ -28,7 +28,7 @@ from mmdec.types import InputError, MmdecError, told
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names code to run, so it must be local
 
-NAMED = ("best", "last", "hpc")  # values of --ckpt_path that are keywords and no file names
+NAMED = ("best", "last", "hpc")  # values of --ckpt_path that are keywords, not file names
 
 
 def _units(data: LightningDataModule) -> list[str]:
@@ -60,8 +60,10 @@ class TrainingCLI(LightningCLI):
         # no distributed sampler: each data module already divides its batches among the processes
         always = {"callbacks": [Resumption(), FiniteNumbers(), termination], "use_distributed_sampler": False}
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # `Resumption` makes it resumable
-            warnings.filterwarnings("ignore", ".*smaller than the logging interval")  # normal in a trial of few steps
+            # this warning is wrong here: `Resumption` makes the data loader resumable
+            warnings.filterwarnings("ignore", ".*your dataloader is not resumable")
+            # harmless: a trial may have fewer batches than the interval of logging
+            warnings.filterwarnings("ignore", ".*smaller than the logging interval")
             try:
                 super().__init__(*args, **{"trainer_defaults": always, **kwargs})
             except Exception as error:

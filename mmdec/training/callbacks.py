@@ -108,12 +108,14 @@ class Deadline(Callback):
         took = max(now - self.since - self.looked, 1e-3)
         self.since, self.looked = now, 0.0
         done = self._done(trainer)
-        look = took if self.look is None else self.look  # not yet measured: assume as long as an epoch
+        # before the first validation, assume that one takes as long as an epoch
+        look = took if self.look is None else self.look
         more = epochs_that_fit(self.at - now, took, look, done, self.every)
         total = done + (more if self.last else max(more, 1))  # the last one is validated, and this may not have been
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
-        total = trainer.strategy.broadcast(total)  # so that all processes stop at the same step
+        # all processes get the same number, so that they stop at the same step
+        total = trainer.strategy.broadcast(total)
         trainer.fit_loop.max_epochs = total
         end = trainer.global_step + (total - done) * int(trainer.num_training_batches)
         if trainer.max_steps != -1:
@@ -234,7 +236,7 @@ class Resumption(Callback):
         loop = checkpoint["loops"]["fit_loop"]
         batches = loop["epoch_loop.batch_progress"]
         current, total, done = batches["current"], batches["total"], batches["current"]["processed"]
-        begun = current["ready"] > done  # the checkpoint was saved while a batch was trained
+        begun = current["ready"] > done  # True if the checkpoint was saved in the middle of a batch
         over = batches["is_last_batch"] and not begun
         if (
             trainer.accumulate_grad_batches == 1

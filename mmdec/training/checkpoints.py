@@ -64,7 +64,7 @@ class FiniteNumbers(Callback):
         this."""
         if any_process(trainer, bool(self.fault)):
             if not trainer.is_global_zero:
-                raise SystemExit(REFUSED)  # only process 0 prints the error
+                raise SystemExit(REFUSED)  # end without a message, because process 0 prints the error
             raise diverged(
                 self.fault or "another process has a loss that is not", trainer.global_step, pl_module.hparams
             )
@@ -106,7 +106,8 @@ def _losses(trainer: Trainer, outputs: object) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # such as http:, but not the drive `C:`, so two or more letters
+# a URL's scheme such as http:, of two letters or more, so that a Windows drive `C:` does not match
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _STEP = re.compile(r"step=(\d+)\.ckpt")
 HANDED = ".temp.ckpt"  # Lightning's name for a temporary file that passes weights from a forked process to its parent
 UNITS = "units"  # name of the option that holds the vocabulary, which the command line copies from the data module
@@ -163,7 +164,7 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
         return state
-    from mmdec.nn.int8 import unpack_rows  # imported late, because it is rarely needed
+    from mmdec.nn.int8 import unpack_rows  # imported here, because it is rarely needed
 
     weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"), "start")
     return {prefix + name: tensor for name, tensor in weights.items()}
@@ -195,7 +196,7 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
                 file.seek(0)
                 checkpoint = torch.load(file, map_location="cpu", weights_only=True)
                 fault = _lacks(checkpoint)
-        except Exception as error:  # whatever its type: a damaged pickle may raise anything
+        except Exception as error:  # all exceptions, because reading a damaged pickle may raise any of them
             fault = _fault(error, os.fstat(descriptor).st_size)
     if fault:
         raise InputError(

@@ -208,7 +208,8 @@ def share_right(model: Path, recipe: Recipe) -> float:
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})
     else:
         module = load_vlm([model])[0]
-    module.options = replace(module.options, vision_steps=0)  # in that phase, validation skips answers
+    # set to 0 for the validation, which would skip answers in the first phase
+    module.options = replace(module.options, vision_steps=0)
     return validate(module, data)["dev/mean"]
 
 
@@ -343,7 +344,8 @@ def main(
 
 def advice(folder: Path) -> str:
     """Return a sentence for the user: what to do with the improved model in `folder`."""
-    if folder.name == daspeech.MODEL:  # `mmdec promote` has no model in models/ to compare it with
+    # the model was just trained, so `mmdec promote` has no older one in models/ to compare it with
+    if folder.name == daspeech.MODEL:
         return f"It stays where it is: python -m mmdec translate recording.wav --model {folder} --output out"
     return f"Into models/, if it is better there, too: python -m mmdec promote {folder}"
 

@@ -205,7 +205,8 @@ class Schedule:
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
             return self
-        steps = round((end - step) / height)  # of the whole fall from 1 to 0, begun before `step` if height < 1
+        # number of steps of a whole fall from 1 to 0; if `height` is below 1, the fall began before `step`
+        steps = round((end - step) / height)
         return replace(self, kind="trapezoid", decay_from=end - steps, decay_steps=steps)
 
 

@@ -54,7 +54,7 @@ def end_as_told() -> None:
     parent = os.environ.get(WATCHED)
     if parent is None:
         return
-    os.environ[WATCHED] = str(os.getpid())  # children of this process then watch this process
+    os.environ[WATCHED] = str(os.getpid())  # child processes read this variable, and end when this process has ended
     end_with_parent(int(parent))
 
 

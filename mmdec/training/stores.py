@@ -29,11 +29,11 @@ class JsonLines:
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     value = json.loads(line)
-                except ValueError:  # a process was killed while it wrote this line
+                except ValueError:  # the line is incomplete, because a process was killed while it wrote
                     continue
                 yield path, value
         if self.file.is_file() and not self.file.read_bytes().endswith(b"\n"):
-            self.append("")  # ends a line that a killed process left incomplete
+            self.append("")  # a line break, which ends a line that a killed process may have left incomplete
 
     def append(self, *lines: str) -> None:
         with open(self.file, "a", encoding="utf-8") as file:
@@ -92,7 +92,7 @@ class _Rows(Generic[Entry]):
         """Return the matrix (n, W) of a name in float32. Raises KeyError for an unknown name."""
         path, begin, entry = self.index[name]
         shape = _count(entry), self.width
-        if not shape[0]:  # a memory map cannot be empty
+        if not shape[0]:  # no rows: a memory map cannot be empty
             return torch.zeros(shape)
         return torch.from_numpy(np.memmap(path, np.float16, "r", begin, shape).astype(np.float32))
 

@@ -33,7 +33,7 @@ from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds; a stage is not started if less time is left
-EXPORT = 4.0  # seconds that are reserved for writing a model; it takes at most so long
+EXPORT = 4.0  # seconds that are reserved for writing a model, the most that it takes
 COMPARED = "compared"  # key under which provenance.json stores a training's Outcome
 
 Runner = Callable[..., None]  # runs a Python module with command-line arguments in a child process
@@ -72,7 +72,7 @@ class Outcome:
     system: str  # its name in this table
     trained: str  # words for the table: what was trained, or why nothing was
     measure: str = ""  # name of the score, which is measured on the development split
-    before: float | None = None  # score of the old model that the new one would replace
+    before: float | None = None  # score of the old model, which the new one would replace
     after: float | None = None  # score of the new model
     better: bool = False  # whether the new model scored better
     folder: Path | None = None  # folder in runs/ with the new model; None if nothing was written
@@ -83,7 +83,7 @@ class TimedStage:
     """One stage of the training of a model or drafter: a recipe that is adapted to the stage's share of the time."""
 
     name: str
-    share: float  # of the time; only its ratio to the other stages' shares counts
+    share: float  # this stage's part of the time, relative to the sum of the shares of all stages
     folder: Path  # output folder of the training
     origin: str  # words for the log: where the initial weights come from
     configure: Callable[[Allowance], Recipe]  # makes the recipe for a given time limit
@@ -194,8 +194,10 @@ class System:
         if lacking := [program for program in self.programs if shutil.which(program) is None]:
             return f"{self.corpus} is missing, and {' and '.join(lacking)} to build it: {self.untrained}."
         print(f"building {self.corpus} first; this is done once and not counted", flush=True)
-        whole = self.corpus.with_name(f"{self.corpus.name}.part")  # renamed when the corpus is complete
-        folder = self.corpus if self.corpus.exists() else whole  # an existing corpus gets its missing files
+        # the folder into which a missing corpus is written; it is renamed when complete
+        whole = self.corpus.with_name(f"{self.corpus.name}.part")
+        # if the corpus exists, only its missing files are added
+        folder = self.corpus if self.corpus.exists() else whole
         if code := run_builder(self.builder, folder):
             return f"{self.builder} failed with {code}, see above: {self.untrained}. Run again to go on."
         if folder == whole:
@@ -235,7 +237,8 @@ class System:
         """Return whether an interrupted training can be resumed. If not, make room for a new one: rename the output
         folder or, for a drafter, delete the checkpoints in it."""
         finished, checkpoints = self.run / "finished", self.run / "checkpoints"
-        scheduled = (self.run / "schedule.yaml").is_file()  # False: no training yet, or a user's own
+        # False: there is no training yet, or a user has started one with another recipe
+        scheduled = (self.run / "schedule.yaml").is_file()
         if scheduled and not finished.is_file():
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
@@ -257,7 +260,8 @@ class System:
         trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
         if self.part:
             data["base"] = str(start_model(self.model))
-        if resumed:  # only options that depend on time and machine are set anew
+        # an old training is resumed: keep its options, and set anew only those that depend on time and machine
+        if resumed:
             before = read_recipe(self.run / "schedule.yaml")
             for name, options in (("data", data), ("model", model)):
                 options |= {key: value for key, value in before[name]["init_args"].items() if key in self.kept}
@@ -282,7 +286,7 @@ class System:
         made = self.run / self.stage if self.part else newest(self.run / "checkpoints", 1)[0]
         after = self.score(made, recipe)
         better = before is None or (after < before if self.lower else after > before)
-        if before == float("inf"):  # the old model has another vocabulary: losses differ
+        if before == float("inf"):  # the losses of models with different vocabularies cannot be compared
             before = None
         if self.export is not None:
             folder = self.export(made, recipe, run_folder(self.model, better))
@@ -388,7 +392,8 @@ def set_run_aside(folder: Path) -> None:
 def run(module: str, *arguments: str) -> None:
     """Run a Python module with command-line arguments in a child process, which ends with this process. If this process
     gets SIGTERM, the child gets it, too, and writes a checkpoint first. Raises MmdecError if the child fails."""
-    threads = max(1, min(4, (os.cpu_count() or 1) // 2))  # recipes train with two processes that share the processors
+    # half of the processors, because recipes train with two processes
+    threads = max(1, min(4, (os.cpu_count() or 1) // 2))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **started_here()}
     with subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment) as child:
         try:

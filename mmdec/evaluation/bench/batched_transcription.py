@@ -112,7 +112,8 @@ def main() -> None:
     whisper = load_whisper(options.model, "cpu", getattr(torch, options.dtype))
     spoken: dict[str, Any] = {"model": whisper, "language": options.language, "threads": options.threads}
     recordings = mixed(sounds, options.count)
-    transcribe(recordings[0], sample_rate=SAMPLE_RATE, **spoken)  # a first call that is not timed
+    # this first call is slower than later ones, so it is not timed
+    transcribe(recordings[0], sample_rate=SAMPLE_RATE, **spoken)
     for context in (None, "auto"):
         found = measure(recordings, {**spoken, "audio_context": context})
         print(json.dumps({"audio_context": context, "dtype": options.dtype, **found}), flush=True)

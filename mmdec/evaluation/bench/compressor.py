@@ -31,9 +31,9 @@ SIZES: dict[str, dict[str, int]] = {  # drafters for the shipped model, a model 
     "medium": {"hidden_size": 1024, "vocab_size": 8192, "intermediate_size": 2816, "num_attention_heads": 16},
     "7B": {"hidden_size": 4096, "vocab_size": 32064, "intermediate_size": 11008, "num_attention_heads": 32},
 }
-VISUAL = (64, 256, 1024)  # tokens of the image
-BEFORE, AFTER = 8, 24  # text tokens before and after the image
-PLAN = Plan(nodes=59, depth=7)  # the tree of EAGLE-2 and SpecVLM, root not counted
+VISUAL = (64, 256, 1024)  # numbers of image tokens for which both drafters are timed
+BEFORE, AFTER = 8, 24  # number of text tokens before and after the image tokens
+PLAN = Plan(nodes=59, depth=7)  # the size of EAGLE-2's and SpecVLM's trees, root not counted
 ROUNDS = 8  # number of rounds in each timed call
 
 

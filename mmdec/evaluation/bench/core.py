@@ -24,14 +24,14 @@ from mmdec.generation.speculation import generate, speculate
 from mmdec.hub.provenance import hardware
 from mmdec.types import Context, Draft, MmdecError, Needs, Plan, Scores, Target, Verdict
 
-SIZES: dict[str, dict[str, int]] = {  # about 2, 30 and 130 million parameters
+SIZES: dict[str, dict[str, int]] = {  # sizes of random models with about 2, 30 and 130 million parameters
     "2M": {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6},
     "30M": {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8},
     "130M": {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
 }
 TEXTS = {"repeating": 0.02, "wandering": 0.12}  # kind of text -> standard deviation of the random weights that write it
 PROMPT, NEW_TOKENS = 64, 128  # tokens of the prompt and of the answer
-ROWS = 8  # size of the batch
+ROWS = 8  # number of rows of the larger batch
 DTYPE = torch.float32
 
 
@@ -56,7 +56,7 @@ class Noise:
         return trees_from_lists(roots, [(row, parents) for row in tokens])
 
     def update(self, memory: torch.Generator, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Do nothing: there is nothing to learn."""
+        """Do nothing: this drafter ignores which tokens were accepted."""
 
     def select(self, memory: torch.Generator, live: Tensor) -> None:
         """Do nothing: the drafter keeps no state for each row."""
@@ -119,7 +119,8 @@ def _prompts(model: PreTrainedModel, batch: int) -> Tensor:
 
 
 def _run(model: PreTrainedModel, ids: Tensor, **options: Any) -> Tensor:
-    mask, network = torch.ones_like(ids), cast(Any, model)  # PreTrainedModel declares no `generate`
+    # typed as `Any`, because `PreTrainedModel` does not declare `generate`
+    mask, network = torch.ones_like(ids), cast(Any, model)
     return network.generate(ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
 
 
@@ -190,7 +191,7 @@ def _wrong(size: str, repeats: int, device: str) -> Comparison:
     plug = speculate(Noise(model.config.vocab_size), statistics=statistics)
 
     def drafted() -> Tensor:
-        statistics.clear()  # so that each call must learn again that the drafter is wrong
+        statistics.clear()  # forget earlier measurements, so that each call must learn again that the drafter is wrong
         return _run(model, ids, custom_generate=plug)
 
     def plain() -> Tensor:

@@ -57,7 +57,7 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
     return BenchReport(
         bench="kernels",
         title="Operators alone",
-        # The report's dtype is that of keys and values.
+        # In the report, "dtype" is the dtype of keys and values.
         hardware=hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
         exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
         comparisons=tuple(rows),

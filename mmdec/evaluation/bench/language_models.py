@@ -78,7 +78,8 @@ class LanguageHarness(Harness[Encoded]):
             statistics = DecodingStatistics() if self.afresh else self.statistics
             decoding = DecodingOptions(**options, statistics=statistics, on_round=rounds.append)
             options = {"custom_generate": Speculation(decoding)}
-        generate: Any = self.model.generate  # torch's types say that an attribute of a module is a tensor
+        # typed as `Any`, because type checkers take a module's attributes for tensors
+        generate: Any = self.model.generate
         most = min(self.most, prompt.new_tokens)
         with ExitStack() as stack:
             stack.enter_context(quiet())
@@ -98,7 +99,7 @@ class LanguageHarness(Harness[Encoded]):
             drafter=sum(round_.drafter for round_ in rounds),
             total=wall,
             passes=len(passes),
-            windows=1,  # 1 for a model without a speech encoder
+            windows=1,  # number of encoder passes; by definition 1 for a model without a speech encoder
             rounds=len(later),
             drafted_tokens=sum(len(tokens) for round_ in later for tokens in round_.tokens),
             accepted=sum(sum(round_.accepted) for round_ in later),
@@ -224,7 +225,7 @@ def _draft(
     """Load what drafts: a smaller language model, or a draft network. Returns one of them; the other is None."""
     try:
         return load_language_model(draft, language.model.device), None
-    except InputError:  # no language model with a tokenizer
+    except InputError:  # the folder is not that of a language model, or it has no tokenizer
         return None, load_drafter(draft, language.model, "draft")
 
 

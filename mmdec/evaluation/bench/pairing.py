@@ -191,10 +191,11 @@ class Timed:
         return rows
 
     def stages(self) -> dict[str, dict[str, float]]:
-        """Compute the milliseconds of each stage of one input: method -> stage -> milliseconds.
+        """Compute how long each stage of decoding takes for one input, in milliseconds. Returns: method -> stage ->
+        milliseconds.
 
-        The decoder's time is without the drafter's. Only in transformers' loops, which do not report the drafter's, it
-        is with it.
+        The stage "decoder" does not include the drafter's time. transformers' own loops do not report that time, so
+        there it is included.
         """
         parts: dict[str, Callable[[Measurement], float]] = {
             "features": attrgetter("features"),

@@ -35,7 +35,7 @@ TEXTS: dict[str, dict[str, int]] = {  # sizes of language models: about 30 milli
 }  # fmt: skip
 SHORT = 16  # prefix tokens when logits are compared: so few that a wrong tree mask changes them clearly
 DENSE = "SDPA, dense mask"
-# returns rows of the report, and what was not measured -> why
+# type of the timing functions: they return rows of the report, and name of what was not measured -> the reason
 Part = Callable[[], tuple[list[dict[str, Any]], dict[str, str]]]
 SPEECH_DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.bfloat16)}
 
@@ -96,7 +96,7 @@ def bench_passes(
     return BenchReport(
         bench="passes",
         title="Whole passes and rounds, random weights",
-        # The report's dtype is the language model's.
+        # In the report, "dtype" is the dtype of the language model.
         hardware=hardware(device=torch_device, dtype=text_dtype, batch=1, threads=threads),
         exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
         comparisons=tuple(
@@ -152,7 +152,8 @@ def text_pass(
             "pair": paired(partial(a, draft), partial(b, draft), repeats, device),
             "dtype": _short(dtype),
             "batch": 1,
-            "differences": [near, far],  # of logits, relative: after the short prefix, and after the whole one
+            # relative differences of the logits, after the short prefix and after the whole one
+            "differences": [near, far],
             "graphs": [fast_pass(side).captured for side in (tree, model)],
         }
         rows.append(row)

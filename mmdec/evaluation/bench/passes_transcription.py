@@ -65,7 +65,7 @@ def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> 
         decoder_attention_heads=heads,
         encoder_ffn_dim=4 * width,
         decoder_ffn_dim=4 * width,
-        init_std=width**-0.5,  # each layer keeps its input's scale
+        init_std=width**-0.5,  # with this deviation of the random weights, each layer keeps the scale of its input
         **sizes,
     )
     with torch.device(device):
@@ -131,7 +131,7 @@ def speech_rounds(
 def _decoding(model: PreTrainedModel, features: Tensor, new_tokens: int) -> Callable[[], tuple[Tensor, list[Round]]]:
     """Make a function that calls `generate` with random Medusa heads. It returns the token ids, and the rounds after
     the prompt's pass. features: (1, mels, T) of a window."""
-    network: Any = model  # PreTrainedModel does not declare `generate`
+    network: Any = model  # typed as `Any`, because `PreTrainedModel` does not declare `generate`
     torch.manual_seed(1)
     heads = MedusaHeads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=HEADS))
     drafter = Medusa(heads.to(model.device, model.dtype), network.proj_out)
@@ -184,7 +184,7 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 def binary_tree(nodes: int, vocab_size: int, device: torch.device) -> Draft:
     """Make a draft (1, nodes) of random tokens as a binary tree: node n is a child of node (n - 1) // 2."""
     drawn = torch.randint(vocab_size, (nodes,), generator=torch.Generator().manual_seed(0))
-    # Parents of the nodes from 1 on, by number; the root is node 0.
+    # Index of the parent of each node from node 1 on. Node 0 is the root.
     parents = [node // 2 for node in range(nodes - 1)]
     return trees_from_lists(drawn[:1].to(device), [(drawn[1:].tolist(), parents)])
 

@@ -218,7 +218,8 @@ def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[i
         tokens = decode(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
         times = [token >= first for token in tokens]
         ends = [place for place in range(1, len(tokens)) if times[place - 1] and times[place]]
-        if not ends or times[-2:] == [False, True]:  # keep all tokens, and go on after the window
+        # no segment ends in this window, or only at its end: keep all tokens, and go on after the window
+        if not ends or times[-2:] == [False, True]:
             said, at = said + tokens, at + part.shape[-1]
         else:
             said += tokens[: ends[-1] + 1]

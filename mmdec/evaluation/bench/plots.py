@@ -127,7 +127,8 @@ def new_figure(
 
 
 def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=120, metadata={"Software": None})  # without the version, equal figures give equal files
+    # matplotlib's version is left out of the file, so that equal figures give equal files
+    figure.savefig(path, dpi=120, metadata={"Software": None})
     return path
 
 

@@ -34,23 +34,23 @@ Kind = Literal["all", "length", "task", "batch", "shape"]
 class Exactness:
     """Result of a comparison of outputs before any timing: how many inputs have equal outputs."""
 
-    what: str  # whose outputs were compared
+    what: str  # names what was compared: the methods or their outputs
     equal: int  # number of inputs with equal outputs
-    of: int  # number of inputs
+    of: int  # number of inputs that were compared
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two methods timed alternately, and how many times faster the first one, the subject, is."""
 
-    subject: str  # the method whose speed-up this is
+    subject: str  # name of the method whose speed-up this is
     baseline: str
     group: str  # name of a group of inputs: "40+ words"
     kind: Kind  # the property by which inputs are grouped
-    timed: str  # "wall clock", "decoder", ...
+    timed: str  # which time was measured, such as "wall clock" or "decoder"
     times: float | None  # the baseline's seconds divided by the subject's; None: not measured
     low: float | None  # lower quartile of this ratio, or the minimum if `spread` is "range"
-    high: float | None  # upper quartile, or the maximum
+    high: float | None  # upper quartile of this ratio, or the maximum if `spread` is "range"
     pairs: int  # number of timed pairs of calls
     inputs: int  # number of inputs in the group
     spread: Literal["quartiles", "range"] = "quartiles"
@@ -58,8 +58,9 @@ class Comparison:
     unit: str = ""
     subject_ms: float | None = None
     baseline_ms: float | None = None
-    tokens_per_round: float | None = None  # of the subject, bonus or correction token included
-    accepted_per_round: float | None = None  # without bonus or correction token; papers give one or the other
+    tokens_per_round: float | None = None  # mean tokens per round of the subject, bonus or correction token included
+    # the same without the bonus or correction token; papers report one or the other
+    accepted_per_round: float | None = None
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -83,7 +84,7 @@ class Quantity:
 class BenchReport:
     """The results of one benchmark."""
 
-    bench: str  # asr, vlm, ...
+    bench: str  # name of the benchmark, such as "asr" or "vlm"
     title: str
     hardware: dict[str, Any]
     exactness: tuple[Exactness, ...] = ()
@@ -100,7 +101,7 @@ class BenchRun:
     """The results of one `mmdec bench` command: a report of each benchmark, and the benchmarks that were left out, with
     the reason."""
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}  # unknown fields are errors, in all nested classes, too
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # an unknown field is an error, also in the nested classes
 
     reports: tuple[BenchReport, ...]
     left_out: dict[str, str] = field(default_factory=dict)
@@ -143,10 +144,11 @@ def load_run(path: str | Path) -> BenchRun:
         )
     known = {name: content[name] for name in ("reports", "left_out") if name in content}
     try:
-        text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")  # file names may be invalid UTF-8
+        # file names may hold bytes that are not valid UTF-8; these are replaced
+        text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")
         return TypeAdapter(BenchRun).validate_json(text, strict=True)
     except ValidationError as error:
-        # a wrong entry says more than a missing one
+        # of several errors, one about a wrong entry tells more than one about a missing entry
         wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")
         name = ".".join(map(str, ("run", *wrong["loc"])))
         raise InputError(
@@ -404,8 +406,8 @@ class Change:
     baseline: str
     group: str
     timed: str
-    before: float | None  # times faster, in the saved run
-    now: float | None  # times faster, now
+    before: float | None  # speed-up (times faster) in the saved run
+    now: float | None  # speed-up (times faster) in the present run
     ratio: float | None  # `now` divided by `before`
     subject_ratio: float | None  # the subject's milliseconds now, divided by those in the saved run
     baseline_ratio: float | None
@@ -419,7 +421,7 @@ class Changes:
     warnings: tuple[str, ...]  # how the machines or versions differ
     rows: tuple[Change, ...]
     only_now: tuple[tuple[str, ...], ...] = ()  # (benchmark, *key) of comparisons that the saved run lacks
-    only_before: tuple[tuple[str, ...], ...] = ()  # of comparisons that only the saved run has
+    only_before: tuple[tuple[str, ...], ...] = ()  # the comparisons that only the saved run has
 
 
 def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:

@@ -196,7 +196,8 @@ def from_corpus(
 
 
 def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
-    """Read the given recordings; their length is the number of words in the greedy transcript."""
+    """Read recordings that the user named. The length of each, by which results are grouped, is the number of words in
+    its greedy transcript."""
     given = []
     for path in paths:
         samples = harness.read(path)

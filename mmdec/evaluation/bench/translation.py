@@ -40,7 +40,7 @@ from mmdec.pipelines.translation.translate import Translation, load, translate_s
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.types import InputError, MmdecError
 
-UNITS_A_SECOND = 10.0  # English phones for a second of French, as in the phrasebook corpus
+UNITS_A_SECOND = 10.0  # assumed number of English phones for a second of French, as in the phrasebook corpus
 PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday sentences of neural TTS voices
 S2UT_UNITS_A_SECOND = 25.0
 S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
@@ -236,7 +236,7 @@ def _against_baseline(
         if strategy == "verified" and first.units != plain.units:
             raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
         pairs.append(paired(drafted, baseline, repeats, translator.device, lambda said: said.timings["linguistic"]))
-        units += plain.passes  # the baseline takes one pass for each unit, </s> included
+        units += plain.passes  # number of units: the baseline takes one pass for each, </s> included
         passes += first.passes
     ratios = [pair.ratio for pair in pairs]
     together = Paired(
@@ -296,9 +296,10 @@ def bench_paper(
 
 
 def _paper_pairs(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Paired]:
-    """Time both decoders for `length` seconds of source, with random encoder states of the paper's shape.
+    """Time DASpeech's parallel decoder with its acoustic model against the autoregressive decoder of S2UT (a direct
+    speech-to-unit translator), on random encoder states of the sizes in DASpeech's paper.
 
-    beams: width of S2UT's beam search.
+    length: seconds of French speech. beams: width of S2UT's beam search.
     Returns: the timings against S2UT's greedy decoding and its beam search, by name.
     """
     target = next(network.parameters()).device

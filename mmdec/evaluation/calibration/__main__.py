@@ -148,7 +148,8 @@ def _others(folder: Path, draw: np.random.Generator) -> Iterator[tuple[str, Any]
         number += 1
 
 
-MANIFESTS = (".tsv", ".jsonl")  # suffixes of a manifest of recordings; another path is a corpus's folder
+# Suffixes by which a list of recordings (manifest) is recognised. A path with another suffix is the folder of a corpus.
+MANIFESTS = (".tsv", ".jsonl")
 BINS = 10  # bins of equal width for confidences from 0 to 1
 SURE = 0.7  # outputs above this confidence count as confident: users rely on them
 RIDGE = 1e-3  # ridge penalty of the fit: keeps weights finite if speech and nonsense can be separated perfectly

@@ -1,9 +1,9 @@
-"""The conventions by which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
+"""The settings with which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
 
-A convention is a choice in how the network is run, such as the target's layers that it reads. The config.json and the
-tensors' names in a checkpoint folder state these choices, but engines interpret them differently, and guess what is not
-stated. Each `Variant` runs the network (by a `Reader`) with one convention changed, and says which change of the folder
-has the same effect.
+A setting (in the names: a convention) is a choice in how the network is run, such as the target's layers that it reads.
+The config.json and the tensors' names in a checkpoint folder state these choices, but engines interpret them
+differently, and guess what is not stated. Each `Variant` runs the network (by a `Reader`) with one setting changed, and
+says which change of the folder has the same effect.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a network that differs from the present one in one convention."""
+    """A way to run a draft network that differs from the present way in one setting."""
 
-    convention: str  # its name
-    now: str  # the present choice, in words
-    tried: str  # the variant's choice, in words
-    reader: Reader  # runs the network with the variant's choice
-    remedy: Remedy  # how to change the folder to get this choice
-    depth: int = 1  # the drafted token, counted from 1, at which the difference shows
-    tries: int = 1  # number of values from which a search chose this one; 1: no search
+    convention: str  # name of the setting that differs
+    now: str  # the setting's present value, in words
+    tried: str  # the value that the variant tries, in words
+    reader: Reader  # runs the network with the value that is tried
+    remedy: Remedy  # how to change the checkpoint folder, so that the network is always run like this
+    depth: int = 1  # the first drafted token, counted from 1, on which this setting has an effect
+    tries: int = 1  # among how many values a search has found this one; 1: it was not searched for
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Folder:
         return SPECULATORS if "speculators_model_type" in self.described else FLAT
 
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
-        """Make a remedy that sets fields of config.json.
+        """Make the correction of a checkpoint folder that sets fields of its config.json.
 
         own: dotted key -> value, in mmdec's format. published: the same in the other formats; None: they have no such
             key.
@@ -121,10 +121,10 @@ class Folder:
 
 
 def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
-    """Build a network with a changed configuration that shares the weights.
+    """Build a network that shares the weights of `network`, but has another configuration.
 
     tensors: weights, by name, that replace the network's, or that only the new configuration has.
-    changes: fields of the configuration.
+    changes: fields of the configuration that differ.
     """
     with torch.device("meta"):
         changed = type(network)(replace(network.config, **changes))
@@ -134,8 +134,8 @@ def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, 
 
 
 def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
-    """Yield all variants, each with one convention changed. model: the target. pictures: whether any prompt has
-    pictures."""
+    """Yield all variants of how the network is run, each with one setting changed. reader: how it is run now. model:
+    the target. pictures: whether any prompt has pictures."""
     target: Any = model.config.get_text_config(decoder=True)
     yield from _layers(reader, folder, target.num_hidden_layers)
     yield from _flags(reader, folder)
@@ -146,10 +146,11 @@ def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: b
 
 
 def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
-    """Return other choices of the target's layers whose features the network may read: layers -> name of the rule.
+    """Return other choices of the target's layers whose hidden states the network may read: layers -> a description in
+    words.
 
-    The rules are each layer one higher, each one lower, and EAGLE-3's default. The reader's present layers are left
-    out. depth: the target's number of layers.
+    They are: each layer one higher, each one lower, and EAGLE-3's default. The layers that are read now are left out.
+        depth: the target's number of layers.
     """
     layers = reader.layers
     found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
@@ -161,9 +162,10 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
 def other_layers(
     reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
 ) -> Variant:
-    """Make the variant that reads the features of the target's layers `ids`.
+    """Make the variant in which the network reads the hidden states of other layers of the target.
 
-    name: the rule that gives them. tries: number of choices that a search tried to find them.
+    ids: indices of these layers. name: description of the choice in words. tries: among how many choices a search has
+        found it.
     """
     three = isinstance(reader.network.config, Eagle3Config)
     published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
@@ -173,8 +175,8 @@ def other_layers(
 
 
 def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
-    """Yield variants of the target's layers that are read, and of whether the last layer's features have passed the
-    final norm."""
+    """Yield variants in which the network reads other layers of the target, or reads the last layer before instead of
+    after the final norm, or the reverse."""
     layers, last = reader.layers, depth - 1
     if min(layers) >= 0:
         for ids, name in layer_rules(reader, depth).items():
@@ -248,7 +250,7 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
-    """Yield variants of the base and the scaling of rotary positions (RoPE)."""
+    """Yield variants with another base or scaling of rotary positions (RoPE)."""
     config = reader.network.config
     rope = getattr(target, "rope_parameters", None) or {}
     base = rope.get("rope_theta")
@@ -256,7 +258,7 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
         if isinstance(theta, int | float) and theta > 0 and theta != config.rope_theta:
             yield other_base(reader, folder, float(theta), name)
         if theta == base:
-            break  # the model's base is the usual one, which was just tried
+            break  # the model's base is the usual one, which was tried in the step before
     if not isinstance(config, Eagle3Config):
         return
     own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
@@ -276,9 +278,9 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
 
 
 def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
-    """Make the variant whose base of rotary positions is `theta`.
+    """Make the variant with another base of rotary positions (RoPE).
 
-    name: where the base is from. tries: number of choices that a search tried to find it.
+    theta: the base. name: where the base is from. tries: among how many choices a search has found it.
     """
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
     now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)
@@ -289,8 +291,8 @@ MROPE = ("mrope_section", "mrope_interleaved")  # settings of rotary positions w
 
 
 def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Yield variants of the embedding and its scale, the LM head, and `d2t`, the table from draft tokens to the
-    target's."""
+    """Yield variants with another embedding, another scale of the embedding, another LM head, or another `d2t`, which
+    converts draft tokens to the target's tokens."""
     network, config = reader.network, reader.network.config
     scale = math.sqrt(config.hidden_size)
     for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
@@ -324,7 +326,8 @@ def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
-    """Yield an EAGLE-3 network's variants of embedding, LM head and `d2t`, the table from draft tokens."""
+    """Yield variants of an EAGLE-3 network with another embedding, LM head or `d2t`, which converts draft tokens to the
+    target's tokens."""
     config, output = network.config, reader.output
     if config.own_embedding and config.hidden_size == config.target_size:
         shared = replace(reader, network=altered(network, own_embedding=False))
@@ -347,8 +350,8 @@ def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
 
 
 def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Iterator[Variant]:
-    """Yield variants of what the network reads at position t (the embedding of which token, the features of which
-    token), and of how it reads pictures."""
+    """Yield variants in which the network reads other things at a position: the embedding of another token, the
+    features of another token, or other embeddings for pictures."""
     text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
     for late, name in (
         ("tokens", "token t and the features of token t"),

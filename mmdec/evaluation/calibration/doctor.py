@@ -1,9 +1,9 @@
 """The drafter doctor: tests whether a drafter is run as in its training, and measures how many tokens are accepted.
 
-A convention is a choice that a checkpoint folder may leave open, such as the target's layers to read. If it differs
-from training, drafts are worse, but the text is the same. `examine` measures the share of first drafted tokens that are
-accepted on the target's greedy text, as the network is run now and with each convention changed. A change with a
-measurable gain is a finding; each next finding is measured with the earlier changes applied.
+A checkpoint folder may leave settings open (in names: conventions), such as which layers of the target a draft network
+reads. With a setting other than in training, drafts are worse, but the text is the same. `examine` measures the share
+of first drafted tokens that are accepted on the target's greedy text: as the network is run now, and with each setting
+changed. A change that clearly raises the share is a finding. The next finding is measured with the earlier changes.
 
 A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
 texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
@@ -52,11 +52,11 @@ from mmdec.types import Drafter, InputError, Needs, Plan
 TOKENS = 128  # the most tokens of an answer
 CHAINS = range(1, 8)  # lengths of the chains to measure
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
-LEAST_GAIN, MOST_MENDS = 0.01, 4  # smallest gain (in share accepted) of a finding; most findings
+LEAST_GAIN, MOST_MENDS = 0.01, 4  # smallest gain in the share of accepted tokens, and maximum number, of findings
 FEW, BLOCK = 10, 32  # if there are fewer texts than FEW, they are cut into blocks of BLOCK places
-MOST_PAIRS = 16  # the most prompts that are answered both with and without the chat template
+MOST_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
 TEMPLATE = "chat template"
-STRATA = 5  # bins of the target's confidence, in which places of different texts are compared
+STRATA = 5  # bins of the target's confidence; different texts are compared at places in the same bin
 OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
 
 
@@ -71,30 +71,30 @@ class Share:
 
 @dataclass(frozen=True)
 class Tried:
-    """How one change of a convention (a choice in how the network is run) changes the share of accepted tokens.
+    """How the share of accepted tokens changes if one setting of how a draft network is run is changed.
 
-    verdict: "off": it rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
+    verdict: "off": the share rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
     """
 
     convention: str
-    now: str  # the folder's choice, in words
-    tried: str  # the other choice
-    depth: int  # the drafted token that is compared, counted from 1
-    before: Share  # accepted share of these tokens with the folder's choice
-    after: Share  # the same with the other choice
-    gain: Share  # the difference
+    now: str  # the setting's value in the folder, in words
+    tried: str  # the value that was tried, in words
+    depth: int  # number of the drafted token, from 1, whose acceptance is compared
+    before: Share  # share of these drafted tokens that are accepted with the folder's value
+    after: Share  # the same share with the value that was tried
+    gain: Share  # `after` minus `before`
     verdict: str
     remedy: Remedy = field(default_factory=Remedy)
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Tokens a round, bonus included, with drafts of one size."""
+    """Tokens per round, the bonus token included, with drafts of one size."""
 
     nodes: int
     depth: int
-    as_is: float  # with the folder as it is
-    mended: float | None = None  # with the changes of the findings; None: not measured
+    as_is: float  # tokens per round if the network is run as its folder says
+    mended: float | None = None  # tokens per round with all recommended changes; None: not measured
 
     @property
     def name(self) -> str:
@@ -115,13 +115,13 @@ class Examination:
     pictures: int  # number of prompts with pictures
     template: bool  # whether the prompts went through the chat template
     acceptance: Share  # accepted share of first drafted tokens
-    mended: Share | None  # the same with the changes of `findings`; None: not measured
+    mended: Share | None  # accepted share of first drafted tokens with the changes of `findings`; None: not measured
     findings: list[Tried]
-    conventions: list[Tried]  # other changes that were tried, measured on top of those of `findings`
+    conventions: list[Tried]  # other changes that were tried, one at a time, on top of those of `findings`
     depths: list[float]  # [k]: of the chains whose first k tokens were accepted, the share whose next one is accepted
     rounds: list[Rounds]
     notes: list[str]
-    measured_on: dict[str, Any]  # hardware and versions
+    measured_on: dict[str, Any]  # description of the hardware and of software versions
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict for JSON."""
@@ -244,7 +244,7 @@ class _Network:
     def examined(
         self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
     ) -> Examination:
-        """Change each convention, keep the changes that raise acceptance, and count tokens a round before and after.
+        """Try to change each setting, keep what raises acceptance, and count tokens per round before and after.
 
         pairs: for some prompts, the text in `texts`, and another: one is with the chat template, one without.
         """
@@ -312,10 +312,10 @@ class _Network:
 def find_mends(
     reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
 ) -> tuple[list[Tried], list[Tried], Reader]:
-    """Find the conventions in which a network is run otherwise than in its training, one after another.
+    """Find the settings in which a network is run otherwise than in its training, one after another.
 
     reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
-    Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is off).
+    Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
     """
     findings, done, given = list[Tried](), set[str](), reader
     pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
@@ -340,7 +340,7 @@ def find_mends(
 
 
 def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
-    """Return the finding that the network was trained with another LM head; None if its head may be right."""
+    """Return the finding that the network was trained with another LM head; None if its own may be right."""
     fits = searches.fitted_head(reader, texts)
     if fits is None:
         return None
@@ -379,12 +379,12 @@ def tokens_a_round(drafter: Drafter, texts: Sequence[OwnText], nodes: int, depth
 
 
 def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
-    """Return for each text (N,): 1 at places where the first drafted token is right, else 0."""
+    """Return for each text (N,): for each place where a draft can begin, 1 if its first token is right, else 0."""
     return [_of_depth(right_tokens(reader, text, 1), 1) for text in texts]
 
 
 def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
-    """Return (n,): 1 where the chain's token at `depth` is right, else 0. right[k]: (n,) bool, the same for k + 1."""
+    """Return (n,): 1 for each chain whose token at `depth` is right, else 0. right[k]: (n,) bool, of token k + 1."""
     return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
 
 

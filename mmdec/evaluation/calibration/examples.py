@@ -17,15 +17,16 @@ SEEDS = {"dev": 1, "test": 2}  # random seeds for noise and nonsense, by split
 NONSENSE = ("white noise", "hum", "tones", "chirps", "other language")
 # Kinds of nonsense for fitting a translator's confidence, and other kinds for testing it.
 NO_SPEECH = {"dev": ("white noise", "hum", "tones"), "test": ("rumble", "chirps", "chords", "clicks", "silence")}
-TELEPHONE = (300.0, 3400.0)  # Hz
+TELEPHONE = (300.0, 3400.0)  # range in Hz of the frequencies that a telephone line carries
 # Distortions of recordings for a transcriber of all languages, in turn: (signal-to-noise ratio in dB, by telephone).
 HEARD = ((None, False), (10.0, False), (None, True), (0.0, False), (20.0, False), (-5.0, False), (5.0, True))
 MUSIC = {"dev": ("chords", "clicks"), "test": ("chords", "silence")}  # further nonsense for a transcriber
 TURNED = 3  # every third recording of a transcriber is also played backwards
 BACKWARDS = 8  # every eighth recording of a translator is also played backwards
-WRONG, RIGHT = 45.0, 70.0  # chrF of a sentence: wrong up to the first, right from the second
+# a translated sentence with a chrF score up to the first number counts as wrong, from the second on as right
+WRONG, RIGHT = 45.0, 70.0
 EMPTY = ("one colour", "white noise", "gradient", "blurred noise")  # pictures without content
-SIDE = 128  # pixels of a side of these pictures
+SIDE = 128  # width and height of these pictures in pixels
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
         ramp = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
         share = (ramp - ramp.min()) / (ramp.max() - ramp.min())
         return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
-    # standard deviations: of the blur in pixels, of the result in grey levels
+    # of the blur, the standard deviation in pixels; of the result, the standard deviation in grey levels
     radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)
     waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # Fourier transform of the Gaussian
     noise = np.fft.fft2(draw.normal(size=shape), axes=(0, 1)) * (waves[:, None] * waves)[..., None]

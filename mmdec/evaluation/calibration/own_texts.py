@@ -253,10 +253,10 @@ def surprise(reader: Reader, text: OwnText) -> Tensor:
 
 
 def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
-    """Compute the layer's input (n, H) at the next token of n chains.
+    """Compute the draft network's input (n, H) at the next token of n drafted chains.
 
-    embeds: (n, H) embeddings of the tokens. hidden: (n, H), the network's output at the tokens before them.
-    carry: further input that the prompt's pass handed on (`Prompted.carry`).
+    embeds: (n, H) embeddings of the tokens. hidden: (n, H), the network's output at the tokens before them. carry: what
+        the network has stored of the prompt for later tokens (`Prompted.carry`).
     """
     network = reader.network
     if isinstance(network, Eagle3) and network.config.mask_token is not None:
@@ -266,8 +266,9 @@ def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Ten
 
 
 def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
-    """Build the additive mask (1, 1, n, S) for token `step` of n chains, over the S tokens so far. A chain sees the
-    prompt, the answer up to its root, and its own tokens.
+    """Build the attention mask of the drafted chains at one step: token number `step` of each of n chains sees the
+    prompt, the answer up to the chain's root, and the chain's own tokens. Returns: additive (1, 1, n, S), over the S
+    tokens so far.
 
     prompt, count: numbers of the network's inputs for the prompt and for the answer. states: gives dtype and device.
     """
@@ -301,13 +302,14 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
     """Count the rounds that decoding an answer takes with a drafter. plan: the size of its drafts."""
     begin, device, answer = text.prompt, text.context.tokens.device, text.answer
     states = {layer: text.context.features[layer] for layer in drafter.needs.layers}
-    begun = text.begun  # as in decoding, drafters that read no embeddings get none
+    begun = text.begun  # the context cut to the prompt; as in decoding, drafters that read no embeddings get none
     memory = drafter.start(begun if drafter.needs.embeds else replace(begun, embeds=None))
     prompt = single(text.context.tokens[:, begin - 1 : begin].flatten())
     drafter.update(memory, prompt, _scores(states, [begin - 1]), _verdict([0], answer[:1], device))
     root = rounds = 0
     while True:
-        left = text.places - root - 1  # depth left for a draft; as in decoding, the last token is not drafted
+        # how deep a draft may be here; the answer's last token is not drafted, as in decoding
+        left = text.places - root - 1
         if left < 1:
             return rounds + 1
         within = replace(plan, depth=min(plan.depth, left))
@@ -316,7 +318,7 @@ def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
         rounds += 1
         if root + len(path) >= text.places:
             return rounds
-        # only accepted nodes are tokens of the text; others have no features, and get the root's
+        # Only accepted nodes are tokens of the text and have features. Other nodes get the features of the root.
         columns = [begin + root] * draft.tokens.shape[1]
         for depth, node in enumerate(path):
             columns[node] = begin + root + depth
@@ -340,7 +342,7 @@ def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, foll
 
 
 def _scores(states: Mapping[int, Tensor], columns: list[int]) -> Scores:
-    """Give the nodes of a draft the features of tokens in the text.
+    """Make the scores that a target would give for a draft, from the features of the text's own tokens.
 
     states: layer -> features (1, L, H) of the text. columns: for each node, the index of its token in the text.
     """
@@ -349,8 +351,8 @@ def _scores(states: Mapping[int, Tensor], columns: list[int]) -> Scores:
 
 
 def _verdict(path: list[int], tokens: list[int], device: torch.device) -> Verdict:
-    """Make a verdict, for a batch of one, that accepts the draft's nodes in `path`, and appends `tokens` to the
-    text."""
+    """Make the verifier's decision (`Verdict`) that accepts the draft's nodes in `path` and appends `tokens` to the
+    text. The batch has one row."""
     said = torch.tensor([tokens], device=device)
     done, lengths = torch.zeros(1, dtype=torch.bool, device=device), torch.tensor([len(tokens)], device=device)
     return Verdict(torch.tensor([path], device=device), said[:, -1], done, said, lengths)

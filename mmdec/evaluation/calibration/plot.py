@@ -22,7 +22,7 @@ from mmdec.types import InputError
 COLUMNS = 2
 PANEL = (3.1, 2.8)  # width and height of a panel in inches
 DOTS = 96  # pixels an inch: a small file, because a web page loads it
-LARGEST = 260.0  # area in points squared of the dot for a bin with all outputs
+LARGEST = 260.0  # area in square points of the dot for a bin that holds all outputs; other dots are smaller
 
 
 def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
@@ -48,7 +48,7 @@ def plot_reliability(folders: Sequence[Path], path: Path) -> Path:
 def measured(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Read the test results in a model's confidence.json: kind of decoding -> results. Raises InputError if there are
     none to draw."""
-    read_calibrations(folder)  # raises an error that explains a damaged file
+    read_calibrations(folder)  # this reads the file only to raise an error that explains what is damaged
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))["measured"]
         kinds = {str(kind): entry for kind, entry in content.items()}
@@ -77,7 +77,7 @@ def _panel(axes: Axes, title: str, entry: Mapping[str, Any]) -> None:
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--")
     axes.scatter(said, right, [max(LARGEST * count / total, 4.0) for count in counts], alpha=0.7, linewidths=0)
     for x, y, count in zip(said, right, counts, strict=True):
-        above = y > x  # the number is placed away from the diagonal
+        above = y > x  # whether the point is above the diagonal: its number is placed on the other side
         shift, side = (0, 7 if above else -7), "bottom" if above else "top"
         axes.annotate(str(count), (x, y), shift, textcoords="offset points", fontsize=7, ha="center", va=side)
     axes.set_title(

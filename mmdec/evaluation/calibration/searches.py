@@ -35,7 +35,8 @@ from mmdec.nn.eagle3 import Eagle3, Eagle3Config
 from mmdec.training.corpora.text_files import evenly_spaced
 
 PLACES = 1024  # number of tokens of the texts that a search uses
-BASES = tuple(digit * 10.0**power for power, digit in product(range(2, 9), (1, 2, 5)))  # 100 ... 5e8
+# bases of rotary positions that are tried: 100 ... 5e8
+BASES = tuple(digit * 10.0**power for power, digit in product(range(2, 9), (1, 2, 5)))
 GOLDEN = (math.sqrt(5) - 1) / 2  # factor by which a step of golden-section search shortens the interval
 REFINED = 6  # steps of golden-section search between two bases of the grid: precise to 5 %
 SWEEPS = 3  # the most times that a search tries every layer for each of the features that the network reads
@@ -153,7 +154,7 @@ def _fit(states: Sequence[Tensor], answers: Sequence[Tensor]) -> Callable[[Tenso
     kept = torch.tensor(evenly_spaced(range(len(x)), FITTED), device=x.device)
     x, (tokens, index) = x[kept], y[kept].unique(return_inverse=True)
     products = x @ x.T + RIDGE * torch.eye(len(x), device=x.device)
-    weights = x.T @ torch.linalg.solve(products, one_hot(index).float())  # (H, tokens)
+    weights = x.T @ torch.linalg.solve(products, one_hot(index).float())  # shape (H, tokens)
     return lambda states: tokens[(states @ weights).argmax(-1)]
 
 

@@ -359,7 +359,7 @@ def _cost(answers: Sequence[Description]) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "rounds": rounds,
-        # an answer's first token is from the prompt's pass
+        # the first token of an answer comes from the pass over the prompt, so it is not counted
         "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,
         "accepted_per_round": sum(answer.accepted for answer in answers) / rounds if rounds else None,
         "drafted_per_round": sum(answer.drafted for answer in answers) / rounds if rounds else None,

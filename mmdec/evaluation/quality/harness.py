@@ -81,8 +81,8 @@ class Measurement:
     total: float  # wall clock, from samples in memory to texts
     passes: int = 0  # number of passes of the model's decoder
     windows: int = 0  # number of passes of a speech model's encoder; 1 for other models
-    rounds: int = 0  # rounds of all inputs in mmdec's loop, without the prompts' passes
-    drafted_tokens: int = 0  # tokens from these rounds, bonus or correction token included
+    rounds: int = 0  # number of mmdec's rounds, summed over the inputs, without the passes over prompts
+    drafted_tokens: int = 0  # number of tokens from these rounds, bonus or correction token included
     accepted: int | None = None  # drafted tokens that were accepted in these rounds; None: not counted
 
     @property

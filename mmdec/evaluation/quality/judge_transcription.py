@@ -38,8 +38,9 @@ class Said:
     text: str
     audio: np.ndarray | None = None  # (T,) speech; None: the system only writes text
     sample_rate: int = SAMPLE_RATE  # in Hz
-    units: list[str] = field(default_factory=lambda: [])  # phones or pieces; none for a judge
-    timings: dict[str, float] = field(default_factory=lambda: {})  # seconds of each stage
+    # names of the phones or pieces of the translation; empty for a Whisper that only translates to text
+    units: list[str] = field(default_factory=lambda: [])
+    timings: dict[str, float] = field(default_factory=lambda: {})  # stage -> seconds
 
 
 @final

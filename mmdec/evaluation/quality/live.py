@@ -165,7 +165,8 @@ def main() -> None:
     spoken: dict[str, Any] = {"model": load_transcriber(options.model, "cpu"), "language": options.language}
     pause = 1e-4 * torch.randn(PAUSE, generator=torch.Generator().manual_seed(0))
     short = [(sound, text) for sound, text in sounds if SHORT[0] <= len(sound) / SAMPLE_RATE <= SHORT[1]]
-    transcribe(sounds[0][0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)  # a first call that is not timed
+    # this first call is slower than later ones, so it is not timed
+    transcribe(sounds[0][0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)
     streams = [
         hear(LiveTranscriber(timestamps="word", **spoken), torch.cat([pause, sound, pause])) for sound, _ in sounds
     ]

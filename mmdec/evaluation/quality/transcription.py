@@ -319,7 +319,7 @@ def _decode(
         inputs = [samples for _, samples in batch]
         if not any(measured.values()):
             for method in methods:
-                harness.measure(inputs, method)  # a warm-up: first calls take longer
+                harness.measure(inputs, method)  # not timed, because first calls take longer than later ones
         results = [harness.measure(inputs, method) for method in methods]
         for method, result in zip(methods, results, strict=True):
             measured[method.name].append(result)

@@ -36,7 +36,8 @@ from mmdec.types import InputError
 COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
 NOISES = 32  # number of white noises that are scored as a lower bound
 NOISE_LEVEL = 0.1  # standard deviation of their samples; full scale is 1
-NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"  # for ASR-BLEU
+# how texts are normalised before ASR-BLEU is computed
+NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"
 
 
 class Spoken(Protocol):
@@ -51,7 +52,7 @@ class Spoken(Protocol):
     @property
     def units(self) -> list[str]: ...
     @property
-    def timings(self) -> dict[str, float]: ...  # seconds of each stage
+    def timings(self) -> dict[str, float]: ...  # stage -> seconds
 
 
 class English(Protocol):
@@ -64,7 +65,7 @@ class English(Protocol):
     def transcribe(self, samples: np.ndarray) -> str: ...  # (T,) of 16 kHz
 
 
-System = Callable[[Path], Spoken]  # translates a recording
+System = Callable[[Path], Spoken]  # a speech translator: a function from a French recording to its translation
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Systems:
 
     name: str  # the model's name
     runs: Mapping[str, System]
-    machine: Mapping[str, Any]  # hardware and versions, for the report
+    machine: Mapping[str, Any]  # description of the hardware and of software versions, for the report
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -224,7 +225,7 @@ class Output:
     text: str
     units: tuple[str, ...]  # phones or pieces
     audio: np.ndarray | None  # (T,) 16 kHz speech; None: the system only writes text
-    timings: dict[str, float]  # seconds of each stage
+    timings: dict[str, float]  # stage -> seconds
     seconds: float  # wall clock, from the file to samples
     error: str = ""
 
@@ -317,7 +318,7 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
 def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: Log) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {name: [] for name in systems}
     for system in systems.values():
-        _translate(system, rows[0].clip)  # a warm-up: first calls take longer
+        _translate(system, rows[0].clip)  # not timed, because first calls take longer than later ones
     for count, row in enumerate(rows, 1):
         for name, system in systems.items():
             outputs[name].append(_translate(system, row.clip))
@@ -327,7 +328,8 @@ def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: L
 
 
 def _translate(system: System, clip: Path) -> Output:
-    stopwatch = Stopwatch()  # no device to wait for: the results are on the CPU
+    # measures CPU time and wall clock; it waits for no GPU, because `system` returns results on the CPU
+    stopwatch = Stopwatch()
     try:
         spoken = system(clip)
     except InputError as error:

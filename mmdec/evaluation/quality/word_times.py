@@ -32,7 +32,7 @@ class TimeError:
     """The timing errors of one word."""
 
     start: float  # seconds by which the word's start is too late; negative: too early
-    end: float  # the same of its end
+    end: float  # seconds by which the word's end is too late; negative: too early
     after_pause: bool  # whether a pause is before the word
     before_pause: bool  # whether a pause is after it
 

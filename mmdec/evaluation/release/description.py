@@ -94,7 +94,7 @@ def measure_drafter(model: Path, split: str, setting: Setting) -> Report:
         "chain": CHAIN,
         "model": setting.home.name,
         "base": fingerprint(vlm.model),
-        # minus 0, because `difference` also gives the interval
+        # the argument 0 is subtracted from each value, because only `difference` also gives an interval
         "tokens_per_round": difference(totals, np.zeros_like(totals)),
         "hardware": measured_on(vlm.model, DRAFTED_TOGETHER),
     }
@@ -113,7 +113,7 @@ def drafter_table(reports: Sequence[Report]) -> list[str]:
 
 
 def place(run: Path) -> Path:
-    """Return the folder below models/ where the drafter belongs, such as vlm-scenes/eagle3. Raises InputError if its
+    """Return the folder below models/ into which a drafter is put, such as vlm-scenes/eagle3. Raises InputError if its
     config names no model."""
     target = str(read_object(run / CONFIG).get("target") or "")
     if not re.fullmatch(r"\w[\w.-]*", target):
@@ -140,7 +140,8 @@ def check_drafter(run: Path, target: Path, force: bool) -> str:
 
 
 def trained_for(drafter: Path) -> str:
-    """Read the fingerprint of the model's weights that the drafter was trained for; "" if it is not recorded."""
+    """Return the fingerprint of the target model that a drafter was trained for, from its config.json; "" if it is not
+    recorded."""
     return str(read_object(drafter / CONFIG).get("base") or "")
 
 

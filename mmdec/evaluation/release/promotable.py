@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Report = Mapping[str, Any]  # JSON-ready results of a model on one split
+Report = Mapping[str, Any]  # results of a model on one split of a corpus, as values that JSON can hold
 
 SPLITS = {
     "dev": "unseen sentences, which chose the weights",
@@ -38,8 +38,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is measured. home: the model's folder in models/, which will be replaced. limit: number of inputs;
-    None: all."""
+    """How a model is measured. home: the model's folder in models/, which a better model will replace. limit: number of
+    inputs; None: all."""
 
     home: Path
     corpus: Path
@@ -48,13 +48,14 @@ class Setting:
 
 
 def alone(run: Path, target: Path, force: bool) -> str:
-    """Return "", no warning: the default of `Promotable.check`, for models whose folder has no drafters."""
+    """Return "": no warning. This is the default of `Promotable.check`, for kinds of models that have no drafters in
+    their folder."""
     return ""
 
 
 @dataclass(frozen=True)
 class Promotable:
-    """How models or drafters of one kind are promoted, that is, replace the shipped one: functions that measure,
+    """How the shipped models or drafters of one kind are replaced by better ones ("promotion"): functions that measure,
     compare and describe them."""
 
     system: str  # the kind: "system" or, if there is none, "model_type" in config.json

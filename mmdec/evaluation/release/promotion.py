@@ -35,7 +35,7 @@ from mmdec.types import InputError, MmdecError
 
 CHOSEN_BY = "dev"  # the split on which the old and the new model are compared
 SYSTEMS = {system.system: system for system in (TRANSLATION, TRANSCRIPTION, DESCRIPTION)} | DRAFTERS
-SYSTEMS[heard_translator.LAYOUT] = HEARD  # translators via French text have other tests
+SYSTEMS[heard_translator.LAYOUT] = HEARD  # translators via French text are measured by other functions
 RUNS = "runs"  # name of the folder into which `make train` writes
 
 
@@ -178,7 +178,7 @@ def _publish(found: _Found) -> None:
         reports, comparison = portable(found.reports), portable(found.comparison)
         provenance = {
             **before,
-            "promoted": stamp(torch.device("cpu")),  # on the CPU: both models were measured there
+            "promoted": stamp(torch.device("cpu")),  # the device is the CPU, because both models were measured there
             "weights": found.weights,
             "chosen": comparison,
             "measured": reports,

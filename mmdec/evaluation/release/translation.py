@@ -55,7 +55,7 @@ def measure_heard(model: Path, split: str, setting: Setting) -> Report:
 
 def _figures(corpus: SpeechCorpus, model: Path, setting: Setting) -> Report:
     report = evaluate_speech(corpus, own_systems(model, STRATEGIES, "cpu", setting.threads))
-    # the report is stored with the model, so it has no texts
+    # texts are left out of the report, because it is stored with the model
     return {name: entry for name, entry in report.items() if name != "texts"}
 
 

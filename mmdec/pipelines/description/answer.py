@@ -222,7 +222,8 @@ def describe_batch(
 
 
 def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
-    """Return the distances of each question's pictures to the training pictures: one list for each question.
+    """Return how different each question's pictures are from the training pictures: a list of distances for each
+    question.
 
     familiar: statistics of the training pictures. summaries: (N, F), the vision encoder's features of each picture.
         counts: number of pictures of each question. If a chat had to compute its cache again, `summaries` begins with

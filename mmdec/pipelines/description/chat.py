@@ -42,7 +42,7 @@ from mmdec.pipelines.description.describe import (
 from mmdec.pipelines.threads import with_threads
 from mmdec.types import CACHE, InputError
 
-LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that a chat does not accept
+LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that `Chat` refuses
 
 
 @final
@@ -75,9 +75,10 @@ class Chat:
         self._messages: list[Message] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._seen: Evidence = {}  # evidence of the last answer, which covers all pictures so far
-        # the dialogue's token ids, without the last end token
+        # the ids of all tokens of the dialogue so far, but for the end token of the last answer
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)
-        # cache of `_ids` (the last token may be missing); None: compute it again
+        # The key-value cache of `_ids`; it may lack the last token. None: there is no valid cache, so the next answer
+        # computes it again.
         self._cache: DynamicCache | None = None
         self._lock = threading.Lock()
 
@@ -114,7 +115,7 @@ class Chat:
             remedy = "Shorten it, or begin a new chat: the dialogue so far counts."
             for error in too_long(self._request.vlm, inputs, remedy).values():
                 raise error
-            self._cache = None  # valid again only after a complete answer
+            self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
             request, shown = replace(self._request, on_text=on_text), len(self._pictures)
             with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
                 (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
@@ -154,8 +155,8 @@ class Chat:
         return inputs
 
     def _turn(self, message: Message) -> str:
-        """Return the text that the chat template adds for this turn: the end of the last answer, the question, the
-        beginning of the next answer."""
+        """Return what the chat template adds to the text for this turn. It is the end of the last answer, the new
+        question, and the beginning of the next answer. message: the question, in the format of chat templates."""
         mark = "(answer)"
         while any(mark in part.get("text", "") for part in message["content"]):
             mark += ")"

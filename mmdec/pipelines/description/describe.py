@@ -59,7 +59,7 @@ class Question:
 
     @property
     def argument(self) -> str:
-        """Return the name of the argument that errors about the question as a whole name."""
+        """Return the name of the argument that an error about the whole question mentions."""
         return "image" if self.pictures else "prompt"
 
 
@@ -140,7 +140,7 @@ def check_accepted(vlm: LoadedVlm, question: Question) -> None:
         tensors(vlm, [render(vlm, [user_message(vlm, question)])], [question])
     except PASSED_ON:
         raise
-    except Exception as error:  # processors raise various errors
+    except Exception as error:  # all exceptions, because processors raise errors of many types
         sizes = ", ".join(f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in question.pictures)
         refused = f"{sizes} pixels" if sizes else "a question without one"
         raise InputError(

@@ -147,7 +147,8 @@ def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
 def in_order(
     wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
 ) -> Callable[[], None]:
-    """Return a function that calls `on_transcript` for each new transcript, in the order of the recordings.
+    """Return a function that passes new transcripts to the callback `on_transcript`, each once, in the order of the
+    recordings.
 
     wanted: index -> recording (T,). found: index -> finished transcript, to which the caller adds.
     """
@@ -378,7 +379,7 @@ class _CallerError(Exception):
 
 
 def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | None:
-    """Wrap a callback so that its exceptions are raised as `_CallerError`; None stays None."""
+    """Wrap a callback: an exception that it raises is raised as `_CallerError`. For None, return None."""
     if function is None:
         return None
 
@@ -392,8 +393,8 @@ def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | No
 
 
 def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
-    """Return a callback `on_window`, which converts the frames of a window's progress to seconds of audio, and calls
-    `progress`.
+    """Return a callback `on_window`, as `transcribe_batch` takes it. It converts the frames done to seconds of audio,
+    and passes them to `progress`.
 
     done: seconds of audio in earlier batches. total: seconds of audio in all batches.
     """
@@ -403,8 +404,8 @@ def _window_progress(progress: Progress, done: float, total: float, whisper: Loa
 
 @contextmanager
 def _decoding(request: TranscriptionRequest) -> Iterator[None]:
-    """Context manager around a call of `generate`: holds the locks of the model and the drafter, and silences
-    warnings."""
+    """Context manager around a call of `generate`: holds the locks of the model and of the drafter's networks, and
+    hides warnings."""
     model, words = request.whisper.model, request.timestamps == "word"
     with _attention(model, words, request.speculation.networks), without_own_warnings():
         yield

@@ -172,7 +172,8 @@ class StreamedSound:
 
 
 def _taken(kind: type[Taken], options: dict[str, Any]) -> Taken:
-    """Make a dataclass of type `kind` from those of the options that are its fields, and remove them from `options`."""
+    """Make an object of the dataclass `kind` from those options that are its fields. These are removed from
+    `options`."""
     return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
 
 
@@ -209,11 +210,13 @@ class LiveTranscriber:
         )
         self._threads, self._encoding = threads, sound.encoding
         self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
-        self._half = b""  # first bytes of a sample whose other bytes have not arrived
+        self._half = b""  # the first bytes of a sample of which the other bytes have not arrived yet
         self._resampler = StreamResampler(whole_rate(sound.sample_rate))
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
-        self._decoded: Window | None = None  # the window that was decoded last; None: no decoding of the open window
-        # transcript of `_decoded`, if it equals that of `transcribe`; else None
+        # the window as it was when it was last decoded; None: the open window was not decoded yet
+        self._decoded: Window | None = None
+        # The transcript of `_decoded`, if it was made with the options of final text, so that it equals that of
+        # `transcribe`; else None.
         self._settled: Transcript | None = None
         self._texts: list[list[int]] = []  # token ids of the window's previous texts, the newest first
 
@@ -268,7 +271,7 @@ class LiveTranscriber:
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
         self._decoded = self._settled = None
-        self._texts = []  # they are no drafts for the next window
+        self._texts = []  # the old texts are dropped: they are of no use as drafts for the next window
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
@@ -300,7 +303,8 @@ class LiveTranscriber:
         return transcript
 
     def _ending(self, window: Window, request: TranscriptionRequest, last: int) -> list[int]:
-        """Guess the token ids that end a window's text, as a draft. last: last token of the window's previous text."""
+        """Guess how a window's text ends, as a draft: the token ids after its last word. last: last token of the
+        window's previous text. request: the options of this decoding."""
         settings: Any = request.whisper.model.generation_config
         ends: list[int] = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
         first = first_time(request.whisper.model)

@@ -375,8 +375,10 @@ class UsageMeter:
         self._first_time = first_time(model)
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
-        self._begins = True  # True until the current window is first decoded
-        self._earlier = [0] * recordings  # number of log-probabilities from earlier windows, per recording
+        # whether the current window was not decoded yet; a window may be decoded again at other temperatures
+        self._begins = True
+        # for each recording, how many of its log-probabilities are from earlier windows
+        self._earlier = [0] * recordings
         self._rounds: dict[int, float] = {}  # recording -> its share of this window's rounds
         self._encoder = 0.0  # seconds of the encoder that were not yet divided among recordings
         self._encoded: Tensor = torch.empty(0)  # (b, mels, F), the encoder's last input: b rows of F frames
@@ -388,7 +390,7 @@ class UsageMeter:
 
     def window(self, progress: Tensor) -> None:
         """Start a window. progress: (B, 2), for each of B recordings the current frame and the number of frames."""
-        if not self.prompts:  # until now the model only detected the language
+        if not self.prompts:  # before the first window, the model only detects the language
             self._share(decoder=self._stopwatch.lap() - self._encoder)
         self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
         self._begins = True
@@ -405,7 +407,8 @@ class UsageMeter:
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
-            del self.usage[index].logprobs[self._earlier[index] :]  # count a window that is decoded again only once
+            # if a window is decoded again, drop the log-probabilities of its earlier text
+            del self.usage[index].logprobs[self._earlier[index] :]
         if not self.prompts:
             self.prompts = input_ids.tolist()
         self._share()
@@ -448,13 +451,15 @@ class UsageMeter:
         return run.output(config), drafter
 
     def _taking_part(self) -> Sequence[int]:
-        """Return the recordings of this call's rows. In a new window these are all; else those that are decoded again,
-        which are recognised by their features."""
+        """Return the recordings that are decoded now, as indices in the batch. At the first decoding of a window these
+        are all recordings of the window. Later only some are decoded again, at a higher temperature; they are
+        recognised by their features."""
         last, self._decoded = self._decoded, self._encoded
         if self._begins:
             self._begins = False
             return self._recordings
-        recordings = iter(zip(self._recordings, last, strict=True))  # rows are in order, so one pass finds them all
+        # the rows are in the order of the recordings, so one pass over both finds all
+        recordings = iter(zip(self._recordings, last, strict=True))
         return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
 
     def _count(self, round_: Round) -> float:
@@ -473,8 +478,8 @@ class UsageMeter:
         return round_.drafter if drafts else 0.0
 
     def _share(self, decoder: float = 0.0) -> None:
-        """Divide seconds among the recordings that were decoded: the encoder's equally, the decoder's by rounds.
-        decoder: the decoder's seconds in this window."""
+        """Divide the seconds of a window among the recordings that were decoded: the encoder's seconds equally, the
+        decoder's by each recording's share of the rounds. decoder: the decoder's seconds in this window."""
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)

@@ -30,20 +30,22 @@ class Layout(Protocol):
         ...
 
     def source(self, features: tuple[Tensor, ...]) -> Source:
-        """Encode recordings for the decoders. features: the output of `features`."""
+        """Run the encoder over recordings. Returns the states that the decoders read. features: the output of the
+        method `features`."""
         ...
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return the English text of each row of units."""
+        """Return the English text of each translation. rows: for each translation the ids of its units (phones or word
+        pieces)."""
         ...
 
     def mels(
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None
     ) -> list[Tensor]:
-        """Compute a log mel (F, 80) for each row of units; an empty one for a row without units.
+        """Compute a log-mel spectrogram (F, 80) for each translation; an empty one for a translation without units.
 
-        texts: the English text of each row. hidden: for each row (K + 1, D), the graph's states at its K units and
-            </s>; None: the units are those of the autoregressive decoder.
+        rows: for each translation the ids of its units. texts: the English text of each. hidden: for each (K + 1, D),
+            the graph's states at its K units and </s>; None: the units are those of the autoregressive decoder.
         """
         ...
 
@@ -76,7 +78,7 @@ class PhoneLayout:
         spoken = [at for at, row in enumerate(rows) if row]
         if not spoken:
             return mels
-        # as in training, the acoustic model also gets </s>, with duration 0
+        # the acoustic model was trained with </s> at the end, so it gets it here, with duration 0
         if hidden is None:
             inputs = [self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in spoken]
         else:

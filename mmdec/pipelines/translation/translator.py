@@ -51,7 +51,8 @@ GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confid
 
 Rows = list[dict[str, float]]
 Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
-# the autoregressive decoder's scores of one text: ln P of each unit and of </s>; whether each is its first choice
+# scores of one text by the autoregressive decoder: ln P of each unit and of </s>; for each, whether it is the decoder's
+# first choice
 Reading = tuple[list[float], list[bool]]
 # for each row: unit ids; the graph's states (K + 1, D) at its K units and </s>; number of passes; evidence for the
 # confidence
@@ -95,7 +96,8 @@ class PassListener:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
         self.limit: int | None = None  # maximum number of units to report, because a decoder may run one step more
-        # whether the row has ended: on a GPU the decoder checks this rarely, so a few more steps follow
+        # Whether the text has ended. On a GPU the decoder seldom checks this, so a few more steps may be reported,
+        # which do not count.
         self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
@@ -152,8 +154,11 @@ def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) 
 
 
 def second_opinion(reading: Reading) -> dict[str, float]:
-    """Compute evidence from the autoregressive decoder's scores of a text: its log-probabilities of the units, and the
-    share of units for which it prefers another one. reading: one row of `readings`."""
+    """Compute evidence for the confidence from the autoregressive decoder's scores of one text: its log-probabilities
+    of the units, and the share of units for which it prefers another one.
+
+    reading: the scores of one text, from `readings`.
+    """
     logprobs, agrees = reading
     return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
 
@@ -435,7 +440,7 @@ class SpeechTranslator:
         count = len(paths.scores) // rows
         _, texts = _spoken(paths)
         repeated = source.select([row for row in range(rows) for _ in range(count)])
-        assert paths.beams is not None  # for type checkers: a beam search always sets `beams`
+        assert paths.beams is not None  # only for type checkers: a beam search always sets `beams`
         read = readings(self.baseline, texts, repeated)
         worth = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in read])
         best = torch.arange(rows, device=worth.device) * count + worth.view(rows, count).argmax(-1)
@@ -455,14 +460,15 @@ class SpeechTranslator:
 
 
 def _spoken(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
-    """Return for each path the indices (N,) of its steps whose unit is not special, and the ids of these units."""
+    """Return for each path the steps at which it emits a unit that is not special: their indices (N,), and the units'
+    ids."""
     keep = [row.nonzero()[:, 0] for row in paths.tokens >= SPECIALS]  # padding is -1
     return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
 
 
 def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
-    """Cut rows of unit ids to their maximum lengths, and remove special units. limits: maximum number of units of each
-    row."""
+    """Cut each translation (a list of unit ids) to its maximum length, and remove special units. limits: the maximum
+    number of units of each."""
     return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
 
 

@@ -86,7 +86,8 @@ class Admission:
 
 
 STRICT = Admission()
-ANYWHERE = Admission(allow_absolute_paths=True)  # for callers that do not open the files that a list names
+# rules for callers that use a list of files, but do not open the files themselves
+ANYWHERE = Admission(allow_absolute_paths=True)
 
 
 class Names:

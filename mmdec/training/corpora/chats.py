@@ -116,7 +116,7 @@ def _conversation(row: object, place: str, names: Names, answered: bool) -> Conv
     name = row.get("id", place.split()[1])
     if not isinstance(name, str | int):
         raise malformed(place, "a string or a number as `id`", name)
-    row = {name: value for name, value in row.items() if value is not None}  # null counts as a missing field
+    row = {name: value for name, value in row.items() if value is not None}  # a field that is null counts as missing
     named = row.get("image", row.get("images", []))
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):

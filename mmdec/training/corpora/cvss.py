@@ -38,7 +38,8 @@ def parse_alignment(text: str) -> list[tuple[str, float]]:
             second = float(end)
         except ValueError:
             second = math.nan
-        if not phone or not last <= second < math.inf:  # NaN fails both comparisons
+        # written so that NaN, for which every comparison is False, is an error, too
+        if not phone or not last <= second < math.inf:
             raise InputError(
                 f"`alignment` must list phone:end with ends in rising seconds, but has {item!r} after {last:g}. "
                 "Write the file again."
@@ -58,7 +59,7 @@ def phone_names(text: str) -> list[str]:
 
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-WAV_HEADER = 44  # bytes of a WAV file that holds no samples
+WAV_HEADER = 44  # size in bytes of a WAV file's header; a file of this size has no samples
 T = TypeVar("T")
 
 
@@ -134,7 +135,7 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
     """Read the (name, translation) of each row of a split. The translation is "" if the row has none."""
     table = _check_exists(cvss / f"{split}.tsv")
     names = admission.names(cvss / split)
-    rows: dict[tuple[str, str], None] = {}  # a dict, so that repeated lines count once
+    rows: dict[tuple[str, str], None] = {}  # a dict instead of a list, so that repeated lines count only once
     first: dict[str, tuple[str, int]] = {}
     for number, (name, *rest) in read_table(table):
         names(f"{name}.wav", f"line {number} of {shown(table)}")

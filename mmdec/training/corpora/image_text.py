@@ -40,9 +40,10 @@ class ImageQuestion:
     question: str
     images: tuple[Path | bytes, ...]
     task: str  # name of the group of questions for which scores are averaged
-    scoring: str = ""  # how an answer is scored: "exact" or "claims"; "": by neither
-    answers: tuple[str, ...] = ()  # right answers; in VQAv2 and TextVQA those of ten people
-    claims: tuple[tuple[str, ...], ...] = ()  # facts to state, each by its words in order
+    scoring: str = ""  # the rule by which an answer is scored: "exact" or "claims"; "": answers are not scored
+    answers: tuple[str, ...] = ()  # all answers that count as right; in VQAv2 and TextVQA those of ten people
+    # facts that a right answer states; each is a list of words that occur in this order
+    claims: tuple[tuple[str, ...], ...] = ()
     reference: str = ""  # a right answer as a whole sentence
 
 
@@ -146,7 +147,8 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
         place = f"line {number} of {shown(path)}"
         if not isinstance(row, dict):
             raise malformed(place, "fields", row)
-        row = {name: value for name, value in row.items() if value is not None}  # null counts as a missing field
+        # a field that is null counts as missing
+        row = {name: value for name, value in row.items() if value is not None}
         turns = row.get("turns")
         first = turns[0] if isinstance(turns, list) and turns else None
         text = row.get("question", row.get("text", first))

@@ -155,7 +155,7 @@ class TextPair:
     """A source sentence with all its accepted translations, the preferred one first."""
 
     name: str
-    group: str  # the same for sentences that share a translation, also through others
+    group: str  # name of the group of sentences that share a translation, directly or through others
     source: str
     references: tuple[str, ...]
 

@@ -53,9 +53,10 @@ class SpeechEncoder(Protocol):
         ...
 
     def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
-        """Encode recordings, each 16 kHz samples (T,).
+        """Encode recordings.
 
-        tail: seconds of silence after each recording whose states are returned, too.
+        sounds: 16 kHz samples (T,) of each. tail: how many seconds of the silence after each recording are encoded,
+            too.
         Returns: states (B, S, width), padded, and the number of states of each recording (B,).
         """
         ...
@@ -153,7 +154,8 @@ class Distortion:
     noise: float = 0.35
     telephone: float = 0.1
     silence: float = 0.6
-    quietest: float = 0.05  # lowest peak of the samples (full scale is 1) after the random gain
+    # minimum of a recording's largest sample after its volume was changed at random; 1 is full scale
+    quietest: float = 0.05
 
 
 CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
@@ -204,7 +206,8 @@ def keep_states(
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), CHUNK):
         sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in missing[start : start + CHUNK]]
-        sounds.sort(key=lambda item: len(item[1]))  # batches of about equal length need little padding
+        # recordings of about equal length form a batch, so that it needs little padding
+        sounds.sort(key=lambda item: len(item[1]))
         for begin in range(0, len(sounds), BATCH):
             batch = sounds[begin : begin + BATCH]
             states, counts = encoder.read([sound for _, sound in batch], TAIL)
@@ -269,7 +272,7 @@ class StoredBatches(LightningDataModule):
 
     store: FrameStore
     texts: dict[str, list[int]]  # name of a training recording -> piece ids of its transcript
-    dev_texts: dict[str, list[int]]  # the same for the development recordings
+    dev_texts: dict[str, list[int]]  # name of a development recording -> piece ids of its transcript
     batch_states: int
     steps_per_epoch: int
     seed: int

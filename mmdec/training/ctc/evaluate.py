@@ -62,7 +62,8 @@ def load_ears(checkpoint: Path, encoder: str) -> Ears:
         return Ears(heard_parts(checkpoint).model.head.eval(), ears)
     module, _ = load_module([checkpoint])
     if module.top is not None:
-        assert isinstance(ears, WhisperReader)  # only Whisper layers can be trained with a head
+        # a checkpoint has trained encoder layers only if the encoder is a Whisper
+        assert isinstance(ears, WhisperReader)
         ears = WhisperReader(module.top.give(ears.encoder))
     return Ears(module.head, ears)
 

@@ -88,9 +88,10 @@ class CtcModule(LightningModule):
             self.most = encoder.config.positions
         if self.options.start is not None:
             state = read_start(Path(self.options.start))
-            if not any(name.startswith("head.") for name in state):  # a drafter's file has only the head
+            # `start` is a drafter's file, which has only the head's weights
+            if not any(name.startswith("head.") for name in state):
                 state = {f"head.{name}": value for name, value in state.items()}
-            # weights of `top` are the encoder's where `start` has none
+            # where `start` has no weights for `top`, the encoder's weights stay
             anew = [name for name in load_network(self, state) if name.startswith("head.")]
             if anew:
                 total = len(self.head.state_dict())
@@ -106,9 +107,12 @@ class CtcModule(LightningModule):
         states, lengths = batch.states, batch.lengths
         if self.training:
             states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
-        if self.top is not None:  # these layers read all silence after a recording, the head only its beginning
+        # The layers in `top` read all silence after a recording. The head reads only the beginning of it, so the
+        # rest is cut off.
+        if self.top is not None:
             states = self.top(states, lengths)
-            cut = lengths < self.most  # a full window has hardly any silence, so it is not cut
+            # a recording that fills the window has hardly any silence after it, so nothing is cut off
+            cut = lengths < self.most
             lengths = lengths - cut * round((MARGIN - TAIL) * STATES)
             states = states[:, : int(lengths.max())]
         if self.training:

@@ -36,14 +36,14 @@ from mmdec.training.medusa.data import ends, own_text
 from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-SILENCE = 3.0  # seconds of silence after the sound whose encoder states are stored, at most
-LENGTHS = (2.0, 27.0)  # seconds; range of the random maximum length of windows of joined recordings
-PAUSE = (0.2, 1.0)  # seconds of silence between joined recordings, shortest and longest
-RECALL = 12  # an accepted token is searched for among this many next tokens of the known text
-AT_ONCE = 4  # number of windows in a batch of the decoder
-WHOLE = 4  # one in so many batches of augmented windows is padded to 30 s, as in decoding
-NODES = 11  # size of a draft in nodes, when the known text is the draft
-LIMIT = 220  # the most tokens of a transcript; at this length decoding is stopped
+SILENCE = 3.0  # maximum seconds of silence after the sound whose encoder states are stored
+LENGTHS = (2.0, 27.0)  # in seconds: windows of joined recordings have a random maximum length in this range
+PAUSE = (0.2, 1.0)  # minimum and maximum seconds of silence between two joined recordings
+RECALL = 12  # after a round, an accepted token is searched among this many next tokens of the known text
+AT_ONCE = 4  # number of windows that the decoder decodes together
+WHOLE = 4  # every 4th batch of augmented windows is padded to 30 s, as in decoding
+NODES = 11  # number of tokens of the known text that are drafted in a round, the root included
+LIMIT = 220  # maximum tokens of a transcript; decoding is stopped there
 MARGIN = 5.0  # seconds of silence after the sound that the encoder reads if a window is not padded to 30 s
 
 
@@ -66,8 +66,8 @@ class KnownText:
         """Accept every target: this drafter works for all models."""
 
     def start(self, context: Context) -> list[list[Any]]:
-        """Return for each row a list: the token ids of its text, the index of the next token in it, and the last
-        accepted token."""
+        """Return the state of each row of the batch, a list of three: the token ids of its text, the index of the next
+        token in it, and the last accepted token."""
         return [[list(text), 0, -1] for text in self.texts]
 
     def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
@@ -80,7 +80,7 @@ class KnownText:
         return chains(roots, drafts)
 
     def update(self, memory: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Move each row's place in its text past the accepted tokens."""
+        """After a round, find each row's place in its known text again: after the accepted tokens."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 text, place, last = row
@@ -230,7 +230,7 @@ class WindowReader:
         return window.name, states[0, : int((len(sound) / SAMPLE_RATE + SILENCE) * SAMPLE_RATE) // STEP], text
 
     def _same(self, token: int, other: int) -> bool:
-        """Return whether two tokens stand for the same text, apart from capital letters."""
+        """Return whether two tokens stand for the same text if capital and small letters are not distinguished."""
         return self.whisper.tokenizer.decode([token]).lower() == self.whisper.tokenizer.decode([other]).lower()
 
     def _sign(self, token: int) -> bool:

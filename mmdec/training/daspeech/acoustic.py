@@ -123,7 +123,7 @@ def _phone_means(values: Tensor, durations: Tensor) -> Tensor:
 
 
 _PAUSE_FRAMES = 12  # frames of silence between two joined recordings
-_FORMAT = 3  # version in the cache folder's name; a change makes old caches unused
+_FORMAT = 3  # version number in the name of the cache's folder; increase it to make old caches unused
 
 
 class EnglishSpeech:
@@ -252,7 +252,7 @@ class EnglishSpeech:
 
 def acoustic_batch(phones: Sequence[Tensor], mels: Sequence[Tensor]) -> AcousticBatch:
     """Batch the phones (K, 3) (duration, pitch, energy) and mels (F, 80) of utterances, padded to the longest."""
-    padded = pad_sequence(list(phones), batch_first=True)  # (B, K, 3)
+    padded = pad_sequence(list(phones), batch_first=True)  # shape (B, K, 3)
     return AcousticBatch(
         lengths=torch.tensor([len(row) for row in phones]),
         durations=padded[..., 0].long(),

@@ -56,7 +56,8 @@ def extract(clip: str) -> np.ndarray | str:
     """Compute the filterbank features (N, 80) fp16 of one recording. If that is impossible, return the reason, a
     text."""
     try:
-        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))  # the same features as when a model is used
+        # these are the features that a finished model reads, too
+        features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))
     except MmdecError as error:
         return str(error)
     if features.shape[0] < 8 or not bool(torch.isfinite(features).all()):
@@ -97,7 +98,7 @@ class FeatureStore:
         index = json.loads(kept.read_text(encoding="utf-8"))
         written = kept.stat().st_mtime_ns
         if any(clip.name in index["bad"] and clip.stat().st_mtime_ns > written for clip in clips):
-            self._build(clips, jobs)  # the file of a bad recording has changed since: try again
+            self._build(clips, jobs)  # the file of a recording that was bad has changed since: try it again
             index = json.loads(kept.read_text(encoding="utf-8"))
         self.lengths = np.asarray(index["lengths"], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
@@ -160,7 +161,7 @@ class Item:
     features: Tensor  # (N, 80) filterbank features
     units: list[int]  # ids of the phones, without <s> and </s>
     text: list[int]  # the characters of the source sentence, as indices from 1 into `CHARACTERS`
-    rows: tuple[int, ...]  # indices of the dataset's rows that are joined in it
+    rows: tuple[int, ...]  # indices of the dataset's rows whose recordings are joined in this item
     phones: Tensor | None  # (3, K) duration in frames, pitch in Hz and energy of the English phones and </s>
     mel: Tensor | None  # (F, 80) mel of the English speech, natural logarithms
 
@@ -467,7 +468,8 @@ def _pair(row: Mapping[str, Any], folder: Path, number: int) -> tuple[SpeechPair
     with suppress(KeyError, TypeError, ValueError):
         name, alignment = str(row["name"]), tuple(parse_alignment(row["alignment"]))
         texts = str(row["translation"]), tuple(map(str, row["references"])), alignment
-        place = folder / name  # stands for the paths of both recordings, which are never opened
+        # this path stands for both recordings of a pair; they are in the shard and never opened by path
+        place = folder / name
         return SpeechPair(name, place, place, *texts, str(row["source"]), str(row["speaker"])), int(row["frames"])
     raise InputError(f"`shards` must hold whole rows, but line {number} of '{folder / ROWS}' is none. Write it again.")
 

@@ -42,7 +42,8 @@ def assemble(
     if not isinstance(module.network, DASpeech):
         raise InputError("`checkpoints` must come from the joint stage, but have no acoustic model. Run that stage.")
     vocoder = load_vocoder(vocoder_folder)
-    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)  # training has checked the paths
+    # paths may be anything, because training has checked them
+    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)
     words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
     numbers = {"checkpoints": len(checkpoints), "step": step, "rows": len(rows)}

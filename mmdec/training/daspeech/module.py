@@ -68,7 +68,7 @@ class Augmentation:
             width = torch.rand(b, 1, device=features.device) * bound
             start = torch.rand(b, 1, device=features.device) * (lengths[:, None] - width)
             keep = keep & ~((frames >= start) & (frames < start + width))[..., None]
-        return features * keep, lengths  # features have zero mean, so masked values are average ones
+        return features * keep, lengths  # masked values become 0, which is the mean of the features
 
     def _warp(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Resample the time axis and the frequency axis in one bilinear interpolation, with random factors for each
@@ -82,7 +82,7 @@ class Augmentation:
         rows = torch.arange(size, device=device)[None] * (lengths - 1)[:, None] / (new_lengths - 1)[:, None]
         y = rows * 2 / max(n - 1, 1) - 1  # (B, N'), from -1 to 1, as grid_sample needs it
         columns = (torch.arange(bands, device=device)[None] * stretch[:, None]).clamp(max=bands - 1)
-        x = columns * 2 / (bands - 1) - 1  # (B, 80)
+        x = columns * 2 / (bands - 1) - 1  # shape (B, 80)
         grid = torch.stack([x[:, None].expand(-1, size, -1), y[..., None].expand(-1, -1, bands)], dim=-1)
         warped = F.grid_sample(features[:, None], grid, align_corners=True, padding_mode="border")[:, 0]
         return warped * lengths_to_mask(new_lengths, size)[..., None], new_lengths
@@ -93,7 +93,7 @@ class GraphLoss:
     """The graph loss of a batch of B sentences with M target tokens and L graph vertices, and values that logs need."""
 
     value: Tensor  # scalar, the mean over the sentences
-    invalid: Tensor  # number of sentences without a finite likelihood, which add 0 to `value`
+    invalid: Tensor  # number of sentences whose likelihood is not finite; they add 0 to `value`
     match: Tensor  # (B, M, L) log-probability that vertex l emits target token m
 
 
@@ -110,7 +110,7 @@ def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Te
     match = lattice.matches(units)
     if forced is not None:
         steps = torch.arange(units.shape[1], device=units.device)[None, :, None]
-        shown = forced[:, None, :]  # (B, 1, L)
+        shown = forced[:, None, :]  # shape (B, 1, L)
         match = torch.where(shown < 0, match, torch.where(shown == steps, 0.0, -torch.inf))
     score = lattice.marginal(match, unit_lengths)
     valid = score.isfinite()
@@ -139,10 +139,10 @@ def glance(
     `graph_loss`: its index in the target, or -1.
     """
     devices = [states.device] if states.is_cuda else []
-    with torch.random.fork_rng(devices):  # the second pass then draws the same dropout
+    with torch.random.fork_rng(devices):  # the random state is restored, so that the second pass draws the same dropout
         lattice = decoder(states, state_lengths, frame_lengths)
         noise = torch.rand(lattice.logits.shape[:2], device=states.device)
-    path = lattice.best_alignment(lattice.matches(units), unit_lengths)  # (B, L)
+    path = lattice.best_alignment(lattice.matches(units), unit_lengths)  # shape (B, L)
     aligned = path >= 0
     gold = torch.where(aligned, units.gather(1, path.clamp(min=0)), -1)
     right = ((lattice.logits.argmax(-1) == gold) & aligned).sum(1)
@@ -395,7 +395,8 @@ class InitialWeights(Callback):
     def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
         self.files = [(Path(file), "") for file in files]
         if acoustic is not None:
-            self.files.append((Path(acoustic), "tts."))  # in the network, the voice's weights have this prefix
+            # the acoustic model's weights have the prefix "tts." in the whole network
+            self.files.append((Path(acoustic), "tts."))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit" or trainer.ckpt_path:
@@ -408,7 +409,8 @@ class InitialWeights(Callback):
             state = {
                 prefix + name: value for name, value in unpack_rows(read_weights([file], "files"), "files").items()
             }
-            network: Any = pl_module.network  # Any: for torch, it might also be a tensor
+            # typed as `Any`, because type checkers take a module's attributes for tensors
+            network: Any = pl_module.network
             if prefix:
                 self._reorder(state, network.state_dict(), pl_module.hparams["units"], file.with_suffix(".json"))
             left = load_network(network, state)

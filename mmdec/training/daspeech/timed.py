@@ -58,7 +58,7 @@ def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> in
         return None
     some = rows[:: max(1, len(rows) // SAMPLE)]
     each = 0.0
-    extract(str(some[0].clip))  # not timed: the first call includes one-time set-up
+    extract(str(some[0].clip))  # this first call is not timed, because it includes one-time set-up
     if not heard:
         each += time.spent_on(lambda: sum(len(extract(str(row.clip))) for row in some))[1] / data.get("jobs", 2)
     if not spoken:
@@ -79,7 +79,7 @@ RECIPES = Path("recipes/daspeech/phrasebook")
 CORPUS = Path("data/corpus")
 PAIRS = CORPUS / "cv" / "fr", CORPUS / "cvss_c"
 BUILDER = Path("data/build/phrasebook.py")
-PREPARED = 0.25  # share of the time in which missing features may be computed
+PREPARED = 0.25  # maximum share of the time that computing missing features may take
 COMPARISON = 20.0  # seconds reserved for scoring the new model, if there is no earlier model
 SHARES = {"units": 0.55, "acoustic": 0.08, "vocoder": 0.12, "joint": 0.25}  # each stage's share of the time
 RESULTS = {"acoustic": "tts.safetensors", "vocoder": "vocoder.safetensors"}  # files that finished stages write
@@ -212,7 +212,8 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
         if start is not None:
             files = [start / "encoder.safetensors", start / "model.safetensors"]
             callbacks["InitialWeights"]["init_args"] = {"files": [str(file) for file in files]}
-            model["lr"] = model["lr"] / 3  # the full rate would spoil trained weights
+            # a lower rate, because the recipe's rate would spoil weights that are already trained
+            model["lr"] = model["lr"] / 3
         elif before.is_file():
             callbacks["InitialWeights"]["init_args"] = {"files": [str(before), str(NETWORK)]}
     set_deadline(recipe, stage, time.end, **deadline)
@@ -285,7 +286,8 @@ def missing() -> str:
 
     Raises InputError if espeak-ng or flite is needed but not installed, and MmdecError if the build fails.
     """
-    finished = CORPUS / "lexicon.tsv"  # the script that builds the corpus writes this file last
+    # if this file exists, the corpus is complete, because the script that builds it writes this file last
+    finished = CORPUS / "lexicon.tsv"
     if finished.is_file():
         return ""
     lacking = [program for program in ("espeak-ng", "flite") if shutil.which(program) is None]

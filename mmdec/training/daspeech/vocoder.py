@@ -57,7 +57,7 @@ class SpectrogramDiscriminator(nn.Module):
         layers."""
         window = self.get_buffer("window")
         spectrum = torch.stft(samples, self.size, self.size // 4, window=window, return_complex=True)
-        x = (spectrum.real.square() + spectrum.imag.square() + 1e-6).log()[:, None] * 0.25  # (B, 1, bins, frames)
+        x = (spectrum.real.square() + spectrum.imag.square() + 1e-6).log()[:, None] * 0.25  # shape (B, 1, bins, frames)
         features = []
         for conv in self.convs:
             x = F.leaky_relu(conv(x), 0.1)
@@ -209,7 +209,7 @@ class VocoderData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Crops]:
         assert self.trainer is not None
         rank, world, epoch = self.trainer.global_rank, self.trainer.world_size, self.trainer.current_epoch
-        equal = [1] * len(self.train_set)  # all crops have one length: no sorting by length
+        equal = [1] * len(self.train_set)  # all crops have the same length, so batches are not sorted by length
         batches = epoch_batches(equal, self.batch_size * world, self.steps_per_epoch, self.seed, epoch)
         generator = np.random.default_rng([self.seed, epoch, 1])
         pieces = [[(item, *generator.random(2)) for item in batch][rank::world] for batch in batches]
@@ -331,7 +331,8 @@ class VocoderModule(LightningModule):
         self.batches = 0  # batches trained on, also before a resumption; Lightning's step counts both optimizers
         torch.manual_seed(seed)
         self.vocoder = Vocoder(VocoderConfig())
-        self.discriminators = Discriminators()  # always there, so that all checkpoints have the same weights
+        # made even if they are not trained, so that all checkpoints have the same weights
+        self.discriminators = Discriminators()
 
     def setup(self, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined] # not declared by Lightning

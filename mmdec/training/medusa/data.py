@@ -175,7 +175,8 @@ class Spelling:
         previous = getattr(config, "prev_sot_token_id", None)
         if previous is not None:
             self.names["<|startofprev|>"] = previous
-        self.recalls = "<|startofprev|>" in self.names  # whether this Whisper allows previous text in a prompt
+        # whether this Whisper has the token that introduces previous text in a prompt
+        self.recalls = "<|startofprev|>" in self.names
         # `compose` looks up these names. If the model lacks the tokens, EOS stands for them; `split` removes it.
         for name in ("<|en|>", "<|transcribe|>", "<|nospeech|>"):
             self.names.setdefault(name, self.eos_token_id)

@@ -370,7 +370,7 @@ class MedusaModule(LightningModule):
         where = torch.cat(columns).to(self.device)
         features = hidden.flatten(0, 1)[where].float()
         if self.states is not None:
-            features = features.half().float()  # rounded as stored states are
+            features = features.half().float()  # round the features to half precision, as those of stored states are
             parts = features.split([len(text) for text in texts])
             fresh = zip(batch.names, texts, parts, strict=True)
             self.states.add({name: (text, part) for name, text, part in fresh if name not in self.states})
@@ -425,9 +425,11 @@ class MedusaModule(LightningModule):
         for head in range(self.count):
             first, top = spread(texts, head, (1, TOP))
             scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP}": top}
-        if self.trainer.sanity_checking:  # before training: these are scores of the initial heads
+        # Lightning's check before training: these scores are those of the initial heads
+        if self.trainer.sanity_checking:
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # resumed: an uninterrupted training would not validate here
+            # a resumed training is validated once more at its beginning; this is not logged
+            if self.global_step:
                 return
         else:
             self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)

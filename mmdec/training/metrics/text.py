@@ -36,7 +36,8 @@ CLOCK = {"oclock", "noon", "midnight", "half", "quarter", "am", "pm"}
 MONEY = {"euro", "euros", "cent", "cents", "pound", "pounds", "dollar", "dollars", "franc", "francs", "percent"}
 SPOKEN_NUMBERS = {*CARDINALS.split(), *ORDINALS.split(), *CLOCK, *MONEY}
 DRAWS = 1000  # number of samples of the paired bootstrap
-INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}  # part of a number only between two number words
+# words that belong to a number only if they stand between two number words
+INSIDE = {"and", "past", "to", "a", "minutes", "after", "before"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Rate:
         centre = p + z * z / (2 * self.n)
         spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n**2))
         low, high = ((centre + side) / (1 + z * z / self.n) for side in (-spread, spread))
-        return max(0.0, low), min(1.0, high)  # rounding errors may exceed 0 or 1
+        return max(0.0, low), min(1.0, high)  # rounding errors may give a bound below 0 or above 1
 
     def summary(self) -> dict[str, float | int | None]:
         """Return the share as a JSON object: value, low and high (from 0 to 1; None if n is 0), and n."""

@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         *map(Pieces.read, (given.pieces, given.english)),
     )
     pairs = evenly_spaced(read_text_pairs(given.text, "train"), given.limit)
-    pairs.sort(key=lambda pair: len(pair.source))  # the sentences of a batch then end at about the same step
+    # sentences of similar length form a batch, so that they end at about the same step
+    pairs.sort(key=lambda pair: len(pair.source))
     rows = []
     for number, (pair, units) in enumerate(zip(pairs, from_text(network, pieces, pairs), strict=True), 1):
         text = english.decode(units)

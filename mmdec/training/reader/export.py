@@ -80,7 +80,8 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
     if missing and runs.model is None:
         raise InputError(f"`{missing[0]}` must be given, or `model`, whose it is, but neither is. Name one.")
-    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)  # None without `model`: never used then
+    # without `model` the base is None, and is not used
+    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)
     pieces = Pieces.read(runs.pieces) if runs.pieces else base.pieces
     english = Pieces.read(runs.english) if runs.english else base.english
     encoder = load_encoder(runs.encoder) if runs.encoder else base.model.encoder
@@ -106,7 +107,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.state_dict().items()}
     model.load_state_dict(state | reader)
-    if runs.model:  # an n-gram is kept only if the pieces are the same
+    if runs.model:  # the model's n-gram is reused only if its pieces are the same
         model.ngram = base.model.ngram if pieces.names == base.pieces.names else None
         model.written = base.model.written if english.names == base.english.names else None
     if runs.ngram:

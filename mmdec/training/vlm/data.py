@@ -130,7 +130,7 @@ class Rows(Dataset[tuple[np.ndarray, ...]]):
     An index is (conversation, seed). The seed sets the order of the conversation's questions; those that fit are packed
     in this order.
     encoded: all conversations as tokens. cells: labels of the picture cells of each conversation. side: height and
-        width of a picture in pixels. lead: tokens before the first question.
+        width of a picture in pixels. lead: ids of the tokens before the first question.
     length: number of tokens in a row. pad: id of the padding token. prefer_reading: from 0 to 1: how strongly questions
         about printed text are preferred if not all fit.
     """

@@ -234,16 +234,18 @@ class VlmModule(LightningModule):
         return -shares.clamp_min(1e-6).log().mean() * weight if len(row) else shares.sum()
 
     def pointer_loss(self, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the loss of predicting which cell of a patch shows the next printed character. Returns: the
-        cross-entropy and the accuracy, scalars.
+        """Compute the loss of finding the next printed character. For each answer token that is printed in the picture,
+        a linear layer predicts in which cell of an image patch it stands. Returns: the cross-entropy and the accuracy,
+        scalars.
 
-        A patch holds two or three letters, so the patch alone does not tell which letter comes next. states: (B, L, H),
-        the output of the middle guided layer.
+        A patch holds two or three letters, so knowing the patch is not enough to tell which letter comes next. states:
+        (B, L, H), the output of the middle one of the layers `guided`.
         """
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         kinds = self.printed[batch.labels[row, query]]
         shown = batch.cells[row, batch.patches[row, query].long(), :, 0].long() == kinds[:, None]  # (tokens, cells)
-        clear = (kinds > 0) & (shown.sum(-1) == 1)  # if a patch shows the character twice, there is no unique target
+        # False if a patch shows the character twice: then it is not clear which cell is right
+        clear = (kinds > 0) & (shown.sum(-1) == 1)
         scores = self.pointer(F.rms_norm(states[row, query], (states.shape[-1],))).float()
         right = scores.argmax(-1) == shown.long().argmax(-1)
         losses = F.cross_entropy(scores, shown.long().argmax(-1), reduction="none") * clear

@@ -90,7 +90,7 @@ def sines(side: int, width: int) -> Tensor:
     quarter of the channels is one of: sine of the row, cosine of the row, sine of the column, cosine of the column."""
     quarter = width // 4
     speeds = torch.exp(-math.log(100.0) * torch.arange(quarter) / quarter)
-    angles = torch.arange(side)[:, None] * speeds  # (rows or columns, a quarter of the channels)
+    angles = torch.arange(side)[:, None] * speeds  # shape (rows or columns, a quarter of the channels)
     waves = torch.cat([angles.sin(), angles.cos()], -1)
     rows = waves[:, None].expand(side, side, -1)
     columns = waves[None].expand(side, side, -1)

@@ -60,7 +60,8 @@ class DraftBatch:
     prompts: list[Inputs] | None
 
     def to(self, device: torch.device) -> DraftBatch:
-        """Return the batch unchanged, because the teacher moves its own inputs to the device."""
+        """Return the batch unchanged: `Teacher`, which runs the target, moves the input tensors to the device
+        itself."""
         return self
 
 
@@ -97,7 +98,7 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
 TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that different random choices are independent
 GROUP = 16  # this number of batches is sorted by length together, so that a batch needs little padding
 PARTS = 4  # a group sorted by the lengths of whole texts is cut into these parts, which are sorted by those of answers
-CHARACTERS = 4  # characters of a token, about
+CHARACTERS = 4  # estimated number of characters of a token
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ class DraftData(LightningDataModule):
         self.base, self.corpus, self.kept = base, Path(corpus), Path(self.options.kept)
         self.batch_size, self.ramp, self.seed = self.options.batch_size, self.options.ramp, self.options.seed
         self.base_dtype: torch.dtype = getattr(torch, self.options.base_dtype)
-        self.stored: Container[str] = ()  # names of samples whose features are stored: no input tensors are made
+        # names of samples whose features are stored, so that no input tensors are made for them
+        self.stored: Container[str] = ()
 
     # Files are read at first use, not in `__init__`: the parser of the command line would hide its error messages.
     @cached_property
@@ -194,7 +196,8 @@ class DraftData(LightningDataModule):
                 f"`dev_samples` must leave questions to train on, but takes {few} of {len(chosen)}. Give fewer, "
                 "or name a `dev_split`."
             )
-        held = {sample.name for sample in chosen[-few:]}  # by name: a question may occur twice
+        # compared by name, because the same question may occur several times
+        held = {sample.name for sample in chosen[-few:]}
         return {"train": [sample for sample in chosen[:-few] if sample.name not in held], "dev": chosen[-few:]}
 
     def _read(self, split: str, count: int | None) -> list[Sample]:

@@ -109,8 +109,8 @@ class Eagle3Module(DraftModule):
 
     @property
     def drafted(self) -> Tensor:
-        """Return (V,) int64: for each of the target's tokens, its index in the draft vocabulary; -1 if it is not
-        there."""
+        """Return (V,) int64, which gives for each of the target's tokens its index in the draft vocabulary; -1 if it
+        cannot be drafted."""
         network = cast(Eagle3, self.network)
         places = torch.full((network.config.vocab_size,), -1, device=self.device)
         drafted = torch.arange(network.vocabulary, device=self.device)
@@ -134,7 +134,8 @@ class Eagle3Module(DraftModule):
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
         round of decoding with chains of `CHAIN` drafted tokens."""
         probs, best = self.distributions(columns, texts)
-        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)  # each answer token's row in `probs`
+        # for each answer token, the index of its distribution in `probs`
+        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)
         total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
         accepted, alive = columns.states.new_zeros(()), columns.mask
         weights = step_weights(torch.zeros_like(columns.mask).masked_scatter(columns.mask, best >= 0), self.depth)
@@ -170,8 +171,8 @@ class Eagle3Module(DraftModule):
 
     @torch.no_grad()
     def distributions(self, columns: Columns, texts: Sequence[Reading]) -> tuple[Tensor, Tensor]:
-        """Return the target's distributions (P, Vd) at P answer tokens over the draft vocabulary; and its likeliest
-        tokens (P,) as indices of the draft vocabulary, -1 for tokens outside of it."""
+        """Return the target's distributions (P, Vd) over the draft vocabulary at P answer tokens, and the target's
+        likeliest token (P,) at each, as an index of the draft vocabulary; -1 if it is not there."""
         expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.drafted, cast(Eagle3, self.network)
         tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))

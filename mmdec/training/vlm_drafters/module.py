@@ -262,7 +262,8 @@ class DraftModule(LightningModule):
         self.loss_weights = Weights(**{**vars(self.weights), **overrides})
         settings = self.options
         self.rate = Schedule(settings.schedule, settings.warmup, settings.decay_from, settings.decay_steps)
-        self.best = 0.0  # tokens per round, in simulated chains, of the best network so far, which is saved
+        # tokens per round, in simulated chains, of the best network so far, which is the one that was saved
+        self.best = 0.0
         self.ranks: list[Tensor] = []  # for each text of this validation: ranks of its true tokens, from `rank_texts`
         self.sums: dict[str, float] = {}
 
@@ -302,7 +303,8 @@ class DraftModule(LightningModule):
             network = load_network(Path(self.options.start), target)
             if type(network) is not kind:
                 raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
-            network.config = replace(network.config, **self.names)  # the names in `start` may be outdated
+            # the folder `start` may name another target, or an older state of it
+            network.config = replace(network.config, **self.names)
             return network.float().train()
         torch.manual_seed(self.options.seed)
         return kind(replace(self.draft_config(self.teacher), **self.names))
@@ -329,8 +331,9 @@ class DraftModule(LightningModule):
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
-        """Return for each text the ranks (A - 1, depth) that the drafter gives to the true tokens, for simulated
-        decoding; entry [r, d] is the rank of answer token r + 1 + d if token r is the root."""
+        """For simulated decoding: compute how the drafter ranks the true tokens. Returns for each text with A answer
+        tokens a tensor (A - 1, depth). Entry [r, d] belongs to a draft whose root is token r: it is the rank, 0 for the
+        likeliest, that the drafter gives to the true token r + 1 + d."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 
@@ -369,7 +372,8 @@ class DraftModule(LightningModule):
         texts = self.read(batch)
         parts = self.loss(texts, self.options.noise)
         for name, value in parts.items():
-            loss = name == "loss"  # other values are not averaged over processes, because some may lack them
+            # other values are not averaged over processes, because some processes may not have them
+            loss = name == "loss"
             self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=loss, sync_dist=loss)
         return parts["loss"]
 
@@ -384,9 +388,11 @@ class DraftModule(LightningModule):
         self.ranks, self.sums = [], {}
         chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
         scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
-        if self.trainer.sanity_checking:  # before training: scores of the initial network
+        # Lightning's check before training: these scores are those of the initial network
+        if self.trainer.sanity_checking:
             rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            if self.global_step:  # continued from a checkpoint: log nothing here, as without an interruption
+            # a resumed training is validated once more at its beginning; this is not logged
+            if self.global_step:
                 return
         else:
             if self.options.decoded:
@@ -413,7 +419,7 @@ class DraftModule(LightningModule):
                 new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
                 counts += torch.tensor(
                     [new_tokens - 1, len(generation.rounds) - 1], device=self.device
-                )  # without the pass over the prompt, and without the token that it gives
+                )  # the pass over the prompt, and the token that it gives, are not counted
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 

@@ -108,7 +108,7 @@ def _trained(
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
     told(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
-    del data  # frees the model's memory; training loads it again
+    del data  # `data` holds the model; without it the memory is free for training, which loads the model again
     main(["fit", "--config", str(written), "--ckpt_path", "last"])
     folder = run.output / "drafter"
     training = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["training"]

@@ -37,7 +37,8 @@ class Prompting:
     def __init__(self, base: str | Path) -> None:
         self.processor: Any = _processor(base)
         self.tokenizer: Any = getattr(self.processor, "tokenizer", self.processor)
-        reads_video = getattr(self.processor, "video_processor", None) is not None  # it needs torchvision
+        # None without the package torchvision, which video processors need
+        reads_video = getattr(self.processor, "video_processor", None) is not None
         self.films = reads_video and getattr(self.processor, "video_token", None) is not None
         self.remembered: dict[tuple[object, ...], Inputs] = {}
 

@@ -37,7 +37,9 @@ class Columns:
     states: Tensor  # (B, M, H) inputs of the network's first layer at the prompts' columns
     prompt_positions: Tensor  # (B, M) position ids; (3, B, M) for a network with M-RoPE
     prompt_mask: Tensor
-    carry: Tensor | None  # (B, 1, H) a vector computed from each prompt, which all later columns read, as in ViSpec
+    # (B, 1, H) a vector that is computed once from each prompt, and read at all later positions, as in ViSpec; else
+    # None
+    carry: Tensor | None
     embeds: Tensor  # (B, N, H) embeddings of the answers' tokens
     features: Tensor  # (B, N, k * H) hidden states of k target layers at the token before each answer token
     positions: Tensor  # (B, N), or (3, B, N), position ids of the answers' tokens
@@ -138,7 +140,7 @@ def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask
     rows, groups, width, size = keys.shape
     count = queries.shape[2]
     queries = queries.view(rows, groups, -1, count, size) * size**-0.5
-    before = queries @ keys[:, :, None].transpose(-1, -2) + mask[:, :, None]  # (B, h, heads / h, n, S)
+    before = queries @ keys[:, :, None].transpose(-1, -2) + mask[:, :, None]  # shape (B, h, heads / h, n, S)
     since = [(queries * step[:, :, None, :count]).sum(-1, keepdim=True) for step, _ in own]
     weights = torch.cat([before, *(part.to(before.dtype) for part in since)], -1).softmax(-1)
     mixed = weights[..., :width].to(values.dtype) @ values[:, :, None]
@@ -161,8 +163,8 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
-    """Stack the vectors that were computed from prompts for later columns: (B, 1, H), zeros for a prompt without one.
-    Returns None if no prompt has one."""
+    """Stack the vectors that ViSpec-like networks compute from each prompt for later positions: (B, 1, H), zeros for a
+    prompt without one. Returns None if no prompt has one."""
     first = next((carry for carry in carries if carry is not None), None)
     if first is None:
         return None
@@ -177,5 +179,5 @@ def _stacked(positions: Sequence[Tensor]) -> Tensor:
 
 
 def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Return a mask (B, longest) bool: row r is True at its first `lengths[r]` places."""
+    """Return a mask (B, longest) bool of padded rows: True at the first `lengths[r]` places of row r."""
     return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]

@@ -23,10 +23,11 @@ from mmdec.types import InputError
 FRAME = 512
 ENVELOPE = 32  # cepstral coefficients in the spectral envelope: enough for the vocal tract, too few for the pitch
 SIZES = 0.14  # largest relative change of the vocal tract length
-BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)  # Hz, where a microphone's gains are drawn
-UNEVEN = 4.0  # dB, standard deviation of these gains
+# Hz: a microphone's gain is drawn at random for each of these frequencies, and interpolated between them
+BANDS = (0.0, 200.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)
+UNEVEN = 4.0  # dB: standard deviation of these random gains
 MUFFLED = 0.2  # share of the microphones that attenuate all frequencies above a limit
-DULLEST = 2800.0  # Hz, the lowest such limit
+DULLEST = 2800.0  # Hz: the lowest limit above which such a microphone attenuates
 BROWN = 20 * float(np.log10(2))  # dB by which brown noise falls in an octave
 COLOUR_FFT = 2048  # FFT size for coloured noise; a small one, as the default 128, gives a wrong spectral slope
 
@@ -53,7 +54,8 @@ def perturb_vocal_tract(sound: np.ndarray, draw: np.random.Generator) -> np.ndar
     gains = draw.normal(0, UNEVEN, size=len(BANDS))
     edge = float(np.exp(draw.uniform(np.log(DULLEST), np.log(8000)))) if draw.random() < MUFFLED else 8000.0
     frequency = np.linspace(0, SAMPLE_RATE / 2, FRAME // 2 + 1)
-    response = np.interp(frequency, BANDS, gains) - 0.02 * np.maximum(frequency - edge, 0)  # above: -2 dB per 100 Hz
+    # above the limit the gain falls by 2 dB per 100 Hz
+    response = np.interp(frequency, BANDS, gains) - 0.02 * np.maximum(frequency - edge, 0)
     window = torch.hann_window(FRAME)
     spectrum = torch.stft(torch.from_numpy(sound), FRAME, FRAME // 2, window=window, return_complex=True)  # (bins, N)
     level = (spectrum.abs() + 1e-5).log()

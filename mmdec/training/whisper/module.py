@@ -33,7 +33,7 @@ from mmdec.training.whisper.window_data import END, IGNORED, LETTERS, START, Bat
 from mmdec.types import InputError
 
 FIRST_SCALE = 1.3  # factor on initial queries and keys, first encoder layer: attention spans about five positions
-LATER_SCALE = 3.0  # factor on initial queries and keys, other encoder layers
+LATER_SCALE = 3.0  # factor on the initial weights of queries and keys in all encoder layers but the first
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def protect_positions(model: WhisperForConditionalGeneration) -> None:
     write nothing to these channels. Their outputs in the other channels have zero mean, or layer norm would change
     these channels, too. The layer norms of later layers add no bias to them.
     """
-    encoder: Any = model.model.encoder  # Any: for torch, it might also be a tensor
+    encoder: Any = model.model.encoder  # typed as `Any`, because type checkers take a module's attributes for tensors
     width, half = model.config.d_model, model.config.d_model // 2
     pairs = min(width // model.config.encoder_attention_heads // 2, half)
     kept = torch.zeros(width, dtype=torch.bool, device=encoder.embed_positions.weight.device)
@@ -70,7 +70,7 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
     match at positions that differ by this rotation. Training then adds attention to content. With usual random weights,
     most of the training time would be needed to learn local attention.
     """
-    encoder: Any = model.model.encoder  # Any: for torch, it might also be a tensor
+    encoder: Any = model.model.encoder  # typed as `Any`, because type checkers take a module's attributes for tensors
     width, heads = model.config.d_model, model.config.encoder_attention_heads
     half, size = width // 2, width // heads
     pairs = min(size // 2, half)
@@ -259,7 +259,7 @@ class WhisperModule(LightningModule):
             own = slice(head * size, (head + 1) * size)
             queries = F.linear(inputs[layer], attention.q_proj.weight[own], attention.q_proj.bias[own])
             keys = F.linear(states, attention.k_proj.weight[own])
-            scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # (B, L, S)
+            scores = (queries @ keys.transpose(1, 2)).float() * size**-0.5  # shape (B, L, S)
             inside = scores.masked_fill(~near, -1e4).logsumexp(-1) - scores.logsumexp(-1)
             total = total - inside[timed].mean()
         return total / max(len(self.options.guided), 1) * weight
@@ -321,7 +321,7 @@ class WhisperModule(LightningModule):
 def watched(model: WhisperForConditionalGeneration, layers: Iterable[int]) -> Iterator[dict[int, Tensor]]:
     """Within the `with` block, record the inputs (B, L, H) of the cross-attention in some decoder layers. Yields a
     dict: layer index -> its inputs in the last forward pass."""
-    decoder: Any = model.model.decoder  # Any: for torch, it might also be a tensor
+    decoder: Any = model.model.decoder  # typed as `Any`, because type checkers take a module's attributes for tensors
     inputs: dict[int, Tensor] = {}
 
     def keep(module: nn.Module, args: Any, kwargs: Any, layer: int) -> None:

@@ -48,7 +48,7 @@ OTHERS = ("<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"
 PRECISION = 0.02  # seconds between two successive timestamp tokens
 SECONDS = 30
 LETTERS = " abcdefghijklmnopqrstuvwxyz'-"  # the CTC layer's classes, from 1; class 0 is the blank
-IGNORED = -100  # label of positions without a loss: torch's default
+IGNORED = -100  # label of positions that have no loss: the value that torch's cross-entropy ignores
 
 
 @dataclass
@@ -158,7 +158,8 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     for row in () if silent else window.rows:
         gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
         samples = speed_perturb(utterances[row].samples().numpy(), pace)
-        gap = gap if spoken else max(0, min(gap, limit - len(samples)))  # shorter if the first utterance would not fit
+        # the pause is shortened if the window's first utterance would not fit after it
+        gap = gap if spoken else max(0, min(gap, limit - len(samples)))
         left = limit - at - gap
         full = len(samples) > left
         if full and not (cut and spoken and left > 0.3 * len(samples)):
@@ -175,7 +176,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
         labels = [special["<|nospeech|>"], IGNORED, IGNORED, special["<|endoftext|>"]]
         return Composed(window.rows, sound, tokens, labels, [-1.0] * 4, "")
     sound = np.concatenate(pieces)
-    cut = at > limit  # from here on: whether the last utterance loses its end
+    cut = at > limit  # from here on, `cut` says whether the window's end cuts off the last utterance
     sound = sound[:limit]
     if how.voice and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
@@ -383,7 +384,7 @@ class WindowData(LightningDataModule):
             length = shortest + (longest - shortest) * sizes.random() ** options.longer
             whole = sizes.random() < options.whole
             padded = SECONDS if whole else min(SECONDS, length + sizes.uniform(0.3, 2.0))
-            # enough for a window in each process
+            # seconds of sound in all: enough for at least one window in each process
             total = world * max(options.batch_seconds, padded)
             batches.append(plan_windows(self.chapters, self.train_seconds, draw, total, length, padded, pause))
         dataset = Windows(self.train_rows, self.tokenizer, self.composition)
@@ -431,7 +432,8 @@ def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
         learner.save_model(folder)
         vocab = json.loads((Path(folder) / "vocab.json").read_text(encoding="utf-8"))
         lines = (Path(folder) / "merges.txt").read_text(encoding="utf-8").splitlines()
-        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")  # it would convert British spellings
+        # an empty normaliser, because Whisper's own would convert British spellings
+        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = WhisperTokenizer(
             vocab=vocab, merges=merges, normalizer_file=str(Path(folder) / "normalizer.json"), pad_token=END
