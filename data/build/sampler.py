@@ -31,7 +31,7 @@ class Sample:
 
 SAMPLES = (
     Sample("appeler_demain", "Puis-je vous appeler demain ?", "bf_emma", 1.055),
-    Sample("des_plans", "J'ai des plans.", "jf_nezumi", 0.926),
+    Sample("le_jardin", "Le jardin est fermé le lundi.", "bf_emma", 1.19),
     Sample("mon_chapeau", "Est-ce mon chapeau ?", "em_alex", 0.939),
     Sample("le_theatre_ferme", "Le théâtre ferme à une heure moins le quart.", "jm_kumo", 0.946),
     Sample("veux_tu_boire", "Veux-tu boire ?", "bm_george"),
