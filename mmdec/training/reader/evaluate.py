@@ -25,15 +25,14 @@ from mmdec.training.metrics.text import bleu, chrf
 from mmdec.training.reader.module import load_module
 from mmdec.types import InputError, told
 
-BATCH = {"cpu": 32}  # sentences that are translated together
-LARGE_BATCH = 1024  # the same on other devices
+BATCH, LARGE_BATCH = 32, 1024  # number of sentences that are translated together: on a CPU, on other devices
 
 
 def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
     """Translate each sentence from its exact text, on the network's device. pieces: the source tokenizer. Yields the
     target piece ids of each."""
     device = next(network.parameters()).device
-    size = BATCH.get(device.type, LARGE_BATCH)
+    size = BATCH if device.type == "cpu" else LARGE_BATCH
     for start in range(0, len(rows), size):
         sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + size]]
         lengths = torch.tensor([len(source) for source in sources], device=device)
