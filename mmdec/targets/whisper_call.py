@@ -26,7 +26,6 @@ from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
 
-from mmdec.audio import SAMPLE_RATE
 from mmdec.decode.watch import Stopwatch
 from mmdec.ops.onednn import attention, linear, takes
 from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear, shallow
@@ -41,15 +40,15 @@ SOUND = "sound"  # attribute of the encoder's output under which the features th
 BLOCK = 64  # number of frames of sound that are computed is a multiple of this, so that few shapes occur
 
 
-def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, long: bool) -> dict[str, Tensor]:
+def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate: int, long: bool) -> dict[str, Tensor]:
     """Compute what transformers' extractor gives for a recording, bit for bit, in a fifth of the time for short ones.
 
     Frames of the silence that fills a window are all alike: they are not computed, but copied from the first of them.
 
-    samples: (T,) of the recording, 16 kHz. long: keep all of it, instead of one window.
+    samples: (T,) of the recording, with `rate` samples a second. long: keep all of it, instead of one window.
     Returns: input_features (1, mels, F) and attention_mask (1, F), by name.
     """
-    call = partial(extractor, sampling_rate=SAMPLE_RATE, return_tensors="pt", return_attention_mask=True)
+    call = partial(extractor, sampling_rate=rate, return_tensors="pt", return_attention_mask=True)
     if long:
         return dict(call(samples.numpy(), padding="longest", truncation=False))
     hop, window = extractor.hop_length, extractor.nb_max_frames

@@ -191,7 +191,7 @@ class TranscriptionRequest:
         They equal those of each recording alone."""
         extractor, model = self.whisper.extractor, self.whisper.model
         long = self.is_long(len(recordings[0]))
-        features = [recording_features(extractor, samples, long) for samples in recordings]
+        features = [recording_features(extractor, samples, SAMPLE_RATE, long) for samples in recordings]
         frames = max(recording["input_features"].shape[-1] for recording in features)
         padded = {
             name: torch.cat(

@@ -143,12 +143,12 @@ def test_features_of_a_window_are_the_extractors_own(samples: int) -> None:
     extractor = WhisperFeatureExtractor(feature_size=80)
     sound = torch.randn(samples, generator=torch.Generator().manual_seed(samples)) * 0.1
     whole = extractor(sound.numpy(), sampling_rate=16_000, return_tensors="pt", return_attention_mask=True)
-    found = recording_features(extractor, sound, long=False)
+    found = recording_features(extractor, sound, 16_000, long=False)
     assert {name: value.dtype for name, value in found.items()} == {name: value.dtype for name, value in whole.items()}
     assert all(torch.equal(found[name], value) for name, value in whole.items())
 
 
 def test_features_with_noise_are_computed_whole() -> None:
     extractor = WhisperFeatureExtractor(feature_size=80, dither=1.0)
-    found = recording_features(extractor, torch.zeros(16_000), long=False)["input_features"]
+    found = recording_features(extractor, torch.zeros(16_000), 16_000, long=False)["input_features"]
     assert not torch.equal(found[..., 2000], found[..., 2500])  # the silence has noise of its own
