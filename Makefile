@@ -14,6 +14,8 @@ BIN = .venv/bin
 DEV = .venv-dev/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYTHONUNBUFFERED = 1
+# A new interpreter starts a second earlier where modules are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 # Real models and recordings: every test that wants them reads these two variables, and is skipped without them.
 ifneq ($(MODELS),)
 export MMDEC_MODELS = $(MODELS)

@@ -237,6 +237,7 @@ class Memory:
     """The drafter's state of one `generate` call: a `Row` (text and alignment) for each row of the batch."""
 
     rows: list[Row]
+    heads: list[Ctc] = field(default_factory=list["Ctc"])  # of `CtcByLanguage`: for each row, the head that drafts
 
 
 @final
@@ -312,7 +313,7 @@ class Ctc:
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
-        return chains(roots, [self._chain(row, depth, plan.threshold) for row in memory.rows])
+        return chains(roots, [self.chain(row, depth, plan.threshold) for row in memory.rows])
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""
@@ -335,7 +336,7 @@ class Ctc:
         rows = logits.float().log_softmax(-1).cpu().numpy()
         return [row[:count] for row, count in zip(rows, frames.tolist(), strict=True)]
 
-    def _chain(self, row: Row, depth: int, threshold: float) -> list[int]:
+    def chain(self, row: Row, depth: int, threshold: float) -> list[int]:
         """Align the row's newly accepted tokens, then draft at most `depth` tokens after them.
 
         threshold: the draft ends before the first token that is less likely than this to be right together with all
@@ -442,3 +443,49 @@ class Ctc:
                 at += 1
             found.append((token, chance))
         return found
+
+
+@final
+class CtcByLanguage:
+    """Several CTC heads for one model: each row of the batch is drafted by the head that knows the row's language."""
+
+    needs = Ctc.needs
+
+    def __init__(self, heads: Sequence[Ctc]) -> None:
+        """heads: at least one, the preferred one first."""
+        self.heads = list(heads)
+
+    @property
+    def name(self) -> str:
+        """Return the names of all heads."""
+        return "+".join(head.name for head in self.heads)
+
+    def check(self, target: Target) -> None:
+        """Raise InputError if a head was trained for another model or is on another device."""
+        for head in self.heads:
+            head.check(target)
+
+    def start(self, context: Context) -> Memory:
+        """Run each head over the rows whose language it knows. Returns the drafter's state."""
+        memory = Memory([], [])
+        states = [head.start(context).rows for head in self.heads]
+        for rows in zip(*states, strict=True):
+            best = next((at for at, row in enumerate(rows) if row.alignment is not None), 0)
+            memory.rows.append(rows[best])
+            memory.heads.append(self.heads[best])
+        return memory
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """Draft a chain for each row, as `Ctc` does."""
+        depth = min(plan.nodes, plan.depth)
+        pairs = zip(memory.heads, memory.rows, strict=True)
+        return chains(roots, [head.chain(row, depth, plan.threshold) if depth else [] for head, row in pairs])
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Store the accepted tokens of each row."""
+        self.heads[0].update(memory, draft, scores, verdict)
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order."""
+        memory.heads = [memory.heads[index] for index in live.tolist()]
+        self.heads[0].select(memory, live)

@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import lies_inside, read_settings
+from mmdec.drafters.ctc import Ctc, CtcByLanguage
 from mmdec.drafters.registry import OTHERWISE, auto_names, named_drafter
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_folder, model_folders, version
@@ -57,9 +58,11 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     model: the loaded target model. folder: the folder that it was loaded from; None: it is read from the model object.
     load: makes the drafter from its folder. None: `load_drafter`; its result is reused while the folder is unchanged.
     Returns: the first drafter that fits: in the model's folder or next to it, else one shipped for its weights, else
-        "lookup".
+        "lookup". CTC heads that know some languages only are combined: each row is drafted by the first head that
+        knows its language.
     """
     folder = folder or source_folder(model)
+    heads: list[Ctc] = []
     for path in (*_own(model, folder), *_shipped(model)):
         try:
             drafter = (load or partial(_once, model))(path)
@@ -67,8 +70,15 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
         except InputError as error:
             _tell(model, f'drafter="auto" passes over {path.name}, because it cannot be used: {error}')
             continue
-        return drafter
-    return named_drafter(OTHERWISE)
+        if isinstance(drafter, Ctc):
+            heads.append(drafter)
+        if not isinstance(drafter, Ctc) or not drafter.languages:
+            if not heads:
+                return drafter
+            break
+    if len(heads) > 1:
+        return CtcByLanguage(heads)
+    return heads[0] if heads else named_drafter(OTHERWISE)
 
 
 def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:

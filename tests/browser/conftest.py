@@ -18,8 +18,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield one
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Chromium, for one file of tests: while playwright runs, no other test of the process can use asyncio."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed: apt-get install chromium")

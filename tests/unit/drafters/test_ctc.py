@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec.drafters.ctc import FLOOR, LENGTH, SILENCE, WEIGHT, Alignment, Ctc, Memory, Row, heard_states
+from mmdec.drafters.ctc import FLOOR, LENGTH, SILENCE, WEIGHT, Alignment, Ctc, CtcByLanguage, Memory, Row, heard_states
 from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.whisper import load_whisper
@@ -105,6 +105,41 @@ def test_rows_of_a_language_that_the_head_does_not_know_are_left_alone() -> None
     assert draft.size.tolist() == [5, 1]
     made.select(memory, torch.tensor([1]))
     assert made.propose(memory, torch.zeros(1, dtype=torch.long), Plan(4, 4)).size.tolist() == [1]
+
+
+def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
+    """Rows of the first head's language, of the second's, of both, of none."""
+    made = [ctc("babbling", seed) for seed in (0, 1)]
+    made[0].languages, made[1].languages = frozenset([7, 9]), frozenset([8, 9])
+    both, languages = CtcByLanguage(made), [7, 8, 9, 10]
+    tokens = torch.tensor([[3, language, TIMESTAMPS - 1] for language in languages])
+    positions = torch.arange(3).expand(4, -1)
+    states = torch.randn(4, 40, 32, generator=torch.Generator().manual_seed(0))
+    context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=states)
+    memory, apart = both.start(context), [one.start(context) for one in made]
+    which = [0, 1, 0, 0]
+    accepted = torch.tensor([[4, 5], [6, -1], [4, 5], [7, -1]])
+    verdict = Verdict(accepted, accepted[:, 0], accepted[:, 0] < 0, accepted, torch.tensor([2, 1, 2, 1]))
+    roots, scores = torch.zeros(4, dtype=torch.long), Scores(torch.zeros(1, 1, 1))
+    for plan in (Plan(4, 4), Plan(0, 0), Plan(6, 3, threshold=0.1)):
+        draft = both.propose(memory, roots, plan)
+        alone = [one.propose(state, roots, plan) for one, state in zip(made, apart, strict=True)]
+        for row, head in enumerate(which):
+            size = int(draft.size[row])
+            assert size == int(alone[head].size[row])
+            assert torch.equal(draft.tokens[row, :size], alone[head].tokens[row, :size])
+        assert (draft.size.tolist() == [5, 5, 5, 1]) == (plan == Plan(4, 4))
+        both.update(memory, draft, scores, verdict)
+        for one, state, own in zip(made, apart, alone, strict=True):
+            one.update(state, own, scores, verdict)
+    live = torch.tensor([1, 2])
+    both.select(memory, live)
+    made[1].select(apart[1], live)
+    draft = both.propose(memory, roots[:2], Plan(4, 4))
+    alone = made[1].propose(apart[1], roots[:2], Plan(4, 4))
+    size = int(draft.size[0])
+    assert torch.equal(draft.tokens[0, :size], alone.tokens[0, :size])
+    assert both.name == f"{made[0].name}+{made[1].name}"
 
 
 def test_a_head_reads_the_sound_and_some_silence() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,18 @@ import pytest
 import torch
 
 import mmdec
+from mmdec.drafters.ctc import Ctc, CtcByLanguage
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.medusa import Medusa
 from mmdec.generation.auto_drafter import SHIPPED, auto_drafter, match, ship
+from mmdec.hub.ctc import save_ctc, token_merges
 from mmdec.hub.medusa import save_heads
 from mmdec.hub.whisper import LoadedWhisper, load_whisper, read_model
+from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
 from mmdec.nn.medusa import MedusaConfig
+from mmdec.nn.token_pieces import TokenPieces
 from mmdec.pipelines.confidence import Calibration, write_calibrations
+from mmdec.training.ctc.drafts import heard_tokens
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import heads, medusa_heads, network, processor, write
@@ -121,6 +127,30 @@ def test_what_nobody_asked_for_is_no_error(shipped: Path, bare: Path, damage: st
     with pytest.warns(UserWarning, match='drafter="auto" passes over medusa, because it cannot be used'):
         drafted = words(whisper)
     assert drafted == words(whisper, drafter=None)
+
+
+def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> None:
+    """Two CTC heads with random weights, each for one language, before Medusa heads for all."""
+    whisper = load_whisper(bare, "cpu")
+    merges = token_merges(whisper.tokenizer)
+    pieces = TokenPieces(merges, sorted(merges.alphabet)[-20:])
+    known = heard_tokens(whisper, "some/whisper", ["en"])
+    for seed, languages in enumerate((known.languages, [5])):
+        torch.manual_seed(seed)
+        head = CtcHead(CtcHeadConfig(whisper.model.config.d_model, len(pieces), 1, 16, 1, 3))
+        save_ctc(shipped / f"ctc-{seed}", head, pieces, replace(known, languages=languages))
+    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1", "medusa"])
+    found = auto_drafter(whisper.model)
+    assert isinstance(found, CtcByLanguage)
+    assert [set(head.languages) for head in found.heads] == [set(known.languages), {5}]
+    assert found.name == auto_drafter(whisper.model).name
+    assert words(whisper) == words(whisper, drafter=None)
+    ship(shipped, whisper.model, "some/whisper", ["medusa", "ctc-0"])
+    assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Medusa)
+    (shipped / "ctc-1" / "model.safetensors").write_bytes(b"no")
+    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1"])
+    with pytest.warns(UserWarning, match='drafter="auto" passes over ctc-1, because it cannot be used'):
+        assert isinstance(auto_drafter(whisper.model), Ctc)
 
 
 def test_every_door_takes_it(shipped: Path, bare: Path) -> None:

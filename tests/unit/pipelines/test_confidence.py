@@ -158,7 +158,8 @@ def test_each_call_refuses_what_is_too_unsure_and_keeps_the_rest() -> None:
     assert 0 <= unsure < sure <= 1
     with pytest.raises(mmdec.BatchError) as error:
         mmdec.transcribe([english, noise], sample_rate=16000, min_confidence=(sure + unsure) / 2)
-    assert error.value.results[0].confidence == sure
+    # the number of drafted tokens, which follows measured times, changes the last bits
+    assert error.value.results[0].confidence == pytest.approx(sure, abs=1e-4)
     assert list(error.value.errors) == [1]
 
 

@@ -25,7 +25,7 @@ from tests.support.served import ROOT, picture, served, until, wav
 
 CLIENTS = 32
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
-SECONDS = 300.0 if WHOLE else 6.0
+SECONDS = 300.0 if WHOLE else 3.0
 
 
 @pytest.fixture(scope="module")
