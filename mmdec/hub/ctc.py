@@ -31,7 +31,7 @@ from mmdec.types import InputError
 
 SYSTEM = "ctc"
 NGRAM = "lm.arpa"
-TABLES = ("pieces", "merges", "alphabet")
+TABLES = ("pieces", "merges", "merged", "alphabet")
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ def save_ctc(
             "tokens": asdict(tokens),
         }
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        tables = (pieces.kept, pieces.merges.rows, pieces.merges.alphabet)
-        numbers = {name: torch.tensor(table, dtype=torch.int32) for name, table in zip(TABLES, tables, strict=True)}
-        save_file({**pack_rows(head.state_dict()), **numbers}, fresh / WHOLE)
+        save_file({**pack_rows(head.state_dict()), **_tables(pieces)}, fresh / WHOLE)
         if ngram is not None:
             ngram.save(fresh / NGRAM)
         (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
@@ -119,8 +117,10 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
         f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Fetch it again."
     ):
         sizes, tokens = CtcHeadConfig(**config["head"]), HeardTokens(**config["tokens"])
-        kept, rows, alphabet = (state.pop(name).tolist() for name in TABLES)
-        merges = Merges(rows, alphabet)
+        kept, pairs, merged, alphabet = (state.pop(name).tolist() for name in TABLES)
+        if len(merged) == 1:  # only the first number is stored if they are consecutive
+            merged = range(merged[0], merged[0] + len(pairs))
+        merges = Merges([(*pair, token) for pair, token in zip(pairs, merged, strict=True)], alphabet)
         if not all(token in merges for token in kept) or len(alphabet) != 256:
             raise ValueError("the pieces are no tokens of the merges")
         pieces = TokenPieces(merges, kept)
@@ -129,6 +129,18 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
     weights: dict[str, Tensor] = unpack_rows(state, "directory")
     ngram = NGram.load(folder / NGRAM) if (folder / NGRAM).is_file() else None
     return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens, ngram
+
+
+def _tables(pieces: TokenPieces) -> dict[str, Tensor]:
+    """Return the draft vocabulary and the BPE merges as small integers, by the names in `TABLES`."""
+    merges = pieces.merges
+    pairs, merged = [row[:2] for row in merges.rows], [row[2] for row in merges.rows]
+    if merged and merged == list(range(merged[0], merged[0] + len(merged))):
+        merged = merged[:1]
+    small = torch.uint16 if max(*pieces.kept, *(row[2] for row in merges.rows)) < 2**16 else torch.int32
+    unsigned = {"pieces": pieces.kept, "merges": pairs, "merged": merged}
+    tables = {name: torch.tensor(table, dtype=torch.int32).to(small) for name, table in unsigned.items()}
+    return {**tables, "alphabet": torch.tensor(merges.alphabet, dtype=torch.int32)}
 
 
 def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:

@@ -1,4 +1,5 @@
-"""Tests the pages of the site: their Python code, notebooks, commands, files, links and drawings.
+"""Tests the pages of the site: their Python code, notebooks, commands, files, links and drawings. Also tests the Python
+code of the README and of the model cards.
 
 Each Python block and each notebook runs in a separate process, one after another. The processes are forks of one that
 has imported torch, transformers and mmdec (tests/support/forked.py). Hub ids lead to tiny models
@@ -16,10 +17,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import soundfile
 import typer
 import yaml
 
 from mmdec import __version__, cli
+from tests.conftest import RATE
 from tests.support.forked import results_of
 from tests.support.hub_stand_in import write_cache
 from tests.support.sample_files import put_samples
@@ -30,6 +33,10 @@ PAGES = sorted(path for path in DOCS.rglob("*.md"))
 TEXT = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+}
+CARDS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "models").rglob("README.md"))]
 }
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 FENCED = re.compile(r"^```(\{?[\w-]*\}?)[^\n]*\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
@@ -58,7 +65,7 @@ def code_of(path: Path) -> str:
 
 BLOCKS = {
     f"{name}:{number}": code
-    for name, text in TEXT.items()
+    for name, text in (TEXT | CARDS).items()
     for number, (language, code) in enumerate(FENCED.findall(text))
     if language == "python"
 }
@@ -89,7 +96,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
             (checkout / linked).symlink_to(ROOT / linked)
         put_samples(folder, code)
         jobs.append({"name": name, "code": code, "folder": str(folder)})
-    return results_of(jobs, cache)
+    done = results_of(jobs, cache)
+    return {job["name"]: {**done[job["name"]], "folder": Path(job["folder"])} for job in jobs}
 
 
 @pytest.mark.parametrize("name", PIECES)
@@ -97,6 +105,12 @@ def test_python_runs_by_itself(name: str, results: dict[str, dict[str, Any]]) ->
     result = results[name]
     assert result["returncode"] == 0, f"{name}\n{result['stderr']}"
     assert bool(result["stdout"].strip()) == ("print(" in PIECES[name] or "on_text=" in PIECES[name])
+    for saved in re.findall(r'\.save\("(\w+\.wav)"\)', PIECES[name]):
+        assert soundfile.info(result["folder"] / saved).samplerate == RATE
+
+
+def test_the_readme_and_each_card_have_blocks() -> None:
+    assert {name.partition(":")[0] for name in BLOCKS} >= set(CARDS)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""Tests the README: its `mmdec` commands and make targets run, and its tree names real files. test_blocks.py tests its
+"""Tests the README: its `mmdec` commands and make targets run, and its tree names real files. test_pages.py tests its
 Python code."""
 
 from __future__ import annotations
