@@ -137,7 +137,7 @@ class LoadedAudioLm:
     def inputs(
         self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
     ) -> dict[str, Any]:
-        """Make the inputs of `generate` that transcribe recordings (T,), padded on the left.
+        """Make the inputs with which `generate` transcribes recordings (T,). Prompts are padded on the left.
 
         prompt: the instruction; None: the processor's own, else `REQUEST`. languages: language of each recording; None:
             the model detects it.

@@ -4,10 +4,10 @@ loaded without conversion.
 Each published head for a language model (Medusa-1, FasterDecoding) has its own output matrix.
 
 The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
-Whisper beside the heads. Medusa-Block did not change that Whisper, so its heads fit the original model. For
-Medusa-Linear the last decoder layer was trained, too, and a head was added before the output, so its published text is
-that of a changed model. Here these heads draft for the original model: the text is the original model's, and fewer
-drafted tokens are accepted.
+Whisper beside the heads. In a Medusa-Block checkpoint that Whisper is the original one, so the heads fit the original
+model. In a Medusa-Linear checkpoint the last decoder layer was trained, too, and one more head stands before the output
+matrix: its own decoding gives the text of a changed model. Here its heads draft for the original model: the text is the
+original model's, and fewer drafted tokens are accepted.
 """
 
 from __future__ import annotations

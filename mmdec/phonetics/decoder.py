@@ -318,8 +318,11 @@ def tokenize(text: str) -> list[str]:
 
 
 def render(tokens: Iterable[str]) -> str:
-    """Convert tokens of `tokenize` back to text, with a capital at the start of each sentence. A sentence ends with the
-    kind of its last mark."""
+    """Convert tokens of `tokenize` back to text, with a capital at the start of each sentence.
+
+    Among the tokens a sentence's closing mark stands before its words, and each comma repeats it (",?"). The last of
+    them is written at the sentence's end.
+    """
     text, pending, start = "", "", True
     for token in tokens:
         if token in CLOSING:

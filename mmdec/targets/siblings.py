@@ -2,7 +2,7 @@
 
 If activations are quantised with one scale for a whole pass, the scale changes with the other nodes and rows. Even with
 one scale per token, small rounding differences become whole quantisation steps. Quantised weights alone do no harm. The
-check is made once for each model whose layers or weights may quantise activations.
+check is made once for each model whose kind of layers or format of weights may mean quantised activations.
 """
 
 from __future__ import annotations

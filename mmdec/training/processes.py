@@ -49,8 +49,8 @@ def started_here() -> dict[str, str]:
 
 
 def end_as_told() -> None:
-    """Let this process end with its parent if the environment variable `MMDEC_PARENT` names one. Children of this
-    process will then watch this process."""
+    """If the environment variable `MMDEC_PARENT` holds a process id, end this process when that process has ended.
+    Processes that this one starts will end with it in the same way."""
     parent = os.environ.get(WATCHED)
     if parent is None:
         return

@@ -260,7 +260,7 @@ class System:
         trainer, data, model = recipe["trainer"], recipe["data"]["init_args"], recipe["model"]["init_args"]
         if self.part:
             data["base"] = str(start_model(self.model))
-        # an old training is resumed: keep its options, and set anew only those that depend on time and machine
+        # If an earlier training is resumed, the options in `kept` are read from its recipe; all others are new.
         if resumed:
             before = read_recipe(self.run / "schedule.yaml")
             for name, options in (("data", data), ("model", model)):

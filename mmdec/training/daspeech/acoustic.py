@@ -180,7 +180,8 @@ class EnglishSpeech:
         return torch.from_numpy(part.astype(np.float32))
 
     def phones(self, item: int) -> Tensor:
-        """Return a recording's phones (3, K): durations in frames, pitch in Hz, energy. The last is EOS, all zeros."""
+        """Return (3, K) for a recording's K phones: duration in frames, pitch in Hz, energy. The last one is EOS, with
+        zeros."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
