@@ -11,9 +11,11 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,7 +33,6 @@ from mmdec.types import InputError
 
 SYSTEM = "ctc"
 NGRAM = "lm.arpa"
-TABLES = ("pieces", "merges", "merged", "alphabet")
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,10 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
         f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Fetch it again."
     ):
         sizes, tokens = CtcHeadConfig(**config["head"]), HeardTokens(**config["tokens"])
-        kept, pairs, merged, alphabet = (state.pop(name).tolist() for name in TABLES)
-        if len(merged) == 1:  # only the first number is stored if they are consecutive
-            merged = range(merged[0], merged[0] + len(pairs))
-        merges = Merges([(*pair, token) for pair, token in zip(pairs, merged, strict=True)], alphabet)
-        if not all(token in merges for token in kept) or len(alphabet) != 256:
+        kept = state.pop("pieces").tolist()
+        tables = [state.pop(name).numpy() for name in ("merges", "merged", "alphabet")]
+        merges = _merges(*((table.tobytes(), table.dtype.str) for table in tables))
+        if not all(token in merges for token in kept) or len(merges.alphabet) != 256:
             raise ValueError("the pieces are no tokens of the merges")
         pieces = TokenPieces(merges, kept)
         if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
@@ -131,8 +131,20 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
     return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens, ngram
 
 
+@lru_cache(maxsize=4)
+def _merges(pairs: tuple[bytes, str], merged: tuple[bytes, str], alphabet: tuple[bytes, str]) -> Merges:
+    """Make the BPE from stored tables, once for all heads of a model. Each table: its bytes, and the dtype of its
+    numbers."""
+    left_right = np.frombuffer(*pairs).reshape(-1, 2).tolist()
+    tokens = np.frombuffer(*merged).tolist()
+    if len(tokens) == 1:  # only the first number is stored if they are consecutive
+        tokens = range(tokens[0], tokens[0] + len(left_right))
+    rows = [(left, right, token) for (left, right), token in zip(left_right, tokens, strict=True)]
+    return Merges(rows, np.frombuffer(*alphabet).tolist())
+
+
 def _tables(pieces: TokenPieces) -> dict[str, Tensor]:
-    """Return the draft vocabulary and the BPE merges as small integers, by the names in `TABLES`."""
+    """Return the draft vocabulary and the BPE merges as tensors of small integers, by name."""
     merges = pieces.merges
     pairs, merged = [row[:2] for row in merges.rows], [row[2] for row in merges.rows]
     if merged and merged == list(range(merged[0], merged[0] + len(merged))):
