@@ -121,7 +121,7 @@ class Verdict:
 class Prior:
     """A drafter's expected acceptance rates, used until the rates of actual generation have been measured."""
 
-    # ranks[depth][k]: probability that the drafter's k-th best token at this depth is right, given that its parent is
+    # ranks[depth][k]: probability that the drafter's k-th best token at this depth is right, if its parent is right
     ranks: tuple[tuple[float, ...], ...]
     measured: bool = True  # False: assumed values, which are used for tree shapes but not for draft sizes
 
@@ -134,11 +134,11 @@ class Prior:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a drafter reads besides tokens and logits. The target puts it into `Context` and `Scores`."""
+    """What a drafter reads besides tokens and logits. The target puts these values into `Context` and `Scores`."""
 
-    # indices of the target layers whose output hidden states it reads; -1: the last layer's, after the final norm
+    # indices of the target layers whose output hidden states are read; -1: the last layer, after the final norm
     layers: tuple[int, ...] = ()
-    embeds: bool = False  # whether it reads the input embeddings of the prompt
+    embeds: bool = False  # whether the drafter reads the input embeddings of the prompt
     memory: bool = False  # whether it reads the encoder's hidden states and the encoder's input features
     # initial acceptance rates, for tree shapes and draft sizes; None: the drafter chooses its tree shapes itself
     prior: Prior | None = None
@@ -187,7 +187,7 @@ class Context:
     sound: Tensor | None = None  # (B, mels, T), the speech encoder's input features; None: not known
     source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if the decoder has the same tokens
     room: Tensor | None = None  # (B,), number of further tokens until the target's maximum length; None: no maximum
-    # True: each node of a draft takes up one of the target's positions; False: nodes of the same depth share one
+    # True: each node of a draft takes up one of the target's positions; False: nodes of equal depth share a position
     columns: bool = False
     chains: bool = False  # whether a draft must be a chain
     # chooses tree shapes by the acceptance rates of earlier generate() calls; None without `Needs.prior`
@@ -214,7 +214,8 @@ class Plan:
     # it and all nodes before it are accepted (mean over the rows) is below `threshold`.
     threshold: float = 0.0
     # A chain is not drafted at all if fewer than `least` of its tokens are expected to be accepted (mean over the
-    # rows): checking it takes the target more time than it saves. Only drafters that take no time themselves read this.
+    # rows): the target would need more time to check the chain than the chain saves. Only drafters that take almost no
+    # time themselves read this.
     least: float = 0.0
 
 
@@ -239,8 +240,8 @@ class Target(Protocol):
         """Run the prompt. Returns (session, context, draft, scores).
 
         inputs: the arguments of the model's forward. needs: what the drafter reads.
-        The draft has one node, the last prompt token. Its keys and values are in the cache already, so committing it
-        changes nothing.
+        The draft has one node, the last prompt token. The token's keys and values are in the cache already, so `commit`
+        of this draft changes nothing.
         """
         ...
 

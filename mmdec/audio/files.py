@@ -68,7 +68,7 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
         rates.append(rate)
         peak = float(
             np.fmax.reduce(np.abs(block), axis=None, initial=peak)
-        )  # peak over all channels: in the mix, two may cancel
+        )  # peak over all channels: in the mono mix, two channels may cancel
         with np.errstate(all="ignore"):  # infinite samples are found by the check after the loop
             blocks.append(block.mean(axis=1))
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
@@ -93,7 +93,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
 
 
 def _of(source: AudioSource) -> str:
-    """Return text for the end of an error message that names the source: " in 'a.wav'"; "" if it has no name."""
+    """Return text for the end of an error message that names the source: " in 'a.wav'" or " in the file object"."""
     if isinstance(source, (str, os.PathLike)):
         return f" in '{printable(os.fsdecode(source))}'"
     return " in the file object"
@@ -265,7 +265,7 @@ def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
 def container_of(content: int | io.BytesIO) -> str:
     """Recognise a container format by the file's first bytes. content: a file descriptor, or bytes.
 
-    Returns: FFmpeg's name of the format; "" if it is not one that PyAV reads here.
+    Returns: FFmpeg's name of the format; "" if it is neither `MP4` nor `MATROSKA`.
     """
     with _file(content) as file:
         head = file.read(12)

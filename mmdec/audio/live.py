@@ -175,7 +175,7 @@ class SpeechWindows:
         return closed
 
     def end(self) -> list[Window]:
-        """End the stream. Returns a list with the last window, or an empty one."""
+        """End the stream. Returns a list with the last window, or an empty list."""
         rest, self._rest = self._rest, torch.zeros(0)
         told = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
         closed = self._add([*told, *self._gate.end()])
@@ -252,7 +252,7 @@ BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # name of a sample en
 PIECE = 1 << 14  # maximum bytes that are read from a pipe at a time
 WAITING = 30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
 HEADER = 1 << 20  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
-# a wav header with at least this size in bytes comes from a program that did not know the length
+# a wav header that declares at least this many bytes of samples comes from a program that did not know the length
 ENDLESS = 2**31 - 2**16
 # the first bytes of sound files in formats other than wav
 FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")
@@ -271,21 +271,21 @@ class PipedSound:
 
 
 def looks_like_a_file(head: bytes) -> bool:
-    """Return whether a stream is a sound file other than wav, which can only be decoded when it is complete. head: its
-    first 12 bytes."""
+    """Return whether a stream is a sound file other than wav: such a file can only be decoded when it is complete.
+    head: the stream's first 12 bytes."""
     return head.startswith(FILES) or head[4:8] == b"ftyp"
 
 
 def is_wav(head: bytes) -> bool:
-    """Return whether a stream is a wav file. head: its first 12 bytes."""
+    """Return whether a stream is a wav file. head: the stream's first 12 bytes."""
     return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
 
 
 def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     """Read a wav header from a stream, up to its samples.
 
-    head: the first 12 bytes, which were read already. stream: continues after them. Returns: the format, and the
-        stream's first samples. Raises: InputError if the header cannot be read.
+    head: the first 12 bytes, which were read already. stream: continues after them. Returns: the stream's format;
+        `stream` then continues with the first sample. Raises: InputError if the header cannot be read.
     """
     form, left = None, HEADER
     while True:

@@ -193,8 +193,8 @@ def check_samples(samples: Tensor, of: str = "") -> None:
 
 
 def check_peak(peak: float, of: str = "") -> None:
-    """Raise InputError if the largest absolute sample exceeds `MAX_PEAK`, that of 32-bit integers. of: text appended to
-    the error, such as " in 'a.wav'"."""
+    """Raise InputError if the largest absolute sample exceeds `MAX_PEAK`, the maximum of 32-bit integers. of: text
+    appended to the error, such as " in 'a.wav'"."""
     if peak > MAX_PEAK:
         raise InputError(
             f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "

@@ -62,7 +62,7 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
 
 
 def check_threads(threads: object) -> int | None:
-    """Return a valid number of torch's threads, or None: it is then chosen later. Raises InputError."""
+    """Return a valid number of torch's threads; None if it is to be chosen later. Raises InputError."""
     if threads is None:
         return None
     return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out to have them chosen.")

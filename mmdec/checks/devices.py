@@ -1,4 +1,4 @@
-"""Checks the device and the dtype of a call, or chooses the best on this machine."""
+"""Checks the device and the dtype of a call, or chooses the best device and dtype on this machine."""
 
 from __future__ import annotations
 

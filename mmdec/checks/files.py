@@ -127,8 +127,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
 
 
 def _replaced_mode(path: Path) -> int | None:
-    """Return the permissions of the file that will be replaced; None if there is none. Raises InputError if it is not a
-    regular file."""
+    """Return the permissions of the file that will be replaced; None if there is no file. Raises InputError if `path`
+    is not a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

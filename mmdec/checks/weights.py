@@ -87,8 +87,8 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
 
 
 def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
-    """Return the weight files of a folder that transformers wrote: the single safetensors file, or those that its index
-    lists.
+    """Return the weight files of a folder that transformers wrote: the single safetensors file, or the files that the
+    folder's index lists.
 
     argument: name of the caller's argument, for errors. prefixes: only tensors whose names begin with one of these are
         needed.
@@ -304,7 +304,7 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
         return isinstance(value, dict) and all(isinstance(name, str) and is_id(item) for name, item in value.items())
 
     def is_heads(value: Any) -> bool:
-        # a distilled model may name heads of layers that went; then it has no times of words, but a text
+        # a distilled model may name heads of layers that it no longer has; then words get no times, but there is text
         return isinstance(value, list) and all(
             isinstance(pair, list) and [type(item) for item in pair] == [int, int] and min(pair) >= 0 for pair in value
         )

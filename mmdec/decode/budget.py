@@ -6,14 +6,14 @@ number of tokens. D is the drafter's time. Plain decoding yields 1 / T(1). This 
 Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding, not in advance.
 
 - T and D are curves through measured times (monotone, piecewise linear). Similar sizes share a bucket, and each bucket
-  is represented by its lower quartile, because a single time may be wrong by a factor of several.
+  is represented by the lower quartile of its times, because a single time may be several times too long.
 - E of a chain follows from p_i, the chance that node i is accepted if node i - 1 was. For trees, the mean number of
   accepted nodes is measured for each tree size.
 - Some drafters estimate their own accuracy and end a chain early. The chain ends at the first node that is too
   unlikely to be accepted together with all nodes before it. The limit is (seconds of one more node) x (tokens a second
   in each row).
 - If the thread waited for a CPU, the wall time of the round is not recorded: it shows how busy the machine is. CPU time
-  is recorded instead while there are few times.
+  is recorded instead as long as few times have been recorded.
 - A ledger sums the time that drafting has lost against plain decoding. If a draft could lose more than is allowed, the
   round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
   tried again at growing intervals.
@@ -35,8 +35,7 @@ from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
 # a draft's size: nodes of a chain, or (nodes, depth) of a tree; None: the budget chooses it each round
 Nodes = int | tuple[int, int] | None
 
-# the numbers of drafted tokens that the budget compares; the target's pass has one token more, the root: 2, 3, 4, 6, 8,
-# ...
+# the numbers of drafted tokens that the budget compares; the target's pass has one token more, the root
 CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
 TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
 FIRST = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
@@ -47,19 +46,20 @@ MARGIN = 1.02  # a draft must be expected to give at least this many times the t
 LOSS_AT_FIRST = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
 LOSS_TO_GUESSES = 1.0  # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
 LOSS_PER_TOKEN = 0.04  # each new token allows the drafts to lose this much more time, in passes over one token
-LOSS_OF_GAINS = 8.0  # maximum time gained earlier that drafts may lose again, in passes over one token
+LOSS_OF_GAINS = 8.0  # of the time that earlier drafts gained, later drafts may lose this much, in passes over one token
 NOTICED = 0.02  # a loss below this fraction of a pass over one token is ignored
 RARELY = 256  # maximum rounds between two trial drafts while drafting does not pay
 CHAINS_RARELY = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
 ENDING_RARELY = 24  # the same for drafters that may end chains early: their chains cost little
-SETTLED = 6  # rounds at a batch size after which its own times are used; before, those of a larger batch size
+SETTLED = 6  # after this many rounds at a batch size, its own times are used; before, those of a larger batch size
 GAP_OF_NEW_RUN = 8  # maximum rounds between two trial drafts when a `generate` call begins
 ATTEMPT = 7  # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
 LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
 UNTIMED = 0.3  # a chain ends below this acceptance chance, until enough is timed to compute a better limit
-THRESHOLD = (0.02, 0.6)  # least and largest acceptance chance that may be computed as that limit
+THRESHOLD = (0.02, 0.6)  # least and largest value of the computed limit, an acceptance chance
 INSTANT = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
-PLAIN_EVERY = (0, 0, 8, 16, 32, 64)  # [n]: maximum rounds with drafts before the next pass without one, if n were timed
+# [n]: after n timed passes without a draft, maximum number of rounds with drafts before the next pass without a draft
+PLAIN_EVERY = (0, 0, 8, 16, 32, 64)
 
 
 @final
@@ -186,7 +186,8 @@ class Budget:
     def plain_seconds(self, batch: int) -> float:
         """Return the seconds of a target pass over one token per batch row.
 
-        If none was timed at this batch size, they are estimated from longer passes; 0 if nothing was timed.
+        If no such pass was timed at this batch size, the seconds are estimated from longer passes; 0 if nothing was
+        timed.
         """
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
@@ -254,13 +255,13 @@ class Budget:
         own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
         if own.timed >= SETTLED and not own.samples(1):
             return no_draft, False
-        # if the drafter's accuracy was estimated beforehand, one timing less of a pass without a draft is needed
+        # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
         timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
         if self._unplain >= PLAIN_EVERY[timed_plain]:
             return no_draft, False
         plain, own_plain = target.at(1), self.plain_seconds(batch)
-        # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the two
-        # times of a one-token pass.
+        # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the times
+        # of a one-token pass at the two batch sizes.
         affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
         chances = acceptance.chain()
         first = FIRST_WITH_PRIOR if has_prior or self._stops else FIRST
@@ -290,12 +291,13 @@ class Budget:
                 if gain > most:
                     most, chosen = gain, plan
             if chosen.nodes > chosen.depth and not has_prior and acceptance.since_chain >= acceptance.chain_gap:
-                # Draft a chain now and then: only chains show what chains accept, and the budget might prefer them.
+                # Draft a chain now and then: only chains show how many nodes of a chain are accepted, and chains might
+                # give more tokens per second.
                 chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
                 if chains:
                     rarely = ENDING_RARELY if self._stops else CHAINS_RARELY
                     acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
-                    # A long chain costs little if the drafter ends it where it is unsure.
+                    # A long chain costs little if the drafter ends the chain at the first unlikely token.
                     return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
             return chosen, False
         tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= ATTEMPT]

@@ -22,8 +22,8 @@ from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
-    """An object that chooses draft sizes for the loop. `plan` returns the size for the next round. `observe` is told
-    what the round took and how many tokens were accepted."""
+    """An object that chooses draft sizes for the loop. `plan` returns the size for the next round. `observe` receives
+    the seconds of a round and the numbers of its accepted tokens."""
 
     def plan(self, batch: int) -> Plan: ...
 

@@ -38,9 +38,9 @@ class Stop:
 
 @dataclass
 class WholeBatch:
-    """Applies to a single row a processor that works only on the whole batch, because it holds a value for each row.
+    """Applies a logits processor to a single row. The processor needs a whole batch, because it holds a value per row.
 
-    It gives the processor `batch` copies of the row and returns the output at index `row`.
+    The processor gets `batch` copies of the row. Its output at index `row` is returned.
     """
 
     processor: Processor
@@ -54,10 +54,10 @@ class WholeBatch:
 
 @dataclass
 class WholeBatchCriterion:
-    """Applies to a single row a stopping criterion that works only on the whole batch.
+    """Applies a stopping criterion to a single row. The criterion needs a whole batch.
 
-    It gives the criterion `batch` copies of the row. If the criterion returns one answer per row, the answer at index
-    `row` is used, else its single answer.
+    The criterion gets `batch` copies of the row. If it returns one answer per row, the answer at index `row` is used,
+    else its single answer.
     """
 
     criterion: Criterion
@@ -92,8 +92,8 @@ class Suppression:
 class ListenerProcessor:
     """A logits processor that passes its inputs to a callback, `listener`, and returns the logits unchanged.
 
-    Copies of it share the listener. At each position the listener receives the ids and logits that plain decoding would
-    have there. `ScoreRecorder` is such a listener.
+    Copies of the processor share the listener. At each position the listener receives the ids and logits that plain
+    decoding would have there. `ScoreRecorder` is such a listener.
     """
 
     listener: Listener
@@ -135,7 +135,7 @@ class Sequences:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each batch row
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
-        self.holds: list[int] | None = None  # for each row, for how many new tokens the target has positions; None: any
+        self.holds: list[int] | None = None  # for each row, how many new tokens have a position; None: no limit
         given = list(processors)
         self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
         self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
@@ -148,7 +148,8 @@ class Sequences:
         # None if some processor is not a `Suppression`: such a processor depends on the text and must be called at each
         # position
         self._suppressions = suppressions if len(suppressions) == len(given) else None
-        # Prompts and new tokens in one tensor, which processors and criteria read. If there are none, only the prompts.
+        # Prompts and new tokens in one tensor, for processors and criteria. Without processors and criteria, it holds
+        # only the prompts.
         self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
         self._written = [0] * batch  # for each batch row, how many of its new tokens `_ids` holds
 
@@ -222,8 +223,8 @@ class Sequences:
             self.processors[row] = state
 
     def append(self, row: int, token: int) -> bool:
-        """Add a token to the text of one batch row, and call the stopping criteria. Returns whether the text ends with
-        it. row: index of the batch row."""
+        """Add a token to the text of one batch row, and call the stopping criteria. Returns whether the text ends after
+        this token. row: index of the batch row."""
         self.push(row, token)
         done = token in self.stop.eos or self.room(row) <= 0
         if self._criteria[row]:
@@ -291,7 +292,7 @@ def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
 
 @dataclass(frozen=True)
 class KeyedSample:
-    """Samples a token by the Gumbel-max method; the noise is seeded by (seed, row index, number of new tokens before).
+    """Samples a token by the Gumbel-max method; the noise is seeded by (seed, row index, number of earlier new tokens).
 
     So the token at a position depends only on the seed, the row's index and the text before it: drafts and other rows
     do not change it.
@@ -369,8 +370,8 @@ class ScoreRecorder:
 @final
 @dataclass
 class BatchCollector:
-    """A listener that collects the logits of all rows at the first new position. When it has them all, it calls
-    `processor` once with the whole batch: ids (B, P), logits (B, V)."""
+    """A listener that collects the logits of all rows at the first new position. When it has the logits of every row,
+    it calls `processor` once with the whole batch: ids (B, P), logits (B, V)."""
 
     processor: Processor
     rows: int  # number of rows in the batch

@@ -4,8 +4,9 @@
 `DecodingStatistics` holds them. Calls that get the same object share its measurements. Threads may share it, too: take
 `lock` to read or write its contents. A file that `save` wrote carries the measurements to a new process.
 
-The key is the names of the target's and the drafter's weights and the device. Memory addresses are not used, because a
-later model may have the same one. At most `MOST` pairs are stored; the least recently used are dropped.
+Measurements are stored by the names of the target's and the drafter's weights and of the device (`Pair`), not by memory
+addresses, because a later model may get the same address. At most `MOST` pairs are stored; the least recently used are
+dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mmdec.types import InputError, Plan, Prior
 
 DEEPEST = 31  # maximum nodes of a chain; statistics are kept for so many depths
 FADE = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
-SLOW = 0.98  # the same factor for chains that end early: their counts change slowly, so old rounds are still valid
+SLOW = 0.98  # the same factor for chains that end early: their shares change slowly, so old rounds are still valid
 UNKNOWN = 0.6  # assumed chance that a node is accepted, before any observation
 CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
 PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
@@ -53,8 +54,9 @@ class Acceptance:
         # sums over rounds of the share of rows in which this happened; older rounds weigh less; [i]: node i of a chain
         self.hits = [0.0] * (DEEPEST + 1)  # [i]: node i was accepted
         self.trials = [0.0] * (DEEPEST + 1)  # [i]: node i was drafted and node i - 1 was accepted
-        # Four such lists for chains that may end early. They count only rounds whose plan included node i: all of them;
-        # those in which node i was accepted; those with at least one drafted node; those in which node i was drafted.
+        # Four such lists for chains that may end early. List 0 counts the rounds whose plan included node i. Of these
+        # rounds, list 1 counts those in which node i was accepted, list 2 those with at least one drafted node, list 3
+        # those in which node i was drafted.
         self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
@@ -177,16 +179,17 @@ def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
 
 @final
 class CostCurve:
-    """Estimates how many seconds a target pass takes by its number of tokens, or a drafter by the draft's depth.
+    """Estimates the seconds of a target pass from its number of tokens, or a drafter's seconds from the draft's depth.
 
-    It holds the newest timings in buckets of counts (1, 2, 3-4, 5-8, ...). A monotone piecewise-linear curve goes
-    through the lower quartiles of the buckets, so that a few slow timings do not move it.
+    The number of tokens or the depth is called the count. The newest timings are held in buckets of counts (1, 2, 3-4,
+    5-8, ...). A monotone piecewise-linear curve goes through the lower quartiles of the buckets, so that a few slow
+    timings do not move the curve.
     """
 
     def __init__(self, slope: float, origin: bool, enough: int) -> None:
         """slope: beyond the largest timed count, the curve continues with its last slope times this factor.
         origin: whether a count of 0 takes 0 seconds.
-        enough: minimum timings of a bucket that is used; the bucket of count 1 needs only one.
+        enough: a bucket is used if it has at least this many timings; the bucket of count 1 needs only one timing.
         """
         self._slope = slope
         self._enough = enough
@@ -265,9 +268,9 @@ class CostCurve:
         return after[1] + self._slope * rise * (count - after[0])
 
     def pessimistic(self, count: int) -> float:
-        """Return a cautious estimate of the seconds at `count`: the lower quartile of its bucket, even of one timing.
+        """Return a cautious estimate of the seconds at `count`: the lower quartile of the bucket, even of one timing.
 
-        A count above the largest timed one, c, is assumed to take at least the seconds of c times sqrt(count / c).
+        If `count` is above the largest timed count c, it is at least (seconds at c) x sqrt(count / c).
         """
         own = self._quartiles.get((count - 1).bit_length())
         if own:
@@ -331,7 +334,7 @@ class DecodingStatistics:
     the size of their drafts.
 
     Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`. Its times
-    hold for one machine only: do not use a saved file on another.
+    hold for one machine only: do not use a saved file on another machine.
     """
 
     def __init__(self) -> None:

@@ -144,9 +144,9 @@ def top_indices(values: Tensor, count: int) -> Tensor:
 class HeadAccuracy:
     """Counts how often the drafter's k-th best token (rank k) was right at each depth, if the tokens above were right.
 
-    From these chances it builds trees for drafters that guess each depth independently of the tokens above (Medusa,
-    Cai et al. 2024, section 2.3.3). A node's chance is the product along its path. A tree of n nodes consists of the n
-    likeliest nodes.
+    From these counts it builds trees for drafters that guess each depth independently of the tokens above (Medusa,
+    Cai et al. 2024, section 2.3.3). A node's chance is the product of the chances along its path. A tree of n nodes
+    consists of the n likeliest nodes.
     """
 
     def __init__(self, chances: Sequence[Sequence[float]]) -> None:
@@ -256,10 +256,10 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
 
 
 def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Sort one batch row's nodes depth first. Then the accepted path has few gaps, and few cache entries must be moved.
+    """Sort one batch row's nodes depth first. Then an accepted path has few gaps, and few cache entries must be moved.
 
-    numbers: the nodes' numbers, counted from 0, in any order. tokens: the token of each node.
-    parents: for each node, its parent's number plus 1; 0 means the root. Siblings keep their order.
+    numbers: numbers that name the nodes, from 0 on, in any order; the root has none. tokens: the token of each node.
+    parents: for each node, the number of its parent plus 1; 0 means the root. Siblings keep their order.
     Returns: tokens and parents' indices of nodes 1, 2, ... in the new order.
     """
     below: dict[int, list[int]] = {}
@@ -278,7 +278,7 @@ def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[in
 
 
 def level_parents(chosen: Sequence[int], expanded: Sequence[Sequence[int]], width: int) -> list[int]:
-    """Return the parent of each chosen node in a tree that was grown level by level: its number plus 1; 0: the root.
+    """Return for each chosen node of a tree grown level by level the number of its parent plus 1; 0 means the root.
 
     The first level has `width` nodes. On each level `width` nodes are expanded, with `width` children each. Nodes are
     numbered from 0, level by level.

@@ -41,11 +41,11 @@ class RowTree:
     children: list[list[int]]
     logits: Tensor  # (N, V), the target's raw logits after each node
     probs: Tensor | None  # (N, V), the distributions that children were drawn from; None: nothing was drawn
-    likeliest: Callable[[], list[int]]  # each node's most probable next token; only if `Sequences.alike` is True
+    likeliest: Callable[[], list[int]]  # each node's most probable next token; called only if `Sequences.alike` is True
 
     def drawn(self, node: int) -> Tensor | None:
         """Return the probabilities (V,) float64 from which the drafter sampled the children of a node; zeros if the
-        node has none. None if the draft was not sampled."""
+        node has no children. None if the draft was not sampled."""
         if self.probs is None:
             return None
         q = self.probs[node].double()
@@ -82,7 +82,7 @@ class Rule(Protocol):
 
     def drawn(self, plan: Plan, device: torch.device) -> Plan:
         """Return `plan`, the instructions for the drafter, changed for this rule. Rules that need sampled drafts add a
-        temperature and a random generator on `device`; others return it unchanged."""
+        temperature and a random generator on `device`; other rules return the plan unchanged."""
         ...
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...
@@ -239,9 +239,9 @@ class ResidualRule:
 class BlockRule:
     """Block verification (Sun et al., ICLR 2025, algorithm 2): accepts the tokens of a chain jointly.
 
-    On average it accepts at least as many tokens as token-by-token rejection sampling. Of a tree it reads only the
-    chain of first children, up to an EOS token. It needs the target's distributions after rejected tokens, too, so the
-    logits processors are called there. Afterwards their state is restored.
+    On average it accepts at least as many tokens as token-by-token rejection sampling. In a tree it reads only the
+    chain of first children, up to an EOS token. It needs the target's distributions after rejected tokens, too, so it
+    calls the logits processors at these tokens. Afterwards the state of the processors is restored.
     """
 
     stream: Stream
@@ -267,7 +267,7 @@ class BlockRule:
             rest = (weight * p - q).clamp(min=0.0)
             mass = float(rest.sum())
             if index == 0:
-                residual = rest if mass > 0.0 else p  # the sum is 0 if p equals q; then any residual will do
+                residual = rest if mass > 0.0 else p  # the sum is 0 if p equals q; then any residual is correct
             elif mass > 0.0 and dice.happens(mass / (mass + 1.0 - weight)):
                 accepted, residual, state = index, rest, text.state(row)
             drawn = float(q[token])

@@ -18,8 +18,9 @@ STARVED = 0.7  # if CPU time is below this fraction of a target pass's wall time
 
 
 class _Elsewhere(threading.local):
-    """Two numbers of seconds for each thread. `worked`: how long other threads worked for this one; stopwatches add it
-    to CPU time. `waited`: how long this thread waited beyond that; stopwatches subtract it from wall time."""
+    """Two numbers of seconds for each thread. `worked`: how long other threads worked for this thread; stopwatches add
+    it to CPU time. `waited`: how long this thread waited while they did other work; stopwatches subtract it from wall
+    time."""
 
     waited = worked = 0.0
 
@@ -129,8 +130,8 @@ class Watch:
         self._processor = self._stopwatch.processor()
 
     def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
-        """Count the time since the last call of `lap` or `start` to one part of the round. stage: name of the part:
-        target, drafter or core."""
+        """Add the time since the last call of `lap` or `start` to the seconds of one stage: "target", "drafter", or
+        "core" (everything else)."""
         processor = self._stopwatch.processor()
         self.seconds[stage] += self._stopwatch.lap()
         self._worked[stage] += processor - self._processor
@@ -139,8 +140,8 @@ class Watch:
     def learned(self) -> tuple[float, float, bool]:
         """Return the target's and the drafter's seconds in this round, and whether the thread waited for a free CPU.
 
-        If it waited, the seconds are CPU time, else wall time. Whether it waited is judged by the target's pass alone,
-        because a drafter may wait for another process or the network, and such a wait is part of its cost.
+        If the thread waited, the seconds are CPU time, else wall time. Only the target's pass shows whether the thread
+        waited, because a drafter may wait for another process or the network, and such a wait is part of its cost.
         """
         starved = self._worked["target"] < STARVED * self.seconds["target"]
         seconds = self._worked if starved else self.seconds

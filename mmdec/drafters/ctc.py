@@ -33,10 +33,10 @@ CHOICES = 6  # likeliest pieces of each frame that the beam search tries, beside
 LEAST = -7.0  # the beam search ignores pieces below this log-probability (nats), to save time
 SILENT = -0.01  # if a frame's blank has at least this log-probability (nats), the beam search tries no other piece
 WEIGHT, LENGTH = 0.5, 1.0  # beam search: factor of the n-gram's log-probability; bonus for each piece, in nats
-UNHEARD = -2.0  # the transcript lacks a token that lowers the alignment's log-probability by more than 2 nats
+UNHEARD = -2.0  # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
 EXACT = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
 ENDS = 0.7  # assumed chance that the model's text ends where the transcript ends
-SILENCE = 3 * STATES  # encoder states of silence after the sound that the head reads; it was trained with as many
+SILENCE = 3 * STATES  # the head reads this many encoder states of silence after the sound, as in its training
 
 
 class PieceModel(Protocol):
@@ -68,8 +68,9 @@ class Alignment:
         best = logprobs.max(1, keepdims=True)
         self._costs = np.maximum(logprobs - best, -FLOOR)
         self._silent = self._sums(BLANK)
-        self._closed = self._silent.copy()  # (F + 1,), scores of the best alignments that end in a blank or are empty
-        self._open = np.full_like(self._closed, -np.inf)  # (F + 1,), scores of the best that end in the last piece
+        # (F + 1,), scores of the best alignments that end in a blank or are empty; of those that end in the last piece
+        self._closed = self._silent.copy()
+        self._open = np.full_like(self._closed, -np.inf)
         self._last = -1
         self._logprobs = logprobs
         self._choices: dict[int, list[tuple[int, float]]] = {}
@@ -192,7 +193,7 @@ class Text:
     held: float  # score of its best path that ends in its last piece
     context: str  # the n-gram's context after this text
     frames: tuple[int, ...]  # the frame at which each of its pieces begins
-    gain: float = 0.0  # the n-gram's score of its last piece, with the bonus for each piece
+    gain: float = 0.0  # the n-gram's score of its last piece times `WEIGHT`, plus the bonus `LENGTH`
 
     def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
         """Return the hypothesis with one more piece, which begins at `frame`. The caller adds the frame's
@@ -218,8 +219,8 @@ class Row:
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
-    """Return for each batch row how many encoder states the head reads: those of the sound and of 3 s of silence after
-    it.
+    """Return for each batch row how many encoder states the head reads: the states of the sound and of 3 s of silence
+    after the sound.
 
     states: (B, S, D). sound: (B, mels, T), the encoder's input features; frames at the end that equal the last frame
         are padding. None: all states are read.
@@ -237,7 +238,7 @@ class Memory:
     """The drafter's state of one `generate` call: a `Row` (text and alignment) for each row of the batch."""
 
     rows: list[Row]
-    heads: list[Ctc] = field(default_factory=list["Ctc"])  # of `CtcByLanguage`: for each row, the head that drafts
+    heads: list[Ctc] = field(default_factory=list["Ctc"])  # for each row, the head that drafts; set by `CtcByLanguage`
 
 
 @final
@@ -260,7 +261,7 @@ class Ctc:
         first_time: id of the timestamp token of 0 seconds. end: id of the end-of-text token.
         model: an n-gram model of pieces, for a beam search; None: the head's best path is drafted.
         languages: ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
-            Empty: it drafts in every language.
+            Empty: the drafter drafts in every language.
         """
         if head.config.pieces != len(pieces):
             raise InputError(

@@ -52,8 +52,8 @@ class RowState:
 
 @final
 class DagDrafter:
-    """A drafter that proposes the graph's most probable next units, with branches where a second unit is likely, too.
-    It holds the graphs of one batch."""
+    """A drafter that proposes the graph's most probable next units, and a branch where a second unit is likely, too. It
+    holds the graphs of one batch."""
 
     name = "lattice"
     needs = Needs()

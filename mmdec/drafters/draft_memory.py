@@ -24,11 +24,11 @@ ROOM = 256  # spare token positions of a new cache tensor, so that it must seldo
 
 @final
 class DraftCache:
-    """The key-value cache of a draft network, a small network that proposes tokens. Of batch row r, the first
+    """The key-value cache of a draft network, a small network that proposes tokens. In batch row r, the first
     `lengths[r]` positions hold accepted tokens.
 
-    A draft's positions come after those of the longest row, at the same index for all rows. The next draft overwrites
-    them. In shapes: B rows, h heads, n new positions, d head size.
+    A draft's positions come after the accepted positions of the longest row, at the same index for all rows. The next
+    draft overwrites them. In shapes: B rows, h heads, n new positions, d head size.
     """
 
     def __init__(self, rows: int, layers: int = 1) -> None:
@@ -194,7 +194,7 @@ class WaitingPrompt:
 class Waiting:
     """The tokens accepted in one round, before the draft network has processed them."""
 
-    features: Tensor  # (B, A, k * H), hidden states of k target layers before each token
+    features: Tensor  # (B, A, k * H), hidden states of k target layers at the token before each token
     tokens: Tensor  # (B, A), accepted tokens
     counts: list[int]  # each batch row's number of tokens; the rest is padding on the right
 

@@ -1,10 +1,10 @@
 """Drafts with FLASH's head (arXiv 2505.12728): one pass computes k "slots", hidden states for the next k tokens.
 
 One pass computes the slots after the last token. Then each further depth needs one call of a small refiner, which adds
-the tokens drafted so far, and one of the LM head. The paper drafts chains. For more than k tokens, another pass runs
-over the head's own predictions. An option that is not in the paper makes a tree of depth k at most: the best tokens of
-each slot are added below the best paths, and nodes are scored and chosen as in EAGLE-2. Only accepted tokens, processed
-as slot 0, stay in the head's cache.
+the tokens drafted so far to the slot, and one call of the LM head. The paper drafts chains. For more than k tokens,
+another pass runs over the head's own predictions. An option that is not in the paper makes a tree of depth k at most:
+the best tokens of each slot are added below the best paths, and nodes are scored and chosen as in EAGLE-2. Only
+accepted tokens, processed as slot 0, stay in the head's cache.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Flash:
 
     @property
     def name(self) -> str:
-        """Return a name made of the drafter's kind, its width, a hash of its weights, and "chain" or "tree"."""
+        """Return a name made of the network's `system`, the width, a hash of the weights, and "chain" or "tree"."""
         return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
 
     def check(self, target: Target) -> None:
@@ -198,7 +198,7 @@ class Blocks:
     def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
         """waiting: accepted tokens to process first. depth: maximum depth of the draft."""
         self.step, self.memory, self.depth = step, memory, depth
-        # number of tokens that earlier blocks drafted; number of tokens processed after the accepted ones
+        # done: number of tokens that earlier blocks drafted; offset: number of tokens processed after the accepted ones
         self.done, self.offset = 0, 0
         count = waiting.counts[0]
         self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])

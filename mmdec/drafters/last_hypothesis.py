@@ -18,16 +18,16 @@ from mmdec.decode.tree import joined, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LONGEST = 4  # at most this many of the newest tokens are compared to find where an earlier text continues
-UNSURE = 6  # maximum tokens copied from the previous text if it lacks the newest token, so that the place is a guess
+UNSURE = 6  # maximum tokens copied from the previous text from a guessed place (`_Place.sure` is False)
 OLDER = 4  # maximum tokens of a branch that is copied from an older text
 
 
 @dataclass
 class _Place:
-    """The place in an earlier text from which a batch row is expected to continue."""
+    """The place in an earlier text from which a batch row's new text is expected to continue."""
 
     at: int = 0  # index in the earlier text of the token that is expected next
-    sure: bool = True  # whether the earlier text has the row's newest token before `at`; else the place is a guess
+    sure: bool = True  # whether the row's newest token is before `at` in the earlier text; else the place is a guess
 
 
 @dataclass

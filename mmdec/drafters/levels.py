@@ -127,8 +127,8 @@ class Levels:
         return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
-        """Draft an EAGLE-2 tree in each batch row: expand the likeliest nodes of each level, then take the likeliest of
-        all.
+        """Draft an EAGLE-2 tree in each batch row: expand the likeliest nodes of each level, then take the likeliest
+        nodes of all levels.
 
         roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
         """
@@ -162,7 +162,7 @@ class Levels:
 
     def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """Draft a tree in each batch row by sampling children without replacement. The draft's `probs` are the
-        distributions that they were sampled from.
+        distributions that the children were sampled from.
 
         roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
         """

@@ -128,8 +128,9 @@ class Lookup:
         """Accept every target."""
 
     def start(self, context: Context) -> list[Row]:
-        """Return the state of each batch row: its prompt without padding. For an encoder-decoder model of text it is
-        prompt, encoder input, prompt: so the first draft copies the beginning of the encoder input."""
+        """Return the state of each batch row, which begins with the prompt without padding. For an encoder-decoder
+        model of text it begins with prompt, encoder input, prompt, so that the first draft copies the beginning of the
+        encoder input."""
         texts = zip(context.tokens.tolist(), context.mask.tolist(), strict=True)
         prompts = [[t for t, kept in zip(row, mask, strict=True) if kept] for row, mask in texts]
         if context.source is not None:

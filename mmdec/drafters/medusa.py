@@ -85,7 +85,7 @@ class Medusa:
 
     @property
     def name(self) -> str:
-        """Return a name made of the heads' kind and number, and a hash of their weights and assumed chances."""
+        """Return a name made of the heads' variant (`kind`) and number, and a hash of their weights and chances."""
         config = self.heads.config
         return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
 
@@ -191,7 +191,7 @@ class Medusa:
         if min(ends) < width:
             bounds = torch.tensor(ends, device=states.device)
             mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
-        # only the last position's output is needed; of the others, keys and values suffice
+        # only the last position's output is needed; of earlier positions only keys and values are needed
         last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # shape (B, 1, H)
         out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
         block.lengths, block.pending = ends, [[] for _ in counts]

@@ -2,8 +2,8 @@
 
 DeepSeek-V3 (arXiv 2412.19437, section 2.2) and GLM-4-MoE are published with such a head: one more decoder layer. At
 position t it reads the model's last hidden state of token t and the embedding of token t + 1, and predicts token t + 2.
-transformers drafts one token with it (`generate(use_mtp=True)`). Here the layer's output is fed back as the hidden
-state of the drafted token. So it drafts chains and EAGLE-2 trees of any depth, in batches.
+transformers drafts one token with the head (`generate(use_mtp=True)`). Here the layer's output is fed back as the
+hidden state of the drafted token. So the head drafts chains and EAGLE-2 trees of any depth, in batches.
 
 The layer's cache holds the accepted tokens; padding stays in it and is masked. A draft's entries are removed before the
 next draft.

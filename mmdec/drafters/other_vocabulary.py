@@ -1,8 +1,8 @@
 """Drafts with a small model that has another vocabulary: text is converted between both tokenizers.
 
-In each round the target's text is decoded, and encoded with the small model's tokenizer. The small model continues it
-greedily. The end of the target's text and the continuation are then encoded with the target's tokenizer. If one token
-would span the end of the text and the continuation, the draft cannot follow the text's tokens and is dropped.
+In each round the target's text is decoded, and encoded with the small model's tokenizer. The small model continues the
+text greedily. The end of the target's text and the continuation are then encoded with the target's tokenizer. If one
+token would span the end of the text and the continuation, the draft cannot follow the text's tokens and is dropped.
 
 Source: universal assisted decoding (transformers, `AssistedCandidateGeneratorDifferentTokenizers`), here in batches.
 """
@@ -20,8 +20,8 @@ from mmdec.decode.tree import chains
 from mmdec.drafters.small_model import keep_columns
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 
-LOOKBEHIND = 10  # last tokens of the target's text that are encoded again with a draft, because tokens may merge
-HELD = 4  # last tokens of the small model that are not cached, because more text may change how they are encoded
+LOOKBEHIND = 10  # number of last target tokens that are encoded again with a draft, because tokens may merge
+HELD = 4  # number of last tokens that the small model does not cache, because more text may change their encoding
 NEAR = 3  # the re-encoded end of the text may have at most this many tokens more or fewer than before
 RESTARTS = 8  # maximum times per `generate` call that the small model re-reads the text after cached tokens changed
 LONGEST = 4.0  # the small model drafts at most this many tokens for each token that the target shall get
@@ -121,8 +121,8 @@ class OtherVocabulary:
         return chains(roots, drafted)
 
     def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
-        """Make the small model's cache hold the beginning of each batch row's text. If it holds other tokens, it is
-        refilled.
+        """Make the small model's cache hold the beginning of each batch row's text. If the cache holds other tokens, it
+        is refilled.
 
         read: each row's text as the small model's tokens.
         Returns: False if the cache was refilled more than `RESTARTS` times; then drafting ends.

@@ -5,10 +5,10 @@ replaces the successors of that node's token (section 3.1 of the paper). A draft
 cut to the planned size (section 3.2). There are no weights. This code was written from the paper.
 
 An addition: if the last two or three tokens occurred before, the text after them may become the tree's best path (as in
-SAM-Decoding, Hu et al. 2024). It does so if such copies have been right more often than best successors. Both are
-counted over the prompt and the new text. Successors are counted in groups, by the lead of the best logit over the
-second. A chain ends where its next token is too unlikely (`Plan.threshold`). It is left out if too few of its tokens
-are expected to be accepted (`Plan.least`).
+SAM-Decoding, Hu et al. 2024). This happens if such copies have been right more often than best successors. How often
+copies and best successors were right is counted over the prompt and the new text. Successors are counted in groups, by
+the lead of the best logit over the second best. A chain ends where its next token is too unlikely (`Plan.threshold`). A
+chain is left out if too few of its tokens are expected to be accepted (`Plan.least`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HIT = 0.85  # assumed chance that one of a token's stored successors is the next
 # 25, 18, 6, 1, 1 nodes; the paper's has 8, 21, 25, 15, ...
 DECAY = 1.7
 MATCH, LONGEST = 2, 3  # shortest and longest n-gram, in tokens, whose earlier continuation may be copied
-# groups of successors are divided by how far the best logit is above the second, in nats; these are the bounds
+# a token's successors belong to a group by the best logit minus the second best, in nats; bounds between the groups
 LEADS = (1.0, 2.5, 5.0)
 TOLD = 4.0  # the assumed shares in RIGHT weigh as much as this many observed predictions
 RIGHT = (0.15, 0.25, 0.4, 0.6, 0.25)  # for each group, the assumed share of best successors that are right
@@ -88,8 +88,8 @@ class Successors:
         return chain, chances
 
     def replace(self, token: int, successors: list[int], lead: float) -> None:
-        """Replace a token's successors. lead: how far the target's logit of the first one is above that of the second,
-        in nats."""
+        """Replace a token's successors. lead: the target's logit of the first successor minus that of the second, in
+        nats."""
         self._seen[token] = successors
         self._groups[token] = bisect(LEADS, lead)
 
@@ -167,7 +167,7 @@ class Recycling:
 
     def update(self, memory: Successors, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the target's top tokens at each node as successors of the node's token. If two nodes have the same
-        token, the accepted one counts. Append the new tokens to the rows' texts."""
+        token, those at the accepted node are stored. Append the new tokens to the rows' texts."""
         for row, said, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in said[:length]:
                 memory.count(row.text[-1], token)

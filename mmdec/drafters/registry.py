@@ -1,4 +1,4 @@
-"""The registry of drafters by name. No other module lists them.
+"""The registry of drafters by name. No other module lists drafters.
 
 An `Entry` says how to make a drafter. Without weights, it is made by its `factory`. With weights, the entry names the
 class of the drafter and the class of its network, and `mmdec.hub.drafters` loads them. A drafter from outside the
@@ -152,7 +152,7 @@ def register_drafter(
 
 
 def _is_text(value: object) -> bool:
-    """Return whether the value is a string. It is checked because callers may ignore the types."""
+    """Return whether the value is a string. This is checked because callers may ignore the type hints."""
     return isinstance(value, str)
 
 

@@ -9,7 +9,7 @@ of the next child; otherwise the output's distribution would change.
 Each level costs one pass of the small model. The pass for a level processes the levels above it again, because a
 `Target` scores whole trees only. A tree of depth d and width k takes d passes over 1, 1 + k, ..., 1 + (d - 1) k nodes.
 After the last pass, the accepted tokens stay in the small model's cache. So the next round begins with a pass over the
-remaining new tokens only: usually one, or two if the whole path was accepted.
+remaining new tokens only: usually one token, or two if the whole path was accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Tree:
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
-    values: list[float] = field(default_factory=lambda: [0.0])  # log-probability of the path; if sampled, chance
+    # log-probability of the path to the node; in a sampled tree, the estimated chance that this path is accepted
+    values: list[float] = field(default_factory=lambda: [0.0])
 
     def add(self, parent: int, token: int, value: float) -> int:
         self.tokens.append(token)
@@ -60,8 +61,8 @@ class Tree:
         return order
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """Return the draft that consists of the root and `nodes`: the tokens of `nodes`, and for each the place of its
-        parent in `nodes`, counted from 1; 0 is the root."""
+        """Return the draft that consists of the root and `nodes`: the tokens of `nodes`, and for each node the index of
+        its parent in `nodes`, counted from 1; 0 is the root."""
         indices = {0: 0} | {node: index for index, node in enumerate(nodes, 1)}
         return [self.tokens[node] for node in nodes], [indices[self.parents[node]] for node in nodes]
 
@@ -97,7 +98,7 @@ class SmallModel:
         encode: Callable[[Tensor], Tensor | None] | None = None,
     ) -> None:
         """model: the small model, as a `Target`. width: maximum nodes of a tree level that get children.
-        memory: whether it reads an encoder's hidden states: those of the target, or of its own encoder.
+        memory: whether the small model reads hidden states of an encoder: the target's encoder, or its own.
         positions: its maximum number of positions; None: unlimited.
         images: whether it reads the images of the target's prompt.
         columns: whether it needs a separate position id for each node of a tree; it then drafts chains only.
@@ -154,7 +155,7 @@ class SmallModel:
 
     def _started(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> Memory | None:
         """Run the small model over the prompt tokens where `mask` (B, P) is True. images: the processor's outputs for
-        images, or empty. Returns None if it cannot read them."""
+        images, or empty. Returns None if the small model cannot read the prompt."""
         lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
         too_long = self._positions is not None and max(lengths) > self._positions
         if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
@@ -288,8 +289,8 @@ class SmallModel:
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
     def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
-        """Of the last pass's nodes, keep only `paths[r]` in the small model's cache, for each batch row r. Earlier text
-        stays. Clear `scored`."""
+        """Keep only the nodes `paths[r]` of the last pass in the small model's cache, for each batch row r. Earlier
+        text stays. Clear `scored`."""
         keep_columns(self._model, memory.session, paths)
         memory.scored = None
 

@@ -6,9 +6,9 @@ children. At the end the best nodes of all levels are drafted. With `plan.nodes`
 the likeliest tokens, which may end early (`Plan.threshold`). For residual and block sampling, children are sampled
 without replacement.
 
-The network's cache holds only accepted tokens, with the target's features. New ones, the prompt included, wait in a
-queue until the next draft, so they cost nothing if there are no drafts. Of these tokens only the keys and values are
-computed in the last layer, except for the newest token: its output gives the first level of the tree.
+The network's cache holds only accepted tokens, with the target's features. New tokens, the prompt included, wait in a
+queue until the next draft, so they cost nothing if there are no drafts. The last layer computes only their keys and
+values; only for the newest token it also computes its output, which gives the first level of the tree.
 
 P-EAGLE (arXiv 2602.01469) and DFlash (arXiv 2602.06036) compute all levels in one pass. P-EAGLE appends positions
 without tokens. DFlash processes a block of the last token and mask tokens; its cache holds keys and values of target
@@ -73,7 +73,7 @@ class TreeGrowing:
 
     @property
     def name(self) -> str:
-        """Return a name made of the drafter's kind, its width, and a hash of the network's weights."""
+        """Return a name made of the network's `system` (such as "eagle"), the width, and a hash of the weights."""
         return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
 
     def check(self, target: Target) -> None:
@@ -186,8 +186,8 @@ class TreeGrowing:
         return self.last_column(memory, self.catch_up(memory))
 
     def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
-        """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns its state at the last
-        token of each batch row."""
+        """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns the network's state at
+        the last token of each batch row."""
         states, queries = self._columns(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
@@ -200,7 +200,7 @@ class TreeGrowing:
 
     def catch_up(self, memory: Memory) -> Waiting:
         """Run the network over the queued tokens up to the end of the newest prompt. Returns the tokens accepted after
-        it, which are not processed yet."""
+        this prompt, which are not processed yet."""
         if memory.packed is None:
             memory.packed = self.network.packed()
         groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]

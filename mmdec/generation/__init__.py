@@ -12,7 +12,7 @@ def register() -> None:
     """Register mmdec's attention implementation and model folders with transformers.
 
     Afterwards `model.set_attn_implementation("mmdec_tree")`, `AutoConfig` and `AutoModel` accept mmdec's names.
-    Importing `mmdec.generation.speculation` (as `mmdec.generate` does) calls this function. It imports transformers'
+    Importing `mmdec.generation.speculation` (as `mmdec.generate` does) calls this function, which imports transformers'
     model classes.
     """
     for module in REGISTER_THEMSELVES:

@@ -1,12 +1,12 @@
 """Chooses the drafter for drafter="auto": one in the model's folder, else one shipped for its weights, else "lookup".
 
 A folder of shipped drafters has a file `drafters.json`, which lists the drafters. The list is empty if the folder holds
-only a confidence.json for the model. The file identifies the model by some values of each of its weight matrices. They
-are compared within a tolerance, because a copy in another dtype has rounded values. So every copy of the weights is
-recognised, wherever it comes from.
+only a confidence.json for the model. The file identifies the model by some values of each of its weight matrices. These
+values are compared within a tolerance, because a copy in another dtype has rounded values. So every copy of the weights
+is recognised, wherever it comes from.
 
 A fine-tuned copy is recognised, too, because its values are close. It has the same tokens and similar hidden states. So
-the drafter works, but its drafts are accepted less often. If drafting takes more time than it saves, it is stopped.
+the drafter works, but its drafts are accepted less often. Drafting stops if it takes more time than it saves.
 
 A drafter that is damaged or does not fit is skipped with a warning, because the user has not chosen it.
 """
@@ -82,7 +82,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
 
 
 def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
-    """Yield the folders of drafters inside the model's folder or next to it, the preferred kind of drafter first."""
+    """Yield the folders of drafters inside the model's folder or next to it, the preferred drafter first."""
     if folder is not None:
         home = folder.resolve()
         for name in auto_names(speech=hasattr(model.config, "num_mel_bins")):
@@ -105,7 +105,7 @@ def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
 
 
 def _shipped(model: PreTrainedModel) -> Iterator[Path]:
-    """Yield the folders of drafters that are shipped for the model's weights, or for those that it was fine-tuned
+    """Yield the folders of drafters that are shipped for the model's weights, or for the weights that it was fine-tuned
     from."""
     for file, how in _matches_of(model):
         settings = read_settings(file)

@@ -1,8 +1,8 @@
 """Translates between `generate` of transformers and the decoding core: processors, criteria and outputs.
 
 `StockRun` decodes with transformers' own loop, without drafts, if only that loop gives the right result. For example, a
-caller's processor or criterion may read all rows at once. Or activations may be quantised with one scale for the whole
-batch, so that they depend on which rows have ended.
+caller's processor or criterion may read all rows at once, or activations may be quantised with one scale for the whole
+batch, so that a row's activations depend on which other rows have ended.
 """
 
 from __future__ import annotations
@@ -149,8 +149,7 @@ def _row_wise(given: Any, known: bool) -> bool:
 
 def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
     """Return the conditions that end a batch row as one `Stop` object: the maximum length, the EOS token ids, and all
-    other
-    stopping criteria, which are called after each token. batch: number of rows."""
+    other stopping criteria, which are called after each token. batch: number of rows."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
@@ -166,8 +165,8 @@ def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
 
 
 class _AllowedTokens(WholeBatch):
-    """transformers' processor for `prefix_allowed_tokens_fn`, for one batch row of a batch: it calls the caller's
-    function only for this row, with the row's index."""
+    """Applies `PrefixConstrainedLogitsProcessor`, transformers' processor for `prefix_allowed_tokens_fn`, to one batch
+    row: it calls the caller's function only for this row, with the row's index."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return PrefixConstrainedLogitsProcessor(lambda _, text: _function(self.processor)(self.row, text), 1)(
@@ -244,8 +243,8 @@ def _suppression(processor: Any, vocab_size: int, device: torch.device) -> Suppr
 
 @final
 class StockRun:
-    """Decodes with transformers' own loop, without drafts. Iterating over `rounds` starts it. All rounds come only at
-    its end, because the loop cannot be interrupted."""
+    """Decodes with transformers' own loop, without drafts. Iterating over `rounds` starts the loop. All rounds come
+    only when the loop has ended, because it cannot be interrupted."""
 
     def __init__(
         self,

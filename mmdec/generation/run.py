@@ -1,7 +1,7 @@
 """`Speculation`: the decoding loop that replaces the loop of `model.generate`. It checks and prepares each call.
 
-This file also has the decoding options (`DecodingOptions`), makes drafters from each form that callers may give, and
-stores a drafter's state for the next turn of a chat, which uses the same cache.
+This file also has the decoding options (`DecodingOptions`), makes drafters from what callers give (a name, a folder, a
+model or an object), and stores a drafter's state for the next turn of a chat, which uses the same cache.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class Speculation:
         if options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        # Only these calls need well-behaved processors: in a batch they run row by row; block verification also runs
-        # them after rejected tokens.
+        # Only these calls need processors that read one row alone and do not count calls: in a batch they run row by
+        # row; block verification also runs them after rejected tokens.
         asked = batch > 1 or (drafter is not None and name == "block")
         faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
         faults += target.stock_alone(generation_config, {"input_ids": input_ids, **inputs})
@@ -258,7 +258,8 @@ class Speculation:
         return PreparedRun(text, rounds, pad, target, inputs, results)
 
     def _warn(self, faults: list[str]) -> None:
-        """Warn about each of `faults`, reasons why decoding is without drafts; about each only once for this object."""
+        """Warn about each of `faults`, the reasons why decoding is without drafts. This object warns about each reason
+        only once."""
         for fault in faults:
             if fault not in self._told:
                 self._told.add(fault)
@@ -356,10 +357,11 @@ class ConversationTurn(ForwardingDrafter):
     """Wraps a drafter for one turn of a chat: it begins with the drafter's state of the previous turn, and stores the
     new state for the next turn.
 
-    A drafter that reads hidden states needs one for every token in the target's cache. A new turn computes only those
-    of its new tokens; the drafter's old state has the others. The state is stored under the cache object and dropped
-    with it. It is not used for a copy of the cache, or after another model or drafter has written to the cache. The
-    drafter itself checks that the state has as many tokens as the cache. The output is the same with and without it.
+    A drafter that reads hidden states needs those of every token in the target's cache. A new turn computes only the
+    hidden states of its new tokens; the drafter's old state has the others. The state is stored under the cache object
+    and dropped with it. The state is not used for a copy of the cache, or after another model or drafter has written to
+    the cache. The drafter itself checks that the state has as many tokens as the cache. The output is the same with and
+    without the state.
     """
 
     def __init__(self, drafter: Drafter, target: str, cache: Any) -> None:

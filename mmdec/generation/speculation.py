@@ -93,9 +93,10 @@ def generate(
         None for plain decoding. Default "auto": the first drafter in the model's folder, else one shipped for its
         weights, else "lookup".
     rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
-        at batch 1 equals `generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`, equal
-        the same call without a drafter.) "residual" and "block" give the model's own distribution and suit drafters
-        that sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by `do_sample`.
+        at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`,
+        equal the same call without a drafter.) "residual" and "block" give the model's own distribution and suit
+        drafters that sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by
+        `do_sample`.
     num_speculative_tokens: draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain
         decoding. Default None: chosen in each round from measured times and acceptance.
     seed: seed of the sampling. Default None: torch's own generator.
@@ -131,14 +132,14 @@ def stream(
     """Yield the rounds of `generate` as they finish.
 
     Close the iterator, or drop it, to cancel: no computation happens between two rounds. From the first round to the
-    end it holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
+    end, the iterator holds the model's read lock (`mmdec.model_lock`), so the model cannot be changed until then.
 
     model: a loaded model of transformers. inputs: token ids (B, P), or a tokenizer's or processor's output.
     drafter: proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain decoding.
         Default "auto": a drafter that was trained for the model, else "lookup".
-    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: of the
-        sampling. statistics: measurements of earlier calls. options: any argument of `model.generate`. All are as in
-        `generate`, which explains them in full.
+    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: seed of
+        the sampling. statistics: measurements of earlier calls. options: any argument of `model.generate`. `generate`
+        explains all these arguments in full.
     tokenizer: decodes each round's tokens into `Round.text`. Default None: no text.
     Returns: an iterator of `Round`, which holds each batch row's new tokens.
     Raises: InputError for what `generate` refuses, and for a tokenizer without `decode`.
@@ -181,8 +182,8 @@ def speculate(
 
     drafter: proposes tokens: a name, a folder with weights, a smaller model, a `Drafter`, or None for plain decoding.
         Default "auto": a drafter that was trained for the model, else "lookup".
-    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: of the
-        sampling. statistics: measurements of earlier calls. All are as in `generate`, which explains them in full.
+    rule: how drafted tokens are accepted. num_speculative_tokens: draft size; None: chosen in each round. seed: seed of
+        the sampling. statistics: measurements of earlier calls. `generate` explains all these arguments in full.
     on_round: called with each `Round` when it is finished. Default None.
     streamer: an object such as transformers' `TextStreamer`, which gets each new token; for batch size 1. Default None.
     Returns: a `Speculation`.

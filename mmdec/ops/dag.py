@@ -396,7 +396,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # shape (B, M)
     gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
-    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # accurate only if both directions are
+    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # True only if both directions are accurate
     trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
     # Each token is emitted by one vertex, so its posteriors must sum to 1. If float64 lost states at a vertex in both
     # directions, log P is still right, but the posteriors are not.

@@ -2,8 +2,8 @@
 
 Each vertex's best token is independent of the tokens of its neighbours, so that a path may join parts of two different
 words. The n-gram, trained on text alone, tells which token follows which. The search goes through the vertices in
-order, keeps the best texts that end on each, and sums the probabilities of all paths that emit the same text. The score
-of a text Y is
+order, keeps the best texts that end on each vertex, and sums the probabilities of all paths that emit the same text.
+The score of a text Y is
 
     log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and without an n-gram log P(Y | X).
 """
@@ -46,7 +46,7 @@ class _Text:
     chance: float  # natural log of the summed probabilities of all paths that emit this text
     known: float  # the text's ln P by the n-gram
     best: float  # ln P of the most probable of these paths
-    vertices: tuple[int, ...]  # the vertices of that path that emit the text's tokens
+    vertices: tuple[int, ...]  # the vertices on this most probable path that emit the text's tokens
 
 
 def beam_path(
@@ -65,7 +65,7 @@ def beam_path(
     emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,), numbers of
         vertices.
     ngram: a language model of the tokens; None: only the graph's probabilities count.
-    count: number of texts of each graph, the best first. If a graph has fewer, its last one is repeated.
+    count: number of texts of each graph, the best first. If a graph has fewer texts, its last text is repeated.
     collapse: whether a vertex that emits the same token as the vertex before adds nothing to the text.
     specials: ids below this number are special tokens, which are not part of the text.
     Returns: a `LatticePath` of B * count rows: the most probable path of each text; the texts of one graph follow each
@@ -141,8 +141,8 @@ def _search(
 
 
 def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | None], float]:
-    """Return a function that gives the n-gram's ln P of the token after `text`; for None, that of the text's end.
-    Without an n-gram it gives 0."""
+    """Return a function: token after `text` -> its ln P by the n-gram. The token None stands for the text's end.
+    Without an n-gram the function returns 0."""
     if ngram is None:
         return lambda token: 0.0
     start, score = ngram.pieces, ngram.after((ngram.pieces, *text))

@@ -8,9 +8,9 @@ lookahead      from v_i jump to argmax_j log E_ij + weight * s_j
 viterbi        argmax over lengths t of max_A log P(A | X) / t^penalty
 joint-viterbi  argmax over lengths t of max_{A, Y} log P(A, Y | X) / t^penalty
 
-The length t counts all vertices of the path, and log P(A, Y | X) the emissions of all of them. Training puts <s> on the
-first vertex and </s> on the last, so these tokens are fixed, with s_j = log P(bos | v_0) and log P(eos | v_last).
-Scores are negative, so a larger penalty favours longer paths; 0 gives the most probable path.
+The length t counts all vertices of the path, and log P(A, Y | X) includes the emissions of all these vertices. Training
+puts <s> on the first vertex and </s> on the last, so these tokens are fixed, with s_j = log P(bos | v_0) and
+log P(eos | v_last). Scores are negative, so a larger penalty favours longer paths; 0 gives the most probable path.
 
 Each call synchronises with the device twice, never in a loop.
 """
@@ -187,10 +187,10 @@ def _scores(links: Tensor, best: Tensor, vertices: Tensor, inside: Tensor) -> Te
 def _collapse(
     tokens: Tensor, vertices: Tensor, lengths: Tensor, inside: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keep one vertex of each run of equal tokens, and move the kept ones to the left; the width K does not change.
+    """Keep one vertex of each run of equal tokens, and move the kept vertices to the left; K does not change.
 
-    tokens, vertices: (B, K). lengths: (B,). inside: (B, K) bool, False beyond the path. Returns: these four for the new
-        paths.
+    tokens, vertices: (B, K). lengths: (B,). inside: (B, K) bool, False beyond the path. Returns: these four tensors for
+        the new paths.
     """
     last = (lengths - 1)[:, None]  # shape (B, 1)
     keep = inside.clone()

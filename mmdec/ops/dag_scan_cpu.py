@@ -1,9 +1,9 @@
 """The forward-backward scan of `dag.scaled` for a CPU. It processes one sample at a time, because on a CPU, call
 overhead and memory traffic cost more time than additions.
 
-A sample with many tokens is processed vertex by vertex (`scan_vertices`); other samples, and those for which that is
-inaccurate, token by token (`_scan_tokens`). Probabilities below e^-708 of their scale become 0. `TRUSTED` and
-`TRUSTED_BY_VERTEX` limit how much of P may be lost by this.
+A sample with many tokens is processed vertex by vertex (`scan_vertices`). Other samples, and samples for which
+`scan_vertices` is inaccurate, are processed token by token (`_scan_tokens`). Probabilities below e^-708 of their scale
+become 0. `TRUSTED` and `TRUSTED_BY_VERTEX` limit how much of P may be lost by this.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class States(NamedTuple):
     """The scaled forward or backward probabilities of one sample, in the order of tokens."""
 
     states: Tensor  # (M, R + 1), one row for each token: its states at the R + 1 vertices on which it can be
-    # for each token: natural log of the number by which each row was divided in addition to the row before
+    # for each token: natural log of the number by which its row was divided, beyond the division of the row before
     factors: list[float]
 
 
@@ -350,8 +350,8 @@ def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
         count = end - begin
         here = slice(max(0, begin - room), end)  # indices of the tokens that the vertices of this block can emit
         most[here] = np.maximum(most[here], shift[here])
-        # first a block's rows hold what other blocks contribute, stored with the token before; then the states
-        # overwrite them
+        # first a block's rows hold what other blocks contribute, in the column of the token before; then the states
+        # overwrite these numbers
         own.states.fill_(0.0)
         if onward:
             low, high = max(0, begin - room - 1), min(steps, end)

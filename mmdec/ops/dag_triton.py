@@ -1,12 +1,12 @@
 """The dynamic programs of `dag.py` on a GPU: one kernel launch for each token, all samples and vertices in parallel.
 
-    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      the emission included
-    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   not included
+    alpha_t(j) = match_t(j) + LSE_{i<j}(alpha_{t-1}(i) + E_ij)      with the emission at vertex j
+    beta_t(i)  = LSE_{j>i}(E_ij + match_{t+1}(j) + beta_{t+1}(j))   without the emission at vertex i
     count_ij   = sum_t exp(alpha_t(i) + E_ij + match_{t+1}(j) + beta_{t+1}(j) - log P)
 
-All are in log space, with sums in float32. So every sample is accurate, and nothing synchronises with the device. The
-only memory that grows with both L and M is alpha and beta, (B, M, L) each; autograd without this kernel would store (B,
-M, L, L). The kernels run on the current stream and can be captured in a CUDA graph.
+All scores are in log space, with sums in float32. So every sample is accurate, and nothing synchronises with the
+device. The only memory that grows with both L and M is alpha and beta, (B, M, L) each; autograd without this kernel
+would store (B, M, L, L). The kernels run on the current stream and can be captured in a CUDA graph.
 
 For the best path, a maximum replaces the sum.
 """

@@ -20,10 +20,10 @@ SHIFT = 2.0**11  # factor on the remainder (weight minus its float16 rounding), 
 
 @final
 class HalfWeights:
-    """A linear layer with weights (O, I) stored in float16: one number for each weight, or the sum of two if one is not
-    exact.
+    """A linear layer with weights (O, I) stored in float16: one float16 number for each weight, or two numbers with the
+    weight as their sum if one number is not exact.
 
-    The sum of two keeps 22 of the 24 bits of precision of float32.
+    The sum of two float16 numbers keeps 22 of the 24 bits of precision of float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -55,9 +55,8 @@ class HalfWeights:
 
 @cache
 def _group() -> int:
-    """Return the number of which the number of input rows must be a multiple, so that a row's result does not depend on
-    the other rows. It is 1; or 3 on a CPU (with AVX2 only) where fbgemm sums the last one or two rows in another
-    order."""
+    """Return n: if the number of input rows is a multiple of n, a row's result does not depend on the other rows. n is
+    1; or 3 on a CPU (with AVX2 only) where fbgemm sums the last one or two rows in another order."""
     draw = torch.Generator().manual_seed(0)
     weight, rows = torch.randn(64, 512, generator=draw).half().float(), torch.randn(3, 512, generator=draw)
     packed = torch.ops.quantized.linear_prepack_fp16(weight, None)

@@ -2,8 +2,8 @@
 
 Otherwise torch computes the same, with equal results up to rounding. Environment variables: `MMDEC_KERNELS=0` switches
 all kernels off. `MMDEC_GRAPHS=0` switches CUDA graphs off (`targets/fast_pass.py`). `TRITON_INTERPRET=1`, set before
-Triton is first imported, lets kernels run on a CPU, slowly. They must then be called by name, as tests do: operators
-never choose an interpreted kernel.
+Triton is first imported, lets kernels run on a CPU, slowly. The kernels must then be called by name, as tests do:
+operators never choose an interpreted kernel.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdec.ops.kernels import runs_on
 
-PATH = 64  # maximum tokens of a row that the Triton kernel reads before it writes; up to it, any move is possible
+PATH = 64  # maximum entries of a row that the Triton kernel reads before it writes; up to 64, any move is possible
 
 
 def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
@@ -19,7 +19,7 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
     kv: (..., B, H, S, D): B rows, H key heads, S tokens; leading dimensions (layers, keys and values) are moved in the
         same way.
     columns: for each row, the indices (0 .. S - 1) of the entries to move. begins: for each row, the index to which the
-        first one moves; the others follow it in order.
+        first of these entries moves; the next entries follow it in order.
     Source and destination may overlap. Entries that are in place already are not moved.
     """
     if kv.device.type == "cpu":

@@ -15,7 +15,7 @@ _setting = threading.Lock()  # held while the number for new Python threads is r
 def set_own_threads(count: int) -> None:
     """Set torch's number of CPU threads for this Python thread only. count: at least 1.
 
-    torch would also use the number in Python threads that start later, so theirs is set back.
+    torch would also use the number in Python threads that start later, so the number for these threads is set back.
     """
     if count == torch.get_num_threads():
         return

@@ -4,9 +4,9 @@
     k, v     (B, Hkv, S + N, D)  S entries of earlier tokens, then the N nodes; Hq is a multiple of Hkv
 
 Rows differ in length. A node sees its row's part of the first S entries (after left padding, before the row's end). Of
-the last N entries it sees its ancestors and itself. A sliding window hides entries that are too far back. It counts
-positions; a node's position is its row's length plus its depth. With chunked attention, a node sees only the chunk that
-contains its position.
+the last N entries it sees its ancestors and itself. A sliding window hides entries that are too far back. The window
+counts positions, not entries; a node's position is its row's length plus its depth. With chunked attention, a node sees
+only the chunk that contains its position.
 
 An attention sink is one more score in a query head's softmax, without a value.
 
@@ -43,7 +43,7 @@ class TreeMask:
     window: int | None = None  # number of positions that a node sees, its own included; None: no limit
     # whether the fields above define the whole mask; only then can the Triton kernel, which reads them, be used
     kernel: bool = True
-    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)  # cache of `packed`, by group
+    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)  # cache of `packed`: group -> mask
     # cache of `bits`; empty before the first call
     _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
@@ -63,7 +63,7 @@ class TreeMask:
 
         size: number of positions that a node sees, its own included; with `chunks`, the number of positions in a chunk.
             Chunks are counted from the row's start, and a node sees its own chunk only.
-        first: index of the first entry that these layers' caches still hold; the mask gets no columns for earlier ones.
+        first: index of the first entry that these layers' caches still hold; earlier entries get no mask columns.
         counted: for rows with padding between their tokens, if the window counts this padding: (positions (B, S) of the
             entries, padding included; amount of padding (B,) in each row). None: an entry's position is its index.
         """
@@ -135,7 +135,7 @@ def tree_attention(
 
     q: (B, Hq, N, D). k, v: (B, Hkv, S + N, D). tree: the mask; None: all entries are visible. scaling: factor on
         scores.
-    sinks: (Hq,), one more score in each query head's softmax, without a value; None: none.
+    sinks: (Hq,), one more score in each query head's softmax, without a value; None: no such score.
     The query heads that share a key head are treated as further queries, so that keys and values need not be repeated.
     """
     batch, heads, nodes, width = q.shape

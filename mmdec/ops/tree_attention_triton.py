@@ -1,5 +1,5 @@
-"""Tree attention on a GPU in two kernel launches. The first processes the tree, and the text before it in several
-splits; the second merges their results.
+"""Tree attention on a GPU in two kernel launches. The first launch processes the tree, and the text before it in
+several splits; the second launch merges the results of all splits.
 
 The query heads that share a key head are packed as further queries, so that each key is read once for all of them. A
 program processes a block of packed queries and one split of its row's text before the tree. This split needs no mask
@@ -8,7 +8,7 @@ ancestors, 32 to a word. The results are merged by their log-sum-exp, as in flas
 positions are read from GPU memory. So they may change without recompiling, even in a captured CUDA graph; only a new
 padded size recompiles.
 
-    queries  packed r = g * N + n for head h * G + g of key head h and node n
+    queries  packed query r = g * N + n: node n in query head h * G + g, which shares key head h
     words    (B, N, W) int32, bit j % 32 of word j // 32: node j is n or an ancestor of n
     depths   (B, N) int32, depth of each node: a window counts positions, not cache entries
 """
@@ -168,8 +168,8 @@ def _merge(
     partial, lse, out, nodes, splits, o_b, o_h, o_n,
     HEADS: tl.constexpr, GROUP: tl.constexpr, V_WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits: average their outputs, weighted by 2 to the power of their log-sum-exp (which is in base 2). A
-    node always sees an entry in the tree's split, itself."""
+    """Merge the splits: average their outputs, weighted by 2 to the power of their log-sum-exp (which is in base 2). In
+    the tree's split a node always sees at least itself."""
     block, pair = tl.program_id(0), tl.program_id(1)
     packed = GROUP * nodes
     query = block * BLOCK_R + tl.arange(0, BLOCK_R)

@@ -109,7 +109,7 @@ async def _refused(_: Request, error: Exception) -> JSONResponse:
 @contextmanager
 def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
     """Context manager that yields sockets which listen at an address, and closes them at the end. Connections are
-    queued from now on, although the server runs only later.
+    queued as soon as the block begins, even if the server starts later.
 
     Raises: MmdecError if the address cannot be used.
     """
@@ -142,14 +142,14 @@ def ready(
     placed: tuple[str | None, Any] = (None, None),
     statistics: Path | None = None,
 ) -> tuple[uvicorn.Server, list[str]]:
-    """Load models and make a server. To start it, call its method `run` with the sockets of `bound`. It runs until a
-    signal, then finishes the open requests.
+    """Load models and make a server. To start it, call its method `run` with the sockets of `bound`. It runs until it
+    receives a signal to stop, then finishes the open requests.
 
     names: names, folders or hub ids of models; empty: the shipped models. token: the access token that clients must
         send; None: all clients are accepted. limits: limits on requests; None: the defaults.
     rows: maximum batch size. threads: torch's CPU threads for decoding. placed: (device, dtype) of the models.
-    statistics: file with measured acceptance rates, from which draft sizes are chosen; it is read now and written at
-        the end.
+    statistics: file with measured times and acceptance rates, from which draft sizes are chosen; it is read now and
+        written when the server stops.
     Returns: the server, and the names of the models.
     Raises: InputError for a model that cannot be loaded, or two models of the same name.
     """

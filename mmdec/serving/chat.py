@@ -54,7 +54,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A request. Other fields are refused, because they might change the answer."""
+    """The body of a request. Fields that are not listed here are refused, because they might change the answer."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -34,7 +34,7 @@ class How:
 
     rows: int = 8  # maximum batch size
     threads: int | None = None  # number of CPU threads of torch
-    # measured acceptance rates, shared by all requests; None: those of the process
+    # measured times and acceptance rates, shared by all requests; None: `mmdec.default_statistics()`
     statistics: mmdec.DecodingStatistics | None = None
 
 
@@ -81,7 +81,7 @@ class Transcription:
     def job(self, samples: Any, **options: Any) -> Job:
         """Make a job of 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
         chosen = {name: value for name, value in options.items() if value is not None}
-        if isinstance(self.loaded, LoadedAudioLm):  # else its own settings decide whether to sample
+        if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
             chosen["do_sample"] = "temperature" in chosen
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
@@ -98,9 +98,9 @@ class Transcription:
         """Transcribe the jobs as one batch. Returns: for each job a `Transcript` or an exception."""
         kind, *given = jobs[0].key  # type: ignore[misc] # `job` makes such keys
         options: dict[str, Any] = dict(given)
-        # Text is streamed only if it cannot change later. It can in three cases: windows of a long recording may be
-        # decoded again from the last timestamp; with `audio_context`, the recording is decoded again if the text does
-        # not end; the output of Qwen3-ASR begins with the name of the language.
+        # Text is streamed only if it cannot change later. It can change in three cases: windows of a long recording may
+        # be decoded again from the last timestamp; with `audio_context`, the recording is decoded again if the text
+        # does not end; the output of Qwen3-ASR begins with the name of the language.
         kept = "audio_context" not in options and not hasattr(self.loaded.processor, "parse_output")
         grows = kind == "short" and kept
         tokens: list[list[int]] = [[] for _ in jobs]

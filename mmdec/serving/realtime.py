@@ -1,8 +1,8 @@
 """`/v1/realtime`: live transcription over a WebSocket, with the events of OpenAI's realtime transcription.
 
 The client sends `input_audio_buffer.append` with 16-bit sound in base64. A window of speech ends with a pause, or with
-`input_audio_buffer.commit`; then its text is final. While somebody speaks, each provisional text replaces the last one.
-OpenAI has no event for this, so the server sends its own: `mmdec.transcription.provisional`.
+`input_audio_buffer.commit`; then its text is final. While somebody speaks, each provisional text replaces the text
+before. OpenAI has no event for provisional texts, so the server sends its own: `mmdec.transcription.provisional`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmdec.serving.server import ApiError, Server, server_of
 from mmdec.serving.waiting import Job, Stopped
 
 router = APIRouter(prefix="/v1")
-RATE = 24_000  # sample rate in Hz if the session names no other
+RATE = 24_000  # sample rate in Hz if the session names no other rate
 AHEAD = 30.0  # maximum seconds of audio that wait for decoding; then the server stops reading from the socket
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 

@@ -106,7 +106,7 @@ class Server:
         raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
 
     async def read(self, function: Callable[[], T]) -> T:
-        """Run a function that decodes an upload in a thread. At most `READERS` of them run at the same time."""
+        """Run, in a thread, a function that decodes an upload. At most `READERS` such threads run at the same time."""
         async with self._reading:
             return await asyncio.to_thread(function)
 
@@ -148,7 +148,7 @@ class Server:
         raise AssertionError("events end with a result or an error")
 
     def busy(self) -> ApiError:
-        """Make the error with status 429 for a request that arrives while too many are open."""
+        """Make the error with status 429 for a request that arrives while too many requests are open."""
         after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
 
@@ -258,7 +258,7 @@ class Upload:
     """Reads the body of one request, and limits its bytes and its time. The declared length is not trusted.
 
     If a limit is exceeded, the handler receives "http.disconnect", and the client receives an error response. Holds the
-    bytes that may still arrive, and the deadline.
+    number of bytes that may still arrive, and the deadline.
     """
 
     def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:

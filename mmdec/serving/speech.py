@@ -22,7 +22,7 @@ from mmdec.serving.waiting import Job
 
 
 async def known_fields(request: Request) -> None:
-    """Refuse a field of the form that the endpoint does not know: what it asks for would be left undone in silence."""
+    """Refuse a field of the form that the endpoint does not know, because the endpoint would silently ignore it."""
     known = {field.alias for field in request.scope["route"].dependant.body_params}
     name = next((name for name in await request.form() if name not in known), None)
     if name is not None:

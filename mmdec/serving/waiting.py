@@ -151,8 +151,8 @@ class Job:
 class Gone:
     """A stopping criterion for `generate`: ends the rows whose clients have disconnected. Holds the jobs of the batch.
 
-    transformers may call it with some rows of a batch only, and does not tell which. In this case no row ends until all
-    clients have disconnected.
+    transformers may call it with only some rows of a batch, and does not tell which rows. In this case no row ends
+    until all clients have disconnected.
     """
 
     mmdec_row_wise = True  # tells mmdec that the result for a row depends only on the row's index
