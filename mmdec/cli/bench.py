@@ -72,9 +72,9 @@ def everything(
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> BenchRun:
-    """Each benchmark in turn, in a process of its own, with a time limit; what was left out is named.
+    """Run each benchmark in turn, in a process of its own, with a time limit.
 
-    The exit code is 1 if one was left out.
+    Benchmarks that did not finish are named. Then the exit code is 1.
     """
     unknown = sorted(set(only or ()) - set(ORDER))
     if unknown:

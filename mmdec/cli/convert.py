@@ -23,7 +23,8 @@ def medusa(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for the heads.")],
     as_json: AsJson = False,
 ) -> None:
-    """Convert published Medusa heads: aiola's for Whisper, Medusa-1's for a language model. Only tensors are read."""
+    """Convert published Medusa heads: aiola's for Whisper, Medusa-1's for a language model. Only tensors are
+    read: no code in a file is run."""
     from mmdec.hub.medusa import convert
 
     print_written(convert(source, output), as_json)

@@ -304,8 +304,9 @@ class PairStatistics:
 
     target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens a row; shared by the target's drafters
     acceptance: Acceptance
-    chains: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> drafter's seconds for a chain by depth
-    trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # power -> drafter's seconds for a tree by depth
+    # power -> seconds of the drafter for a chain of tokens, by the length of the chain
+    chains: dict[int, CostCurve] = field(default_factory=lambda: {})
+    trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # the same for a tree
     accuracy: HeadAccuracy | None = None  # only for drafters that guess each depth independently (`Needs.prior`)
 
     def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:

@@ -67,9 +67,9 @@ SPACE = "▁"  # SentencePiece's mark for a piece that begins a word
 
 
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
-    """Translate samples (T,) of 16 kHz once. Returns the translation and its passes. Raises Stopped if the visitor
-    stopped the request.
+    """Translate samples (T,) of 16 kHz. Returns the translation, and a record of each of the decoder's passes.
 
+    tell: called with the progress after each pass; it raises Stopped if the page's user has stopped the request.
     strategy: a value of `WAYS`.
     """
     passes: list[Pass] = []

@@ -67,7 +67,7 @@ class DraftCache:
         return own_keys[:, :, :end], own_values[:, :, :end]
 
     def accept(self, counts: Sequence[int]) -> None:
-        """Accept the first `counts[r]` positions of each batch row r that `write` has written."""
+        """For each batch row r, keep the first `counts[r]` of the positions that `write` stored last."""
         keys = self._keys
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
         self._uneven = None

@@ -350,8 +350,8 @@ class DraftNetwork(nn.Module):
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
     def packed(self) -> Packed | None:
-        """Return the layer's weights, copied and concatenated. None for several layers, and for a large network, where
-        copying takes longer than it saves.
+        """Return the weights of the network's single layer, copied and concatenated. None if the network has several
+        layers, or is so large that copying takes longer than it saves.
 
         Later changes of the weights do not change the copy: make a new one for each generate() call.
         """

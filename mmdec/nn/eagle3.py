@@ -322,8 +322,8 @@ class Eagle3(LayeredNetwork):
         return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
 
     def packed(self) -> Packed | None:
-        """Return the layer's weights, concatenated, with the two norms of the first layer; None for several layers or a
-        large network."""
+        """Return the weights of the network's single layer, concatenated, and its two input norms. None if the network
+        is large or has several layers."""
         packed = super().packed()
         return None if packed is None else Packed(*packed[:3], norms=self._norms())
 

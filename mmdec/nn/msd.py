@@ -1,11 +1,11 @@
 """MSD: a draft network that treats visual and text tokens separately (Lin et al. 2025, arXiv 2505.14260).
 
 At a text position t, the layer's input is EAGLE's: fc([embedding of token t + 1; feature of token t]). At a visual
-position it is a token's projected visual embedding, without fc. The paper does not say which token's. In the published
-code (decoding and training) the embeddings are first shifted by one, like EAGLE's tokens: position t is visual if token
-t + 1 is, and holds the embedding of token t + 1. So the position of an image's last token is a text position, which
-reads the first token after the image; and no position reads the first token of a text. The option `visual_token` says
-how a network was trained.
+position it is the projected embedding of a visual token, without fc. The paper does not say whether this is token t or
+token t + 1. In the published code, in training and decoding, it is token t + 1, because all embeddings are shifted by
+one: position t is visual if token t + 1 is. So the position of an image's last token is a text position, whose input is
+the first token after the image, and the sequence's first token is no position's input. The option `visual_token` says
+with which of the two a network was trained.
 """
 
 from __future__ import annotations

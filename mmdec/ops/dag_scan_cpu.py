@@ -240,7 +240,7 @@ class _Sweep(NamedTuple):
     """The scaled forward or backward probabilities of one sample. All states of a token are divided by one factor, the
     token's unit."""
 
-    states: Tensor  # (L, M), with the emission at the vertex
+    states: Tensor  # (L, M), at vertex l and token m, emission included
     arrivals: Vector  # (L, M), without the emission at the vertex; backward only
     # (M,): natural log of each token's unit, without the part that the scaling of the emissions contributes
     shift: Vector

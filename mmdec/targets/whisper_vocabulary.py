@@ -21,7 +21,8 @@ from mmdec.ops.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
 LARGE = 2**14  # least vocabulary size for which a half-precision copy of the output layer saves time
-# Copies are made after this many passes. Making them takes as long as 100 passes save, so a short use would lose time.
+# After this many passes the half-precision copies are made. This costs as much time as the copies save in 100 passes,
+# so it would not pay for a short use.
 PAYS = 64
 MOST = 32  # the output layer's half-precision copy is used for up to this many positions (rows x tokens) in a pass
 

@@ -1,4 +1,5 @@
-r"""Times `transcribe` on recordings of mixed length, decoded one at a time and in batches, by processor and wall clock.
+r"""Measures processor time and wall-clock time of `transcribe` on recordings of mixed length, one at a time and in
+batches.
 
 python -m mmdec.evaluation.bench.batched_transcription FOLDER --model MODEL --language en --count 100
 

@@ -251,10 +251,10 @@ def questions_of(
     limit: int | None,
     admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
-    """Read the questions of a file, or ask `prompt` about each picture in `images`. Raises InputError if there are
-    none.
+    """Read the questions in a file. Without a file, ask `prompt` about each picture in `images`; without both, read
+    data/scenes/test.json. Raises InputError if there are no questions.
 
-    questions: the file; None: `images` alone, or data/scenes/test.json. images: folder of the pictures, or one picture.
+    questions: the file, or None. images: with a file, the folder of its pictures; else a folder or one picture.
     limit: number of questions from each task; None: all. admission: which paths in the file are accepted.
     """
     if questions is None and images is not None:

@@ -72,7 +72,7 @@ class Method:
 class Measurement:
     """The output and the cost of one call on one batch; times are in seconds for the whole batch."""
 
-    tokens: list[list[int]]  # tokens of each input, without prompt and padding
+    tokens: list[list[int]]  # the tokens generated for each input, without prompt and padding
     texts: list[str]
     features: float  # seconds of preprocessing: from samples or pixels to the model's inputs
     encoder: float

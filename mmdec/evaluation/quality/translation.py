@@ -220,7 +220,7 @@ def evaluate_speech(
 
 @dataclass(frozen=True)
 class Output:
-    """One system's translation of one utterance, which is empty if the recording was refused."""
+    """One system's translation of one utterance. The translation is empty if the system refused the recording."""
 
     text: str
     units: tuple[str, ...]  # phones or pieces

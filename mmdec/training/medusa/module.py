@@ -443,10 +443,11 @@ class MedusaModule(LightningModule):
             self.keep(None, {})
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
-        """Save the heads in half precision in `heads/` of the trainer's root folder, and return this folder. Earlier
-        heads there are replaced.
+        """Save the heads in half precision in the folder `heads/` below the trainer's root folder, in place of earlier
+        ones. Returns the path of `heads/`.
 
-        chances: accuracies (K, WIDTH), from 0 to 1, of rank r at depth k. scores: validation scores by name.
+        chances: (K, WIDTH); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is
+            right. None: not measured. scores: validation scores by name.
         """
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
