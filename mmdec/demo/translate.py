@@ -224,7 +224,7 @@ class Vertex:
     index: int
     emits: list[tuple[str, float]]  # pieces and their probabilities, the likeliest first
     leads: list[tuple[int, float]]  # later vertices and the links' probabilities
-    chosen: str | None = None  # the piece that it writes on the chosen path; None: it is not on the path
+    chosen: str | None = None  # the piece that it writes on the chosen path; None: the vertex is not on the path
     follows: tuple[int, float] | None = None  # the next vertex on the path, and that link's probability
 
     @property
