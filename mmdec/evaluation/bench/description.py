@@ -2,9 +2,9 @@
 
 Before any timing, each method answers each question once. If the tokens of one of mmdec's methods differ from those of
 greedy `generate`, there is no report. A question on which the tokens of transformers' prompt lookup differ is left out
-of the comparison with it, and counted. Then all methods run in turn, A B C D A B C D, question by question: mmdec
-through `mmdec.describe`, transformers through `model.generate` on the same tensors. Wall clock is from the pictures'
-files to text.
+of the comparison with prompt lookup, and counted. Then all methods run in turn, A B C D A B C D, question by question:
+mmdec through `mmdec.describe`, transformers through `model.generate` on the same tensors. Wall clock is from the
+pictures' files to text.
 """
 
 from __future__ import annotations

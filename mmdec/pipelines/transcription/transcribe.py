@@ -147,10 +147,10 @@ def transcribe(
     prompt: for a Whisper, text that might have come before the recording; default None: no text. For an audio language
         model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the model's
         processor writes.
-    audio_context: seconds that the encoder reads after the sound ("auto": 12 s), instead of 30 s with the sound. This
-        makes short recordings faster, but the text may differ from that of `model.generate`. A text that does not end,
-        or that repeats itself, is decoded again with the whole window. Recordings are then decoded one by one. Default
-        None: whole windows.
+    audio_context: seconds that the encoder reads after the sound ("auto": 12 s), instead of a whole window of 30 s.
+        This makes short recordings faster, but the text may differ from that of `model.generate`. A text that does not
+        end, or that repeats itself, is decoded again with the whole window. Recordings are then decoded one by one.
+        Default None: whole windows.
     batch_size: number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have batches
         of their own.
     cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is

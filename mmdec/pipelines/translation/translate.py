@@ -222,7 +222,7 @@ def _products(dtype: torch.dtype | str | None) -> torch.dtype:
 
 def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
     """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own. Raises
-    InputError for an unknown strategy, or if both are given."""
+    InputError for an unknown strategy, or if `verify` contradicts `strategy`."""
     if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
     if strategy is not None:
