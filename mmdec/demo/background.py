@@ -29,8 +29,7 @@ class Stopped(Exception):
 
 
 class Tell(Protocol):
-    """The callback by which a request's work reports to the page. Called without values, it only checks whether the
-    work was stopped."""
+    """The callback by which work reports to the page. Without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
         """Report new values of the page's outputs, by name. Raises Stopped if the work was stopped.
