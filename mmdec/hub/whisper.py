@@ -56,7 +56,7 @@ class LoadedWhisper:
 
     model: WhisperForConditionalGeneration
     processor: WhisperProcessor
-    # the model's folder, where mmdec looks for its drafters; None: the caller loaded the model
+    # the model's folder, where drafters are looked for; None: the model was not loaded from a folder
     directory: Path | None = None
     # cache of drafters that were loaded from folders
     _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)

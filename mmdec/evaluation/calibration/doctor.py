@@ -53,7 +53,7 @@ from mmdec.types import Drafter, InputError, Needs, Plan
 TOKENS = 128  # the most tokens of an answer
 CHAINS = range(1, 8)  # lengths of the chains to measure
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
-LEAST_GAIN, MOST_MENDS = 0.01, 4  # smallest gain of a finding, in accepted share; maximum number of findings
+LEAST_GAIN, MOST_MENDS = 0.01, 4  # of reported changes: minimum rise of the share of accepted tokens; maximum number
 FEW, BLOCK = 10, 32  # if there are fewer texts than FEW, they are cut into blocks of BLOCK places
 MOST_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
 TEMPLATE = "chat template"

@@ -92,7 +92,7 @@ class PhoneLayout:
 
 @final
 class PieceLayout:
-    """The layout of translators of word pieces: a voice network speaks the text, whichever decoder wrote it."""
+    """Translators whose decoders write English word pieces. A voice network speaks their text."""
 
     def __init__(self, parts: HeardParts) -> None:
         self.model, self.voice, self.english, self.speller = parts.model, parts.voice, parts.english, parts.speller
