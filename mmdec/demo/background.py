@@ -1,4 +1,5 @@
-"""Runs a request's work in its own thread. The thread reports progress, and ends when the visitor has gone.
+"""Runs a request's work in its own thread. The thread reports progress, and ends when the visitor has stopped the
+request or left the page.
 
 Gradio closes a handler's generator when a visitor presses Stop or leaves the page. The work notices this at its next
 report; decoding reports after each round.
@@ -28,7 +29,7 @@ class Stopped(Exception):
 
 
 class Tell(Protocol):
-    """The callback by which work reports. Called without values, it only checks whether the work was stopped."""
+    """The callback by which work reports to the page. Without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
         """Report new values of the page's outputs, by name. Raises Stopped if the work was stopped.

@@ -84,10 +84,10 @@ def checked(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """Answer once, and return the answer and its rounds. Raises Stopped between rounds if the visitor stopped the
-    request.
+    """Answer the question once, and return the answer and its rounds. Raises Stopped between rounds if the visitor
+    stopped the request.
 
-    tell: reports to the page. pixels: (H, W, 3) uint8. drafter: its name; None: plain decoding.
+    tell: reports to the page. pixels: (H, W, 3) uint8. drafter: name of the drafter; None: plain decoding.
     live: show the text as it is accepted.
     """
     rounds: list[Round] = []
@@ -273,7 +273,7 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
 def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
     """Write the picture as HTML. name: its alternative text. caption: a line below it.
 
-    kept: for each visual token, how much of it the drafter uses, from 0 to 1; less used ones are darkened. None: no
+    kept: for each visual token, how much of it the drafter uses, from 0 to 1; less used tokens are darkened. None: no
         overlay.
     """
     height, width = pixels.shape[:2]

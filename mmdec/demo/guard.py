@@ -41,15 +41,15 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @final
 class Guard:
-    """An ASGI application that checks requests and passes them to another one.
+    """An ASGI application that checks requests and passes them to another ASGI application.
 
-    host: the address that the server listens on. names: returns further host names of the page, such as a proxy's; it
-        is called for each request. This machine's own names, and the address at which a request arrived, are always
-        accepted.
+    host: the address that the server listens on. names: function that returns further host names of the page, such as a
+        proxy's; it is called for each request. This machine's own names, and the address at which a request arrived,
+        are always accepted.
     total: the most bytes that may be stored.
 
-    Another site can reach a server on its visitor's machine in two ways: by a name of its own that points to this
-    machine (another `Host`), or by a form that it sends here (another `Origin`).
+    Another site can reach a server on its visitor's machine in two ways: by a host name of that site that points to
+    this machine (another `Host`), or by a form that it sends here (another `Origin`).
     """
 
     def __init__(
@@ -156,9 +156,9 @@ def uploads_folder() -> Path:
 
 def held(folder: Path, now: Callable[[], float] = time.time) -> int:
     """Count the bytes of all files in the folder, at least a disk block for each. Also delete remains of broken uploads
-    that are older than `AGE` seconds, because Gradio does not.
+    that are older than `AGE` seconds, because Gradio does not delete them.
 
-    now: returns the time in seconds, as files' times count it.
+    now: function that returns the time in seconds, counted like the files' modification times.
     """
     total = 0
     for place, _, names in os.walk(folder):

@@ -27,7 +27,7 @@ from mmdec.demo.layout import style, theme
 TABS = (translate, transcribe, describe)  # modules of the tabs, in the page's order
 WAITING = 64  # the most requests in the queue; further ones are refused
 SWEEP = 600  # seconds between two deletions of uploads and sounds that are older than `AGE` seconds
-LOCAL = "127.0.0.1"  # Gradio tests at this address whether the port is free, even if it listens on another
+LOCAL = "127.0.0.1"  # Gradio tests at this address whether the port is free, even if `host` is another
 TITLE = "mmdec: parallel decoding, pass by pass"
 LEAD = (
     "<h1>mmdec</h1><p class='mm-lead'>Speech and vision-language models that write many tokens in one pass. Where a "

@@ -2,7 +2,7 @@
 a pace that people can follow.
 
 Nothing is decoded here. Each way of decoding has a lane, a strip of the page. It is drawn from the rounds of a finished
-call: the pieces of text that each pass accepted, and when. The browser shows them as an animation.
+call: the pieces of text that each pass accepted, and when. The browser shows the lanes as an animation.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    """Return the text that each token adds. Tokens that add none are left out: special tokens, and parts of a
+    """Return the text that each token adds. Tokens that add no text are left out: special tokens, and parts of a
     character.
 
-    tokens: token ids. before: token ids of the text before them.
+    tokens: token ids. before: token ids of the text before these tokens.
     """
     seen = list(before)
     text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)

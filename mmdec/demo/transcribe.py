@@ -50,10 +50,10 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """Transcribe once, and return the transcript and its rounds. Raises Stopped between rounds if the visitor stopped
-    the request.
+    """Transcribe the recording once, and return the transcript and its rounds. Raises Stopped between rounds if the
+    visitor stopped the request.
 
-    tell: reports to the page. samples: (T,) of 16 kHz. drafter: its name; None: plain decoding.
+    tell: reports to the page. samples: (T,) of 16 kHz. drafter: name of the drafter; None: plain decoding.
     live: show the text as it is accepted.
     """
     rounds: list[Round] = []

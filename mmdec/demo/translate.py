@@ -99,9 +99,9 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
 
 def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
     """Make a `Lane`, which the page compares with others, for each way of decoding: by the graph alone, verified, and
-    autoregressive. The first two are compared with the last.
+    autoregressive. Decoding by the graph alone and verified decoding are compared with autoregressive decoding.
 
-    graph, verified, autoregressive: the passes of each.
+    graph, verified, autoregressive: the passes of each way of decoding.
     """
     drawn, checked, baseline = (
         [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
@@ -224,7 +224,7 @@ class Vertex:
     index: int
     emits: list[tuple[str, float]]  # pieces and their probabilities, the likeliest first
     leads: list[tuple[int, float]]  # later vertices and the links' probabilities
-    chosen: str | None = None  # the piece that it writes on the chosen path; None: it is not on the path
+    chosen: str | None = None  # the piece that it writes on the chosen path; None: the vertex is not on the path
     follows: tuple[int, float] | None = None  # the next vertex on the path, and that link's probability
 
     @property
@@ -349,7 +349,8 @@ def width_of(vertex: Vertex) -> float:
 
 
 def centres(drawn: Sequence[Vertex]) -> list[float]:
-    """Place the vertices so that labels do not touch. Returns their x coordinates, and last the total width."""
+    """Place the vertices so that labels do not touch. Returns the x coordinate of each vertex, and, as the last item,
+    the total width."""
     found, edge = [], float(RADIUS)
     for vertex in drawn:
         room = max(STEP, width_of(vertex) + 2 * DOT)

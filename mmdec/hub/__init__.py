@@ -1,5 +1,5 @@
-"""Finds models by shipped name, path or hub id, loads their parts, and writes their folders atomically. Safetensors
-only."""
+"""Finds models by shipped name, path or hub id, loads them, and writes their folders atomically. Weights are
+safetensors; only published drafters may be pickles."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ __all__ = ["DEFAULT_MODEL", "find", "kind", "names", "resolve", "save_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import DASpeech's names on first use, because other models do not need its networks."""
+    """Import the names of `mmdec.hub.daspeech` on first use, because other models do not need DASpeech's networks."""
     if name in ("DEFAULT_MODEL", "resolve", "save_model"):
         return getattr(import_module("mmdec.hub.daspeech"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

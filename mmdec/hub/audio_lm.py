@@ -30,7 +30,7 @@ from mmdec.types import InputError
 
 FAMILIES = HEARING.split()
 ADAPTER = "adapter_config.json"
-# the instruction in the prompt, for models whose processor does not write one itself
+# the prompt's instruction, if the caller gives none and the processor has none of its own
 REQUEST = "Transcribe the speech."
 VOXTRAL = "Voxtral"  # beginning of the names of classes whose tokenizer needs the package mistral-common
 
@@ -49,8 +49,8 @@ class LoadedAudioLm:
     checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
 
     def __post_init__(self) -> None:
-        """Raises InputError if the processor belongs to another model, expects a sample rate other than 16 kHz, or has
-        no chat template (Voxtral needs none)."""
+        """Check the processor. Raises InputError if it belongs to another model, expects a sample rate other than 16
+        kHz, or has no chat template (Voxtral needs none)."""
         template = not type(self.model).__name__.startswith(VOXTRAL)
         check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(FAMILIES)}.", template)
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
@@ -105,16 +105,16 @@ class LoadedAudioLm:
         """Write the prompt of each recording as text, with one placeholder for the audio. Returns: the prompts.
 
         prompt: the instruction; None: the processor's own, else `REQUEST`. named: {"language": the language of each
-            recording}, or {} if the model shall detect it. count: number of recordings.
+            recording}, or {} if the model shall detect the languages. count: number of recordings.
         """
         processor: Any = self.processor
         asked, mark = prompt or REQUEST, processor.audio_token
         if self.written:
-            # any audio will do, because the text does not depend on it
+            # a second of silence for each recording, because the text does not depend on the audio
             nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count
             request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
             tries: list[Callable[[], list[str]]] = [request]
-        else:  # some chat templates take the content as plain text instead of a list of parts, so both are tried
+        else:  # some chat templates take the content as plain text instead of a list of parts, so both forms are tried
             content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
             messages = [[{"role": "user", "content": each}] for each in content]
             write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
@@ -139,8 +139,8 @@ class LoadedAudioLm:
     ) -> dict[str, Any]:
         """Make the inputs with which `generate` transcribes recordings (T,). Prompts are padded on the left.
 
-        prompt: the instruction; None: the processor's own, else `REQUEST`. languages: language of each recording; None:
-            the model detects it.
+        prompt: the instruction; None: the processor's own, else `REQUEST`. languages: each recording's language (None:
+            the model detects it); None: the model detects all languages.
         Raises: InputError if the processor rejects a recording.
         """
         processor: Any = self.processor

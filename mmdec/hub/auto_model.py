@@ -3,9 +3,10 @@
     model = AutoModel.from_pretrained("runs/translator")         # a DASpeechModel
     drafter = AutoModel.from_pretrained("owner/eagle-for-mine")  # a DrafterModel
 
-This works after `mmdec.register()`, for folders whose config.json has a `model_type`, which mmdec writes. (The classes
-below also read older folders without it.) mmdec's own loaders read and write the folders: safetensors inside the folder
-only, no pickle, no remote code. For translating or drafting, use `mmdec.load` and `mmdec.load_drafter`.
+This works after `mmdec.register()`, for folders whose config.json has the entry `model_type`, as all that mmdec writes
+now. (The classes below also read older folders without this entry.) mmdec's own loaders read and write the folders:
+only safetensors inside the folder, no pickle, no remote code. For translating or drafting, use `mmdec.load` and
+`mmdec.load_drafter`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _FETCHING = ("revision", "token", "cache_dir", "force_download", "local_files_on
 
 
 class DASpeechModelConfig(PreTrainedConfig):
-    """The configuration of a translator. `settings` holds mmdec's config.json, with the keys `architecture`, `vocoder`
-    and `decoding`."""
+    """The configuration of a translator. `settings` holds the content of mmdec's config.json, with the keys
+    `architecture`, `vocoder` and `decoding`."""
 
     model_type = DASPEECH
 
@@ -43,8 +44,8 @@ class DASpeechModelConfig(PreTrainedConfig):
 
 
 class DrafterModelConfig(PreTrainedConfig):
-    """The configuration of a draft network. `settings` holds mmdec's config.json; its key "system" is the drafter's
-    name in `mmdec.drafters.registry`."""
+    """The configuration of a draft network. `settings` holds the content of mmdec's config.json; the value of its key
+    "system" is the drafter's name in `mmdec.drafters.registry`."""
 
     model_type = DRAFTER
 
@@ -55,7 +56,7 @@ class DrafterModelConfig(PreTrainedConfig):
 
 
 def _own(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that belong in mmdec's config.json: all but those that transformers adds in `to_dict`."""
+    """Return the settings that belong in mmdec's config.json: all except those that transformers adds in `to_dict`."""
     inner = settings.get("settings")
     if isinstance(inner, dict):
         return dict(inner)
@@ -80,7 +81,7 @@ class _Model(PreTrainedModel):
     ) -> None:
         """Write the model's folder. If writing fails, an existing folder stays as it was.
 
-        push_to_hub: whether to upload it, too. repo_id: "owner/name". options: private, token, revision,
+        push_to_hub: whether to upload the folder, too. repo_id: "owner/name". options: private, token, revision,
             commit_message, for the upload. Raises: InputError for other options, before anything is written.
         """
         uploading = _uploading(options)
@@ -89,7 +90,7 @@ class _Model(PreTrainedModel):
             push_folder(Path(save_directory), repo_id or Path(save_directory).name, **uploading)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override] # fewer options
-        """Upload the folder to a repository of the hub. Returns: the address of the commit.
+        """Upload the model's folder to a repository of the hub. Returns: the address of the commit.
 
         repo_id: "owner/name". options: private, token, revision, commit_message. Raises: InputError for other options.
         """
@@ -107,8 +108,8 @@ class _Model(PreTrainedModel):
 
 
 class DASpeechModel(_Model):
-    """A translator: `network` (features to graph) and `vocoder`. `parts` holds these, the tables and, for some models,
-    a voice network."""
+    """A translator: `network` (features to graph) and `vocoder`. `parts` holds both networks, the tables and, for some
+    models, a voice network."""
 
     config_class = DASpeechModelConfig
     base_model_prefix = "network"
@@ -139,8 +140,8 @@ class DASpeechModel(_Model):
     def forward(self, features: Tensor, *lengths: Tensor) -> Any:
         """Predict the graphs of a batch. Returns: a `Lattice`.
 
-        For a DASpeech: filterbank features (B, N, 80), lengths (B,) in frames. For a `HeardTranslator` (the translator
-        of word pieces): the three outputs of its `features`.
+        A DASpeech takes filterbank features (B, N, 80) and lengths (B,) in frames. A `HeardTranslator` (which
+        translates word pieces) takes the three outputs of its method `features`.
         """
         source = self.network.source(features, *lengths)
         return self.network.lattice(source.states, source.lengths, source.sizes)
@@ -152,14 +153,14 @@ class DASpeechModel(_Model):
 
 
 class DrafterModel(_Model):
-    """A drafter's network without its target, whose embedding and LM head are not part of it."""
+    """A drafter's network. The target, with its embedding and LM head, is not part of it."""
 
     config_class = DrafterModelConfig
     base_model_prefix = "network"
 
     def __init__(self, config: DrafterModelConfig, network: Any = None, *beside: Any) -> None:
         """network: the draft network. beside: further parts of the folder: for Medusa heads their measured acceptance
-        rates; for a CTC head its vocabulary and the model's token ids."""
+        rates; for a CTC head its vocabulary, the model's token ids, and the n-gram or None."""
         super().__init__(config)
         if network is None:
             raise InputError("`DrafterModel` must be made with `from_pretrained`. Its recipes train a new one.")
@@ -205,8 +206,8 @@ class DrafterModel(_Model):
 
 
 def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
-    """Divide the options of `from_pretrained` into the dtype and those for downloading. Raises InputError for an option
-    that would have no effect."""
+    """Divide the options of `from_pretrained` into the dtype and the options for downloading. Raises InputError for an
+    option that would have no effect."""
     dtype = options.pop("dtype", None) or options.pop("torch_dtype", None) or torch.float32
     options.pop("torch_dtype", None)
     dtype = torch.float32 if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -222,7 +223,7 @@ def _options(options: dict[str, Any]) -> tuple[torch.dtype, dict[str, Any]]:
 
 
 def _uploading(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that `push_folder` takes. Raises InputError if there are others."""
+    """Return the options for `push_folder`, without those that are None. Raises InputError for any other option."""
     unknown = sorted(name for name in options if name not in _UPLOADING)
     if unknown:
         raise InputError(f"`{unknown[0]}` must be left out: the options are {', '.join(_UPLOADING)}.")

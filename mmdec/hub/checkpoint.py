@@ -49,7 +49,8 @@ class Checkpoint:
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
-        """Return the shape of a matrix. Raises InputError if it is missing or no matrix. name: the tensor's."""
+        """Return the shape of a matrix. name: the tensor's name. Raises InputError if the tensor is missing or no
+        matrix."""
         tensor = self.state.get(name)
         if tensor is None or tensor.dim() != 2 or not tensor.numel():
             raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")
@@ -57,7 +58,7 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
-    """Return the names of the tensors in a folder. Of safetensors, only the names are read; a pickle is read
+    """Return the names of the tensors in a folder. In safetensors files, only the names are read; a pickle is read
     completely."""
     if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
         names = read_settings(folder / INDEX, argument).get("weight_map")
@@ -76,8 +77,8 @@ def _pickle(folder: Path) -> Path | None:
 
 
 def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
-    """Return all tensors of a folder by name, from its safetensors, else from its pickle, from which nothing but
-    tensors is read."""
+    """Return all tensors of a folder by name, from its safetensors, else from its pickle. From the pickle, only tensors
+    are read."""
     file = _pickle(folder)
     if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
         return read_weights(shards(folder, argument), argument)

@@ -2,7 +2,7 @@
 
 model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the BPE merges of the
 model's tokenizer, which convert the head's text to the model's tokens; so the folder needs no tokenizer. The file
-`lm.arpa`, an n-gram of the pieces, may be missing.
+`lm.arpa`, an n-gram model of the draft vocabulary's pieces, may be missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ NGRAM = "lm.arpa"
 class HeardTokens:
     """The ids of the model's tokens that the drafter needs.
 
-    base: the model's name. languages: ids of the language tokens for which the head was trained; empty: all.
+    base: the model's name. languages: ids of the tokens of the languages that the head was trained for; empty: all
+        languages.
     """
 
     first_time: int  # id of the timestamp token <|0.00|>
@@ -50,7 +51,7 @@ class HeardTokens:
 
 
 def token_merges(tokenizer: Any) -> Merges:
-    """Return the byte-level BPE of a tokenizer from transformers."""
+    """Return the BPE merges of a byte-level tokenizer from transformers."""
     return Merges.of(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
 
 
@@ -64,8 +65,8 @@ def save_ctc(
 ) -> Path:
     """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: its vocabulary. tokens: the model's token ids. ngram: an n-gram of the pieces, for
-        the beam search that makes drafts; None: none.
+    head: the trained head. pieces: the head's vocabulary. tokens: the model's token ids. ngram: an n-gram of the
+        pieces, for the beam search that makes drafts; None: no n-gram.
     trained: the head's training data in words, for the model card.
     """
     target = new_folder(directory)
@@ -85,7 +86,7 @@ def save_ctc(
 
 
 def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
-    """Load the drafter for a model, on the model's device and in its precision.
+    """Load a CTC drafter for a model, on the model's device and in the model's precision.
 
     Raises: InputError if the folder is damaged, or the head belongs to another model (with other channels or tokens).
     """
@@ -105,8 +106,8 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:
-    """Read the folder of a CTC head. Returns: head, its vocabulary, the model's token ids, and the n-gram or None; in
-    float32 on the CPU. Raises InputError if the folder is damaged."""
+    """Read the folder of a CTC head. Returns: the head in float32 on the CPU, its vocabulary, the model's token ids,
+    and the n-gram or None. Raises InputError if the folder is damaged."""
     folder = check_path("directory", directory, "Name a folder.")
     config = read_settings(folder / "config.json", "directory")
     if config.get("system") != SYSTEM:
@@ -174,8 +175,8 @@ def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
 
 
 def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
-    """Estimate an n-gram of a CTC head's pieces from texts, such as the model's own transcripts. order: n. entries:
-    maximum number of n-grams; None: all."""
+    """Estimate an n-gram of a CTC head's pieces from texts, such as the model's own transcripts. order: the n of the
+    n-gram. entries: maximum number of n-grams; None: all."""
     tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
     sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
     return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

@@ -2,8 +2,8 @@
 
 The folder of a DASpeech holds config.json, encoder.safetensors, model.safetensors (the rest of the network),
 vocoder.safetensors, all in half precision, units.json, the files that convert phones to words, README.md (the model
-card) and provenance.json. The other kind of translator, which translates word pieces, has other files
-(`hub/heard_translator.py`). The functions here accept both kinds.
+card) and provenance.json. A translator of word pieces has other files (`hub/heard_translator.py`). `resolve`,
+`read_parts` and `save_parts` accept both kinds of translators.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 GRIFFIN_LIM = "griffin-lim"
 VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
-# weights are divided into several files, because code hosts do not accept large ones
+# weights are divided into several files, because code hosts do not accept large files
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
 LEXICON = "lexicon.tsv"  # the file that converts phones to words; without it a translation's text consists of phones
@@ -98,8 +98,8 @@ def save_model(
     it was.
 
     units: names of the phones, ordered by id. words: converts phones to text; None: the text is the phones.
-    card: text of README.md. None keeps the existing card; if its weights are others, this raises InputError, because
-        the figures in the card would be wrong.
+    card: text of README.md. None keeps the existing card; if the new weights differ from the existing ones, this raises
+        InputError, because the figures in the card would be wrong.
     provenance: entries of provenance.json in addition to command, versions, commit and date, which are always written.
     """
     target = Path(directory)
@@ -132,9 +132,9 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardPa
     """Write a translator to a directory: its networks, tables and settings.
 
     parts: from `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only if
-        the weights are still those of the source folder, because their figures hold only for these.
-    Raises: InputError for a vocoder that is not the model's own, or if the directory holds files that are not a
-        model's.
+        the weights are still those of the source folder, because their figures hold only for these weights.
+    Raises: InputError for a vocoder that is not the model's own, or if the directory holds files that do not belong to
+        a model.
     """
     vocoder = check_model_vocoder(parts.vocoder, parts.mels)
     target = Path(directory)
@@ -173,7 +173,7 @@ def read_parts(
         parts = read(directory, config)
     except PASSED_ON:
         raise
-    except Exception as error:  # all exceptions, because a setting of a wrong type may raise any of them
+    except Exception as error:  # all exceptions, because a setting of a wrong type may raise any exception
         raise InputError(
             f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
@@ -191,8 +191,7 @@ def read_parts(
 
 
 def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
-    """Load a translator of word pieces by shipped name, folder or hub id. Raises InputError for a translator of the
-    other kind, a DASpeech."""
+    """Load a translator of word pieces by shipped name, folder or hub id. Raises InputError for a DASpeech."""
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, HeardParts):
         raise InputError(
@@ -242,7 +241,7 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 def complete(directory: Path, name: str) -> Path:
     """Check that the directory has all files of a translator, and return it. name: the value of the caller's argument,
-    for the error. Raises InputError."""
+    for the error. Raises InputError if a file is missing or the model is no translator."""
     system = kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(
@@ -262,8 +261,8 @@ def complete(directory: Path, name: str) -> Path:
 
 
 def _needed(directory: Path) -> tuple[str, ...]:
-    """Return the names of the files that a translator's folder must have, which depend on its format. Raises InputError
-    for a damaged config.json."""
+    """Return the names of the files that a translator's folder must have, which depend on the translator's layout.
+    Raises InputError for a damaged config.json."""
     if not (directory / "config.json").is_file():
         return NEEDED
     return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

@@ -65,19 +65,19 @@ def load_drafter(
 ) -> Drafter:
     """Load a drafter with weights for one target model, on that model's device and in its precision.
 
-    Load it once and pass it to `generate`, `stream`, `speculate`, `transcribe` or `describe`. It holds weights only, so
-    several calls may share it.
+    Load the drafter once and pass it to `generate`, `stream`, `speculate`, `transcribe` or `describe`. The drafter
+    holds weights only, so several calls may share it.
 
-    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). It may be in mmdec's
-        own format (its config.json has the drafter's name, {"system": "medusa", ...}), or a published one: EAGLE-1, -2
-        and -3, P-EAGLE, DFlash, MSD, ViSpec, Medusa. It may also hold a smaller language model, whose tokenizer may be
-        another.
+    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). The folder may be in
+        mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in a published one:
+        EAGLE-1, -2 and -3, P-EAGLE, DFlash, MSD, ViSpec, Medusa. It may also hold a smaller language model, whose
+        tokenizer may differ from the target's.
     model: the loaded target model.
     argument: the name of `folder` in error messages. Default "folder".
     revision: branch, tag or commit of a hub id. Default: the main branch.
     token: access token for a private or gated hub id. Default: that of `hf auth login`.
-    tokenizer: the target's tokenizer, which a smaller model with another vocabulary needs. Default None: the one in the
-        target's folder.
+    tokenizer: the target's tokenizer; it is needed if the drafter is a smaller model with another vocabulary. Default
+        None: the one in the target's folder.
     Returns: the drafter.
     Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
     """
@@ -146,10 +146,10 @@ def convert(
 ) -> Path:
     """Load a published draft network and save it in mmdec's format.
 
-    source: a published folder; `mmdec.load_drafter` also accepts it.
+    source: a folder in a published format. (`mmdec.load_drafter` accepts such a folder without conversion, too.)
     directory: the new folder, written atomically.
-    system: the drafter's name, needed for an EAGLE whose target reads images: its files look like those of an MSD.
-    vocab_size: the target's vocabulary size, if its embedding was enlarged after training.
+    system: the drafter's name; needed for an EAGLE whose target reads images, because its files look like an MSD's.
+    vocab_size: the target's vocabulary size, if the target's embedding was enlarged after the drafter's training.
     Raises: InputError for DSpark, FLASH and any other format that is not supported.
     """
     folder = Path(source)
@@ -166,10 +166,10 @@ def convert(
 
 
 def read_network(directory: str | os.PathLike[str], target_tokens: int | None = None) -> DraftNetwork:
-    """Load a draft network on the CPU, without its target: one in mmdec's format in float32, a published one in the
-    file's precision.
+    """Load a draft network on the CPU, without its target. A network in mmdec's format is loaded in float32, a
+    published network in the file's precision.
 
-    target_tokens: the target's vocabulary size, for a published folder that does not contain it.
+    target_tokens: the target's vocabulary size, for a published folder that does not contain this number.
     Raises: InputError if the folder holds no draft network, or a file is damaged.
     """
     folder = check_path("directory", directory, "Name a folder.")
@@ -194,7 +194,7 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
 
 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
-    """Load a draft network for a target model, on its device and in its precision.
+    """Load a draft network for a target model, on the target's device and in the target's precision.
 
     Raises: InputError if a file is damaged, or the network belongs to another model (with other channels, tokens or
         layers).
@@ -225,8 +225,8 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
 
 
 def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
-    """Load a drafter that builds EAGLE-2 trees for a target model. It uses the model's embedding and LM head, or the
-    network's own if it has them."""
+    """Load a drafter that builds EAGLE-2 trees for a target model. It uses the target's embedding and LM head, or the
+    draft network's own if the network has them."""
     network, (embedding, output) = load_network(directory, model), _ends(model)
     if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
         own = network.get_parameter("embed_tokens.weight")
@@ -277,7 +277,7 @@ LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: l
 
 
 def published_card(network: DraftNetwork, folder: Path) -> str:
-    """Return the text of the model card for a published network. folder: where it was read from."""
+    """Return the text of the model card for a published network. folder: the folder that the network was read from."""
     config, entry = network.config, drafter_entry(network.system)
     name = network.system if entry is None else entry.note.partition(":")[0]
     text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "

@@ -7,7 +7,7 @@
 | DFlash | `DFlashDraftModel`; an LM head only where the network has its own | z-lab's, which has none |
 
 No engine reads networks of other drafters. Each field for which engines have different defaults is written. If the
-format cannot describe something that the network computes, the export raises an error. Fields that only mmdec reads
+format cannot describe something that the network computes, the export raises InputError. Fields that only mmdec reads
 (positions and embeddings at image tokens, the target's fingerprint) are under "mmdec" in config.json, which engines
 ignore; from them mmdec restores the same network.
 """
@@ -72,11 +72,11 @@ def export_drafter(
     directory: the new folder. If writing fails, no folder is left.
     to: "speculators" (vLLM, mlx-vlm) or "flat" (SGLang, llama.cpp).
     model: the target: a directory, a shipped name or a hub id. Default: the one that the drafter was trained for.
-    num_speculative_tokens: tokens that an engine drafts each round, for speculators' layout alone. Default: 3; for a
-        DFlash, those of its block.
+    num_speculative_tokens: number of tokens that an engine drafts in a round; only for "speculators". Default: 3; for a
+        DFlash, as many as its block drafts.
     Returns: the folder.
-    Raises: InputError if no engine reads the network, if the format cannot describe it, or if it belongs to another
-        target.
+    Raises: InputError if no engine reads the network, if the format cannot describe it, or if the network belongs to
+        another target.
     """
     if to not in LAYOUTS:
         raise InputError(f"`to` must be one of {', '.join(LAYOUTS)}, but is {to!r:.60}. Choose one.")
@@ -117,7 +117,7 @@ def export_drafter(
 
 def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Served:
     """Find the target model and check its sizes. model: a directory, shipped name or hub id; None: the model that the
-    network was trained for. Raises InputError if it is not found or does not fit."""
+    network was trained for. Raises InputError if the model is not found or does not fit the network."""
     named = os.fspath(model) if model is not None else network.config.target
     known = named and (Path(named).is_dir() or named in names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:
@@ -225,7 +225,7 @@ def _flat_eagle3(
     config = network.config
     _refuse_of_eagle3(network, "flat")
     default = config.layers == default_layers(served.depth)
-    # SGLang adds 1 to all layer ids if the first one is 1; vLLM does not, so it would read other layers
+    # SGLang adds 1 to all layer ids if the first one is 1; vLLM does not, so vLLM would read other layers
     _refuse(
         "flat",
         {
@@ -234,7 +234,7 @@ def _flat_eagle3(
             "the target's normed last states (layer -1)": -1 in config.layers,
         },
     )
-    if not config.mapped:  # no draft vocabulary: some engines need the tables between both vocabularies all the same
+    if not config.mapped:  # without a draft vocabulary: some engines need the tables d2t and t2d even then
         state = {
             **state,
             "d2t": torch.zeros(config.vocab_size, dtype=torch.long),
@@ -303,7 +303,8 @@ def _refuse_of_eagle3(network: Eagle3, to: str) -> None:
 
 
 def _flags(network: Eagle3) -> dict[str, bool]:
-    """Return all options of an EAGLE-3, because vLLM and speculators have different defaults for the first one."""
+    """Return EAGLE-3's options about norms. All are written, because vLLM and speculators have different defaults for
+    `norm_before_residual`."""
     names_of = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     return {name: getattr(network.config, name) for name in names_of}
 

@@ -1,12 +1,12 @@
-"""Converts the DASpeech checkpoints that its authors published, which are fairseq's, to mmdec's folders.
+"""Converts the checkpoints that DASpeech's authors published, which have fairseq's format, to mmdec's folders.
 
-The folder to convert holds the checkpoint (one .pt); the files that its training read: config.yaml, and the dictionary
-and the global mel statistics that it names; and HiFi-GAN's generator (g_02500000 or generator_v1) with its config.json.
-Only tensors and plain values are read from the pickles.
+The folder to convert holds the checkpoint (one .pt file); config.yaml, which its training read; the dictionary and the
+global mel statistics, which config.yaml names; and HiFi-GAN's generator (g_02500000 or generator_v1) with its
+config.json. Only tensors and plain values are read from the pickles.
 
 Differences that the conversion removes: fairseq numbers positions from 2, has separate weights for keys and values,
 copies the embedding to the output projection, and stores the bins of pitch and energy outside the weights. The
-sinusoids of its FastSpeech 2 have other frequencies, which `FastSpeech2Config.positions` reproduces. Source:
+sinusoids of fairseq's FastSpeech 2 have other frequencies, which `FastSpeech2Config.positions` reproduces. Source:
 github.com/ictnlp/DASpeech (65c3684).
 """
 
@@ -298,8 +298,8 @@ def _ranges(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_features(features: Mapping[str, Any]) -> None:
-    """Raise InputError unless the settings in config.yaml describe the kind of mels that the paper uses. features:
-    these settings."""
+    """Raise InputError unless config.yaml describes mel spectrograms as in the paper. features: the settings of the
+    mels in config.yaml."""
     paper = {"sample_rate": 22_050, "hop_length": 256, "n_fft": 1024, "win_length": 1024, "f_min": 20, "f_max": 8000}
     for name, wanted in paper.items():
         if features.get(name, wanted) != wanted:
@@ -337,8 +337,8 @@ def _only(folder: Path, pattern: str) -> Path:
 
 
 def _beside(folder: Path, name: Any) -> Path:
-    """Return the path in `folder` of the file that `name` names. Only its last part counts, because it may be a path on
-    the training machine."""
+    """Return the path of a file in `folder`. name: the file's name, or its path on the training machine; only the last
+    name of this path counts."""
     path = folder / Path(str(name)).name
     if not path.is_file():
         raise InputError(f"`source` must hold {path.name}, but '{folder}' does not. Copy it there.")

@@ -24,7 +24,8 @@ PREFIX = "encoder."  # prefix of the encoder's tensor names in a DASpeech networ
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
     """Convert the encoder of a fairseq2 `s2t_conformer` to safetensors with the tensor names of a DASpeech network.
 
-    source: fairseq2's .pt or .safetensors: a state dict, or a dict with one under "model". target: the file to write.
+    source: a .pt or .safetensors file of fairseq2: a state dict, or a dict with a state dict under "model". target: the
+        file to write.
     Returns: `target`. Raises: InputError if the file is no such checkpoint. From a pickle, only tensors are read.
     """
     ours = from_fairseq2(_read(Path(source)))

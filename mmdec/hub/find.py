@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
-TOKENIZER_FILES = ("*.txt", "*.model", "*.jinja")  # of a smaller model that drafts
+TOKENIZER_FILES = ("*.txt", "*.model", "*.jinja")  # tokenizer files of a smaller model that drafts
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 
 Model = TypeVar("Model")
@@ -33,13 +33,14 @@ def model_folders() -> tuple[Path, ...]:
 
 
 def names(system: str | None = "daspeech") -> list[str]:
-    """Return the names of shipped models. system: only those of this kind (see `kind`); None: all."""
+    """Return the names of shipped models. system: return only models of this kind (see `kind`); None: all models."""
     configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
     return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
 
 
 def kind(directory: Path) -> str:
-    """Return the kind of a model or drafter: "system" or else "model_type" in its config.json; "" without both."""
+    """Return the kind of a model or drafter: the value of "system", else of "model_type", in its config.json; else
+    ""."""
     try:
         config = read_settings(directory / "config.json")
     except InputError:
@@ -53,13 +54,13 @@ def find(
     files: Sequence[str] = HUB_FILES,
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Find the directory of a model: a shipped name, a directory, or a hub id ("owner/name", "owner/name@revision"),
-    which is downloaded.
+    """Find the directory of a model. model: a shipped name, a directory, or a hub id ("owner/name",
+    "owner/name@revision"), whose files are downloaded.
 
     system: error messages list the shipped models of this kind (see `kind`); None: all. files: name patterns of the
         files to download.
     fetching: options of huggingface_hub's `snapshot_download`.
-    Returns: the directory, whose content the caller must check.
+    Returns: the directory. The caller must check its content.
     Raises: InputError if there is no such model, or a download fails.
     """
     text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
@@ -101,7 +102,7 @@ def drafter_path(
     ("vlm-scenes/eagle").
 
     fetching: options of `snapshot_download`. argument: name of the caller's argument, for errors. Raises: InputError if
-        there is none.
+        there is no such folder.
     """
     text = path_text(
         source, argument, "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
@@ -127,8 +128,8 @@ def drafter_path(
 
 
 def drafter_folder(model: Path, name: str) -> Path | None:
-    """Return the folder of a model's drafter: `name` inside the model's folder, or <model>-<name> beside it; None if
-    there is none."""
+    """Return the folder of a model's drafter: `name` inside the model's folder, or <model>-<name> beside the model's
+    folder; None if neither exists."""
     home = model.resolve()
     folders = (home / name, home.with_name(f"{home.name}-{name}"))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
@@ -137,7 +138,7 @@ def drafter_folder(model: Path, name: str) -> Path | None:
 def path_text(source: object, argument: str, rule: str) -> str:
     """Convert a path or name to text. Raises InputError for other types, and for text that cannot be a file name.
 
-    argument: name of the caller's argument, for the error. rule: what it must be, in words.
+    argument: name of the caller's argument, for the error. rule: what the argument must be, in words.
     """
     try:
         text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
@@ -151,15 +152,15 @@ def path_text(source: object, argument: str, rule: str) -> str:
 
 @final
 class Version(NamedTuple):
-    """A cache key for the content of a path: it changes if a file there is written again."""
+    """A cache key for the content of a path. The key changes if a file at the path is written again."""
 
     path: str
     changed: int  # modification time of the newest file in nanoseconds; 0: there is no file
 
 
 def version(source: str | os.PathLike[str]) -> Version:
-    """Return a cache key for the current content of a directory or file. source: a path; for any other name the key
-    never changes."""
+    """Return a cache key for the current content of a directory or file. source: a path, or another name of a model,
+    such as a hub id, whose key never changes."""
     path = Path(source)
     if not path.exists():
         return Version(os.fspath(source), 0)
@@ -181,7 +182,7 @@ def download(
 
     files: name patterns of the files to download. argument: name of the caller's argument, for errors. fetching:
         further options of `snapshot_download`.
-    Raises: InputError if that fails; the message explains how to get the model, also without a network.
+    Raises: InputError if the download fails; the message explains how to get the model, also without a network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
@@ -211,8 +212,8 @@ def download(
 
 @final
 class LoadedModels(Generic[Model]):
-    """A thread-safe cache of loaded models, which holds one version of each. Threads that ask for the same model wait
-    until it is loaded."""
+    """A thread-safe cache of loaded models, which holds only one version of each model's files. Threads that ask for
+    the same model wait until it is loaded."""
 
     def __init__(self) -> None:
         # key without file times -> (key with file times, model)

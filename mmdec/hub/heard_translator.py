@@ -46,7 +46,7 @@ from mmdec.types import InputError
 LAYOUT = "pieces"
 TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
-# optional n-gram files, by attribute of the network: of French and of English pieces
+# attribute of the network -> its optional file: an n-gram of French pieces, and an n-gram of English pieces
 NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}
 MOST_ENTRIES = 4_000_000  # maximum number of values in an n-gram file
 NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
@@ -91,8 +91,8 @@ class HeardParts:
         return tuple(self.english.names)
 
     def heard(self, text: str) -> list[int]:
-        """Convert a French text to piece ids, normalised like the transcripts of the CTC head (lower case, hardly any
-        punctuation)."""
+        """Normalise a French text like the CTC head's transcripts (lower case, hardly any punctuation), and convert it
+        to piece ids."""
         return self.pieces.encode(heard(text))
 
 
@@ -105,7 +105,8 @@ def save_heard(
 ) -> Path:
     """Write a translator's directory, with matrices in 8 bits. If writing fails, an existing directory stays as it was.
 
-    card: text of README.md; None keeps the existing card, and raises InputError if its weights are others.
+    card: text of README.md; None keeps the existing card, and raises InputError if the new weights differ from the
+        existing ones.
     provenance: entries of provenance.json in addition to command, versions, commit and date.
     """
     vocoder = check_model_vocoder(parts.vocoder)

@@ -88,8 +88,8 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     """Convert the authors' generator file, with config.json beside it, to a directory that `load_hifigan` reads.
     Returns: `directory`.
 
-    From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for another kind of
-    generator, and for mels that cannot be computed from mmdec's.
+    From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for a generator with
+    residual blocks of type 2, and for mels that cannot be computed from mmdec's.
     """
     target = new_folder(directory)
     generator, mels = read_official(Path(source))
@@ -102,7 +102,8 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
     """Read the authors' generator file, with config.json beside it. Returns: the generator, and its kind of mels.
 
-    Raises: InputError for another kind of generator, and for mels that cannot be computed from mmdec's.
+    Raises: InputError for a generator with residual blocks of type 2, and for mels that cannot be computed from
+        mmdec's.
     """
     if not path.is_file() or not path.with_name("config.json").is_file():
         raise InputError(
@@ -123,7 +124,7 @@ def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Pat
     """Make the HiFi-GAN that a translator's folder contains.
 
     described: the entry `vocoder` of config.json, from `describe`. state: tensors by name. folder: for messages.
-        Raises: InputError if the weights do not fit, ValueError for another vocoder.
+        Raises: InputError if the weights do not fit, ValueError for a vocoder of another class.
     """
     if described["model_type"] != FastSpeech2ConformerHifiGanConfig.model_type:
         raise ValueError(f"its vocoder is a {described['model_type']!r:.60}")

@@ -31,9 +31,9 @@ from mmdec.types import InputError
 
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
-DRAFTERS = tuple(f"{name}/*.safetensors" for name in auto_names())  # in the model's folder
+DRAFTERS = tuple(f"{name}/*.safetensors" for name in auto_names())  # drafters' weights inside the model's folder
 FILES += DRAFTERS
-# files of tokenizers, of which a folder must have one
+# names of tokenizers' files; a model's folder must have at least one of these files
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 

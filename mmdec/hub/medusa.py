@@ -4,10 +4,10 @@ loaded without conversion.
 Each published head for a language model (Medusa-1, FasterDecoding) has its own output matrix.
 
 The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
-Whisper beside the heads. In a Medusa-Block checkpoint that Whisper is the original one, so the heads fit the original
-model. In a Medusa-Linear checkpoint the last decoder layer was trained, too, and one more head stands before the output
-matrix: its own decoding gives the text of a changed model. Here its heads draft for the original model: the text is the
-original model's, and fewer drafted tokens are accepted.
+Whisper beside the heads. In a Medusa-Block checkpoint this Whisper is the original model, so the heads fit the original
+model. In a Medusa-Linear checkpoint the Whisper's last decoder layer was trained, too, and one more head was added
+before the output matrix; so this Whisper writes other texts than the original one. mmdec uses the heads with the
+original model: the text is the original model's, and fewer drafted tokens are accepted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def save_heads(
     """Write a folder of Medusa heads. If writing fails, no folder is left.
 
     heads: the trained heads. ranks: ranks[k][r] is the measured probability that the r-th most probable token of head k
-        is right; the first draft trees are made from it. None: not measured.
+        is right; the first draft trees are made from these probabilities. None: not measured.
     place: path of the folder in the example of the model card; None: the subfolder `medusa` of the model's folder.
     """
     target = new_folder(directory)
@@ -68,8 +68,8 @@ def save_heads(
 
 
 def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
-    """Load Medusa heads as a drafter for a model, on its device and in its precision. directory: a folder in mmdec's or
-    a published format.
+    """Load Medusa heads as a drafter for a model, on the model's device and in its precision. directory: a folder in
+    mmdec's or a published format.
 
     Raises: InputError if the heads belong to another model (with other channels, tokens or mels).
     """

@@ -1,12 +1,12 @@
 """Writes a translator's encoder and graph decoder as ONNX files, for engines without Python (extra `mmdec[onnx]`).
 
 encoder.onnx computes logits of French pieces from the features of one recording. `best_pieces` or `read_pieces` makes a
-transcript from them: pieces and weights at each position. graph.onnx computes the graph of English pieces from the
-transcript, in which `decode_lattice` finds a path. Both files accept one row of any length, without padding.
+transcript from these logits: pieces and weights at each position. From the transcript, graph.onnx computes a graph of
+English pieces. `decode_lattice` finds a path in this graph. Both files accept one row of any length, without padding.
 
 The modules here repeat the forward passes of the speech encoder, `CtcHead`, `PieceReader` and `DagDecoder` for one row,
-with the same layers. They take every size from the shape of an input, because numbers would become constants in the
-exported file.
+with the same layers. They take every size from the shape of an input, because Python numbers would become constants in
+the exported file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EncoderForExport(nn.Module):
     """Speech encoder and CTC head for one recording.
 
     forward: features (1, mels, F); count (1,), number of encoder states that belong to the recording. Returns: logits
-        (1, N, V) of French pieces. Only the first ceil(count / stride) of the N frames belong to the recording.
+        (1, N, V) of French pieces. Only the first ceil(count / stride) of the N rows of logits belong to the recording.
     """
 
     def __init__(self, model: HeardTranslator) -> None:
@@ -59,8 +59,9 @@ class EncoderForExport(nn.Module):
 class GraphForExport(nn.Module):
     """Piece reader and graph decoder for one transcript.
 
-    forward: pieces (1, N, K), ids; their weights (1, N, K); vertices (L,), the numbers 0 ... L - 1. Returns: the graph:
-        log-probabilities of English pieces (1, L, V), log-probabilities of links (1, L, L), hidden states (1, L, D).
+    forward: pieces (1, N, K), the ids of K pieces at each of N positions; weights (1, N, K) of these pieces; vertices
+        (L,), the numbers 0 ... L - 1. Returns: the graph: log-probabilities of English pieces (1, L, V),
+        log-probabilities of links (1, L from, L to), hidden states (1, L, D).
     """
 
     def __init__(self, model: HeardTranslator) -> None:

@@ -37,10 +37,11 @@ PATHS = re.compile(
 
 
 def stamp(device: torch.device | None) -> dict[str, Any]:
-    """Describe the running command as JSON data: command line, versions, commit (and whether files differ from it),
-    date, device.
+    """Describe the running command as JSON data: command line, versions, commit (and whether files differ from the
+    commit), date, device.
 
-    device: where it computed; None if unknown. Paths are relative to the checkout of the repository.
+    device: the device on which the command computed; None if unknown. Paths are relative to the checkout of the
+        repository.
     """
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return {
@@ -109,8 +110,8 @@ def weights(folder: Path) -> dict[str, str]:
 def portable(value: Any) -> Any:
     """Copy JSON-like data, and remove the names of this machine's folders from all texts and keys.
 
-    Absolute paths and file URLs become relative to the checkout of the repository; outside of it, only the last name is
-    kept. If it is unclear where a path ends (names may hold spaces), rather too much is removed than too little.
+    Absolute paths and file URLs become relative to the checkout of the repository; of other paths, only the last name
+    is kept. If it is unclear where a path ends (names may hold spaces), rather too much is removed than too little.
     """
     if isinstance(value, Mapping):
         return _portable_keys(value)

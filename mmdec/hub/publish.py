@@ -1,8 +1,9 @@
-"""Writes a folder atomically: under a temporary name, which is then exchanged with the target's. After an error the
-target is unchanged.
+"""Writes a folder atomically: the new folder has a temporary name, which is then exchanged with the old folder's name.
+After an error the old folder is unchanged.
 
 On Linux both names are exchanged in one step, so that a reader always finds the old or the new folder. Elsewhere two
-renames leave a short gap; if a process is killed in between, the next one restores the old folder.
+renames leave a short gap; if a process is killed in between, the next process that writes this folder restores the old
+one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _HERE, _EXCHANGE = -100, 2  # the constants AT_FDCWD and RENAME_EXCHANGE of Linu
 
 
 def new_folder(directory: str | os.PathLike[str]) -> Path:
-    """Check that a folder can be written, and return its path. Raises InputError if it exists and is not empty."""
+    """Check that a folder is new or empty, and return its path. Raises InputError if it is neither."""
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
@@ -74,9 +75,9 @@ def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.de
 
 
 def keep_card(old: Path, fresh: Path) -> None:
-    """Copy the model card of the folder `old` to `fresh`, which will replace it.
+    """Copy the model card of the folder `old` to the folder `fresh`, which will replace `old`.
 
-    Raises: InputError if the weights differ, because the card's figures would then be wrong.
+    Raises: InputError if the weights of the two folders differ, because the card's figures would then be wrong.
     """
     if not (old / CARD).is_file():
         return
@@ -160,14 +161,14 @@ def readable(folder: Path) -> None:
 
 
 def put(fresh: Path, folder: Path, aside: Path) -> None:
-    """Rename the folder `fresh` to `folder`, and remove the old one. aside: a path for the old folder, if the two names
-    cannot be exchanged in one step."""
+    """Rename the folder `fresh` to `folder`, and remove the old `folder`. aside: a path for the old folder, if the two
+    names cannot be exchanged in one step."""
     if not folder.exists():
         try:
             os.replace(fresh, folder)
             return
         except OSError:
-            if not folder.is_dir():  # if it is one, another process has made it meanwhile
+            if not folder.is_dir():  # if it is a folder, another process has made it meanwhile
                 raise
     if _exchange(fresh, folder):
         shutil.rmtree(fresh)

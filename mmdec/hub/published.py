@@ -3,7 +3,7 @@
 | format | recognised by | its target |
 |---|---|---|
 | EAGLE-1/2 (SafeAILab) | `fc.weight` (H, 2 H), `layers.0.*` | the language model it was trained for |
-| MSD | the same, and a config that describes a model with images | MSD-LLaVA1.5-*: liuhaotian/llava-v1.5, of 32000 \
+| MSD | the same, and a config of a model that reads images | MSD-LLaVA1.5-*: liuhaotian/llava-v1.5, of 32000 \
 tokens. llava-hf's has 64 more at the end: convert with 32064. MSD-Qwen2VL-7B-Instruct: Qwen/Qwen2-VL-7B-Instruct |
 | ViSpec | `imadpt.*` | the model in its name, as transformers has it |
 | EAGLE-3 (SafeAILab, SpecForge, AngelSlim, NVIDIA; NeMo with `model.` in front) | `midlayer.*` | |
@@ -19,9 +19,9 @@ rotations, and the embedding of EAGLE-1/2.
 
 The ids of the target layers that EAGLE-3 reads have two meanings. "Boundary k" is the residual stream that enters layer
 k, so the output of layer k - 1. speculators' top-level ids are boundaries. In `eagle_config` the ids are outputs if the
-first one is 1 (SpecForge, AngelSlim, NVIDIA), else boundaries. Without ids the boundaries are 2, n // 2 and n - 3.
-DFlash's `target_layer_ids` are outputs, the last layer's after the final norm, as transformers gives it; speculators'
-`aux_hidden_state_layer_ids` are boundaries.
+first one is 1 (SpecForge, AngelSlim, NVIDIA), else boundaries. Without ids the boundaries are 2, n // 2 and n - 3 for n
+target layers. DFlash's `target_layer_ids` are outputs; the output of the last layer is taken after the final norm, as
+in transformers. speculators' `aux_hidden_state_layer_ids` are boundaries.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from mmdec.types import InputError
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)
 LAYER = "layers.0."
-# tensors that are not read: copies of the target's tensors, and those that are computed anew
+# tensors that are not read: copies of the target's tensors, and tensors that mmdec computes itself
 UNUSED = re.compile(r"(model\.)?embed_tokens\.weight|lm_head\.weight|.*\.rotary_emb\.inv_freq")
 COMPUTED = re.compile(r"verifier_(norm|lm_head)\..*|(.*\.)?rotary_emb\.inv_freq")
 EAGLE3 = re.compile(r"(model\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|mask_hidden)")
 MEDUSA = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?weight|medusa_heads\..*")
 DRAFTS = re.compile(r"(model\.)?((encoder\.)?fc\.weight|fc_gate\.weight|imadpt\..*)")
-DFLASH = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both tensors; used if the config names no kind of drafter
+DFLASH = {"hidden_norm.weight", "fc.weight"}  # a DFlash has both tensors; used if the config names no drafter
 MUSE = "muse_glimmer_assistant"  # model_type of the only DFlash class in transformers
 VISION = ("vision_config", "mm_vision_tower")  # config entries that only models that read images have
 # RoPE types without scaling; M-RoPE equals RoPE for text, where its three positions are equal
 PLAIN_ROPE = ("default", "mrope")
 SCALED_ROPE = ("linear", "llama3", "yarn")
-# drafters of speculators and z-lab that mmdec does not support: name in config.json -> usual name
+# drafters of speculators and z-lab that mmdec does not support: name in config.json -> name in error messages
 OTHERS = {
     "dflash2": "DFlash 2",
     "dspark": "DSpark",
@@ -89,9 +89,9 @@ def read_published(
 
     folder: a folder with config.json, and safetensors or pytorch_model.bin. From a pickle only tensors are read; its
         code is not run.
-    system: the drafter's name, needed for an EAGLE whose target reads images: its files look like those of an MSD.
-    vocab_size: the target's vocabulary size, if its embedding was enlarged after training.
-    target_tokens: the target's vocabulary size, for a folder that does not contain it (transformers' own DFlash).
+    system: the drafter's name; needed for an EAGLE whose target reads images, because its files look like an MSD's.
+    vocab_size: the target's vocabulary size, if the target's embedding was enlarged after the drafter's training.
+    target_tokens: the target's vocabulary size, for a folder that does not contain it (Muse Glimmer's DFlash).
     Raises: InputError for a format that is not supported, and for a tensor that the format does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
@@ -124,7 +124,7 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
 
 def _filled(name: str, sizes: dict[str, Any], state: Mapping[str, Tensor], checkpoint: Checkpoint) -> DraftNetwork:
     """Make a draft network and load its weights, in the file's precision. name: the drafter's name. sizes: fields of
-    its configuration. state: tensors by name."""
+    the network's configuration. state: tensors by name."""
     kind = network_class(name)
     network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
     return network.to(state["fc.weight"].dtype)
@@ -246,8 +246,8 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
-    """Make EAGLE-3 or P-EAGLE from a flat config or from speculators'. vocab_size: of the target; None: as in the
-    folder."""
+    """Make an EAGLE-3 or P-EAGLE network from a flat config or from speculators'. vocab_size: the target's vocabulary
+    size; None: the size in the folder."""
     state = {
         re.sub(r"^midlayer\.", LAYER, name.removeprefix("model.")): value for name, value in checkpoint.state.items()
     }
@@ -258,7 +258,8 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
 
 
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Return the fields of EAGLE-3's configuration. vocab_size: of the target; None: as in the folder."""
+    """Return the fields of EAGLE-3's configuration. vocab_size: the target's vocabulary size; None: the size in the
+    folder."""
     state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     target = described.get("target_hidden_size") or size
@@ -319,8 +320,8 @@ def _own_fields(described: Mapping[str, Any], names: tuple[str, ...]) -> dict[st
 
 
 def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int | None) -> DraftNetwork:
-    """Make a DFlash from a config of z-lab, of speculators or of transformers' own class. vocab_size, target_tokens:
-    the target's vocabulary size, if given."""
+    """Make a DFlash network from a config of z-lab, of speculators or of transformers (Muse Glimmer). vocab_size,
+    target_tokens: the target's vocabulary size, if given."""
     names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
     state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
     state = {names.get(name, name): value for name, value in state.items() if not COMPUTED.fullmatch(name)}
@@ -331,10 +332,11 @@ def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int |
 
 
 def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
-    """Return the fields of DFlash's configuration. vocab_size: of the target; None: as in the folder."""
+    """Return the fields of DFlash's configuration. vocab_size: the target's vocabulary size; None: the size in the
+    folder."""
     state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
-    # the default of transformers' class
+    # the default of transformers' class for Muse Glimmer
     windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}
     _check_layer(checkpoint, {**windows, **settings})
     own = described.get("dflash_config")
@@ -355,7 +357,7 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
         )
     theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     if described.get("model_type") == MUSE and not settings.get("rope_parameters"):
-        theta = 5e5  # transformers' default RoPE base of this class
+        theta = 5e5  # the default RoPE base of transformers' class for Muse Glimmer
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
     if type(vocabulary) is not int:
@@ -386,8 +388,8 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 
 
 def _dflash_layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indices of the target layers whose outputs a DFlash reads; () for the default. options: the settings,
-    with those of `dflash_config`."""
+    """Return the indices of the target layers whose outputs a DFlash reads; () for the default layers. options: the
+    settings, including those of `dflash_config`."""
     name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.described else "target_layer_ids"
     least, ids = int(name.startswith("aux")), options.get(name)
     if ids is None and not least:
@@ -424,7 +426,7 @@ def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 
 def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, tensor: str) -> bool:
-    """Return whether the network has a certain norm. flag: the option in the config that says so. tensor: name of the
+    """Return whether the network has a certain norm. flag: the config's option for this norm. tensor: name of the
     norm's weights.
 
     Raises: InputError if the option and the weights contradict each other.

@@ -1,4 +1,5 @@
-"""Makes a drafter from a smaller model. If its vocabulary differs from the target's, it needs both tokenizers."""
+"""Makes a drafter from a smaller model. If the smaller model's vocabulary differs from the target's, the drafter needs
+the tokenizers of both models."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from mmdec.types import Drafter, InputError
 
 # model -> (where it was loaded from, tokenizer)
 _tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()
-# cache: small model -> target -> (its tokenizer, the target's, whether they differ); comparing two vocabularies takes
-# 0.1 s
+# cache: small model -> target -> (the small model's tokenizer, the target's tokenizer, whether their vocabularies
+# differ); comparing two vocabularies takes 0.1 s
 _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, tuple[Any, Any, bool]]]
 _known = WeakKeyDictionary()
 _lock = Lock()
@@ -69,7 +70,8 @@ def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any
     """Load a smaller model from a folder and make it a drafter, on the target's device and in its precision.
 
     folder: holds a language model; for an encoder-decoder target, one of the target's own class.
-    model: the target. target_tokenizer: its tokenizer; None: the one in the folder that it was loaded from.
+    model: the target. target_tokenizer: the target's tokenizer; None: the one in the folder that the target was loaded
+        from.
     """
     network: Any
     config_type = config_class(folder)
@@ -101,7 +103,7 @@ def _read_tokenizer(folder: Path | None, source: str) -> Any:
 
 def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
     """Return whether the vocabularies differ: more than the share `FOREIGN` of the small model's tokens have another
-    id, or none, in the target's.
+    id, or none, in the target's vocabulary.
 
     own, theirs: the small model's and the target's tokenizer.
     """

@@ -1,5 +1,5 @@
-"""What both kinds of translator folders contain: vocoder, lists of names, weights in half precision, decoding
-options."""
+"""Reads and writes what the folders of both kinds of translators (of phones, of word pieces) contain: vocoder, lists of
+names, weights in half precision, decoding options."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def inside(file: Path) -> Path:
 
 
 def half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights to half precision, on the CPU. Raises MmdecError if a value is too large for it."""
+    """Convert weights to half precision, on the CPU. Raises MmdecError if a value is too large for half precision."""
     kept = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
     check_half(kept)
     return kept
@@ -111,8 +111,8 @@ def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
 
 
 def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OURS) -> Vocoder | HifiGanVocoder:
-    """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for Griffin-Lim and for
-    one that the caller chose. mels: the kind of mels that the model makes."""
+    """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for Griffin-Lim and for a
+    vocoder that the caller chose. mels: the kind of mels that the model makes."""
     own = vocoder.given == mels != OURS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
     if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(

@@ -1,8 +1,8 @@
 """Finds vision-language models, and loads each once, together with its processor.
 
 A model's folder has the files that transformers writes: config.json, generation_config.json, safetensors, tokenizer,
-processor and chat template. A drafter with weights is in a subfolder <name>, or beside it in <model>-<name>. Pickles
-and remote code are rejected.
+processor and chat template. A drafter with weights is in the subfolder <name> of the model's folder, or in
+<model>-<name> beside the model's folder. Pickles and remote code are rejected.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LoadedVlm:
     familiar: FamiliarPictures | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises InputError if the processor belongs to another model or has no chat template."""
+        """Check the processor. Raises InputError if it belongs to another model or has no chat template."""
         check_processor(self.model, self.processor, "image", "Use a LLaVA or a Qwen-VL.")
 
     @property
@@ -177,7 +177,7 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
 
 def reads_images(directory: Path) -> bool:
     """Return whether config.json in `directory` is that of a model of transformers that reads images and writes text.
-    Some, such as Gemma 3's, are language models' as well."""
+    Some of these models, such as Gemma 3, are causal language models as well."""
     config_type = config_class(directory)
     return config_type is not None and config_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -186,7 +186,7 @@ def read_processor(directory: Path) -> ProcessorMixin:
     """Load the processor in a directory. If torchvision is missing, the processor is loaded without its video
     processor, where possible.
 
-    Raises: InputError if it is damaged, or needs a package that is not installed.
+    Raises: InputError if the processor is damaged, or needs a package that is not installed.
     """
     with damaged(f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged"):
         try:
@@ -232,8 +232,8 @@ def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
         @staticmethod
         def validate_init_kwargs(processor_config: Any, valid_kwargs: Any) -> Any:
-            """Keep the settings in the folder that the complete processor has, such as the number of an image's
-            tokens."""
+            """Keep all settings of the complete processor that the folder holds, such as the number of tokens of an
+            image."""
             named = [name for name in inspect.signature(kind.__init__).parameters if name != "video_processor"]
             return kind.validate_init_kwargs(processor_config, named)
 

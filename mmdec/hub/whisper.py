@@ -1,8 +1,9 @@
-"""Finds Whisper models, and loads each once, together with its processor; its Medusa heads are loaded when they are
-needed.
+"""Finds Whisper models, and loads each once, together with its processor. A model's Medusa heads are loaded when they
+are needed.
 
 A model's folder has the files that transformers writes (config.json, generation_config.json, safetensors, tokenizer and
-feature extractor). Medusa heads are in its subfolder `medusa`. Pickles and remote code are rejected.
+feature extractor). Medusa heads are in the subfolder `medusa` of the model's folder. Pickles and remote code are
+rejected.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class LoadedWhisper:
     _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises InputError if the processor belongs to another model, or the model is in training mode."""
+        """Check model and processor. Raises InputError if the processor belongs to another model, or the model is in
+        training mode."""
         shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
         settings: Any = self.model.generation_config
         # two frames for each position, because the encoder's second convolution has stride 2
@@ -101,8 +103,8 @@ class LoadedWhisper:
         return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load Medusa heads as a drafter. directory: their folder; None: the subfolder `medusa` of the model's folder.
-        Raises InputError if there are none."""
+        """Load Medusa heads as a drafter. directory: the heads' folder; None: the subfolder `medusa` of the model's
+        folder. Raises InputError if there are none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))

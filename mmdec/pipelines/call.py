@@ -1,5 +1,5 @@
-"""What the public calls of all tasks share: loading a model and a drafter that fits it, reading inputs, returning
-results, and rejecting unsure ones.
+"""Code that the public calls of all tasks share: loading a model and a drafter that fits it, reading inputs, returning
+results, and rejecting results of low confidence.
 
 Each task adds two functions: one that reads an input (`read`), and one that decodes the inputs (`decode`).
 """
@@ -56,8 +56,8 @@ Loaded = TypeVar("Loaded")
 
 
 class BatchError(InputError):
-    """Raised if some inputs of a list were rejected. Holds the results of the others (`results`) and the errors
-    (`errors`)."""
+    """Raised if some inputs of a list were rejected. Holds the results of the accepted inputs (`results`) and the
+    errors of the rejected ones (`errors`)."""
 
     def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
         self.results = results  # results in the order of the inputs; None for rejected inputs
@@ -85,7 +85,7 @@ class Batch(Generic[Given]):
     def check_listener(self, name: str, function: object, rule: str, remedy: str) -> None:
         """Raise InputError if a callback is not callable, or is given for a list of inputs, where it is not supported.
 
-        name: the argument's name. rule, remedy: what it must be, and what to do, for the message.
+        name: the argument's name. rule, remedy: for the message: what the argument must be, and what the caller can do.
         """
         check_callable(name, function, rule)
         if function is not None and not self.single:
@@ -112,7 +112,7 @@ class Batch(Generic[Given]):
         """Read all inputs, decode them, reject unsure results, and return what the public call returns.
 
         read: the task's function that reads one input. decode: the task's function that decodes all inputs; it maps a
-            dict index -> input to a dict index -> result, and may add to `errors`.
+            dict index -> input to a dict index -> result, and may add errors to `self.errors`.
         least: the argument `min_confidence`. argument: function from an input to the name of the call's argument, for
             the error about an unsure result.
         Returns: a single result, or the list of results.
@@ -167,8 +167,8 @@ def as_loaded(
 
     model: a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
     processor: the processor of a loaded model; otherwise None.
-    device: None: a GPU if there is one. dtype: None: float32. For a loaded model, each must be None or equal the
-        model's.
+    device: None: a GPU if there is one. dtype: None: float32. For a loaded model, `device` and `dtype` must each be
+        None or equal the model's.
     Raises: InputError if there is no such model, files are damaged, the processor is missing, superfluous or another
         model's, or a loaded model has another device or dtype.
     """
@@ -206,8 +206,8 @@ def check_placed(model: Any, device: str | torch.device | None, dtype: Any, reme
 def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
     """Make the decoding loop from the options: load the drafter, and check that it fits the model.
 
-    known: names of drafters that passed the check for this model before; the drafter's name is added. The check is then
-        skipped, because it takes a large part of the time of a short answer.
+    known: names of drafters that passed the check for this model before. For these the check is skipped, because it
+        takes a large part of the time of a short answer. A new drafter's name is added.
     Raises: InputError if the drafter does not fit.
     """
     speculation, known = Speculation(options), set() if known is None else known
@@ -300,8 +300,8 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
 
 
 def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """Return the options without those that are None, and with `max_new_tokens` if neither they nor the model's
-    configuration set it."""
+    """Return the options without those that are None. `max_new_tokens` is added, unless the options limit the length or
+    the model's generation config has it."""
     given = {name: value for name, value in options.items() if value is not None}
     config: Any = model.generation_config
     if not {"max_new_tokens", "max_length"} & given.keys() and config.max_new_tokens is None:

@@ -73,7 +73,7 @@ class Calibration:
     """A logistic regression: confidence = sigmoid(bias + sum of weight * evidence).
 
     weights: name of the evidence -> weight. typical: name of the evidence -> its mean over good development outputs; it
-        replaces evidence that an output lacks (such as that of an image, for a question without one). Default 0.
+        replaces evidence that an output lacks (such as evidence from images, for a question without images). Default 0.
     """
 
     weights: Mapping[str, float]
@@ -87,8 +87,8 @@ class Calibration:
 
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
-    """Read the calibrations in a model's folder: kind of decoding -> calibration; {} if there are none. Raises
-    InputError if the file is damaged."""
+    """Read the calibrations in a model's folder: kind of decoding (such as "transcript") -> calibration; {} if there
+    are none. Raises InputError if the file is damaged."""
     if folder is None or not (folder / FILE).is_file():
         return {}
     path = folder / FILE
@@ -111,7 +111,8 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
     """Write confidence.json to a folder. If writing fails, an existing file stays as it was.
 
-    calibrations: kind of decoding -> calibration. measured: their scores on held-out data, which are stored with them.
+    calibrations: kind of decoding -> calibration. measured: the calibrations' scores on held-out data, which the file
+        stores, too.
     """
     content = {
         "format": FORMAT,
@@ -127,8 +128,8 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
     """Return an output's confidence in [0, 1].
 
-    seen: its evidence by name. calibrations: kind of decoding -> calibration. kind: the kind of decoding; if it has no
-        calibration, the confidence is the geometric mean of the token probabilities.
+    seen: the output's evidence by name. calibrations: kind of decoding -> calibration. kind: the kind of decoding; if
+        it has no calibration, the confidence is the geometric mean of the token probabilities.
     """
     if kind in calibrations:
         return calibrations[kind](seen)
@@ -146,7 +147,8 @@ def check_min_confidence(value: float | None) -> float | None:
 
 
 def too_unsure(value: float, least: float | None, what: str) -> InputError | None:
-    """Return an error if the confidence is too low, else None. value: the confidence. least: the minimum; None: none.
+    """Return an error if the confidence is too low, else None. value: the confidence. least: the minimum; None: no
+    minimum.
     what: name of the call's argument that holds the input."""
     if least is None or value >= least:
         return None

@@ -36,8 +36,8 @@ MAX_CHANNELS = 8
 
 
 def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[Audio]:
-    """Collect the recordings of one call in a `Batch`. sample_rate: Hz of arrays. Raises InputError if it is given
-    although no recording is an array."""
+    """Collect the recordings of one call in a `Batch`. sample_rate: in Hz, for recordings that are arrays. Raises
+    InputError if a sample rate is given although no recording is an array."""
     single = not isinstance(audio, (list, tuple))
     items: list[Audio] = [cast(Audio, audio)] if single else list(cast(Sequence[Audio], audio))
     arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
@@ -118,8 +118,8 @@ def _from_dict(audio: Mapping[str, Any], max_seconds: float) -> Tensor:
 
 
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
-    """Convert an array to 16 kHz mono samples (T,). It may be (T,), (T, channels) or (channels, T), of floats or of
-    integers, which are scaled by the range of their type. sample_rate: in Hz."""
+    """Convert an array to 16 kHz mono samples (T,). The array is (T,), (T, channels) or (channels, T), of floats, or of
+    integers, which are scaled by the range of their type. sample_rate: the array's, in Hz."""
     if sample_rate is None:
         raise InputError(
             "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."

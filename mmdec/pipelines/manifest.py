@@ -1,7 +1,7 @@
 """Reads lists of many inputs, one per row: TSV, JSON lines or Parquet.
 
-A row that cannot be used stays in the list, with the reason. So one bad row does not stop the others. It also does not
-change the positions of other rows, after which their result files are named.
+A row that cannot be used stays in the list, with the reason. So a bad row does not stop the run, and does not change
+the positions of other rows. Result files are named after these positions.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) -> Row:
-    """Make a row. index: its position in the list. values: its columns by name, or the reason why it has none. options:
-    names of columns that are arguments of the call."""
+    """Make a row. index: its position in the list. values: the row's columns by name, or a text: the reason why the row
+    cannot be read. options: names of columns that are arguments of the call."""
     if isinstance(values, str):
         return Row(index, "", refusal=values)
     wrong = next((name for name, value in values.items() if not isinstance(value, (str, int))), None)

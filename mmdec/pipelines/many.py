@@ -194,7 +194,7 @@ def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]])
     except BatchError as error:
         return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
     except MmdecError:
-        raise  # not an input, but the arguments are wrong
+        raise  # the call's arguments are wrong, not an input
     except Exception as error:  # some input causes it: decode each one by itself
         if len(batch) == 1:
             return [failure(error)]

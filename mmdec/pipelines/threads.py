@@ -1,9 +1,9 @@
 """Chooses torch's number of CPU threads for one call, from the model's size and the number of idle processors.
 
-At the end of each operation its threads wait for each other. On a busy machine a thread without a processor delays the
-others at every operation: two threads on two busy cores took eight times as long as one. So each call asks the system
-how many processors are idle. Explicit settings are never changed: `threads=`, OMP_NUM_THREADS, MKL_NUM_THREADS,
-`torch.set_num_threads`.
+At the end of each operation, torch's threads wait for each other. On a busy machine a thread without a processor delays
+the other threads at every operation: two threads on two busy cores took eight times as long as one thread. So each call
+asks the system how many processors are idle. Explicit settings are never changed: `threads=`, OMP_NUM_THREADS,
+MKL_NUM_THREADS, `torch.set_num_threads`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
 def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     """Context manager that sets torch's number of CPU threads inside the block, for this Python thread only.
 
-    threads: the number. None: if the user has set a number, keep it; else choose one for the sizes of `networks` that
-        are on a CPU. Raises: InputError.
+    threads: the number. None: if the user has set a number, keep it; else choose a number from the sizes of those
+        `networks` that are on a CPU. Raises: InputError for an invalid number.
     """
     count, before = check_threads(threads), torch.get_num_threads()
     if count is None:
@@ -124,7 +124,7 @@ def quota_of(root: Path, cgroups: str) -> float | None:
     # the limits of parent groups apply, too
     folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]
     limits = [_text(folder / "cpu.max").split() for folder in folders]
-    # control groups, version 1
+    # limits of control groups of version 1
     old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     shares = [int(a) / int(b) for a, b, *_ in (*filter(None, limits), old) if a.isdecimal() and b.isdecimal()]
     return min(shares, default=None)

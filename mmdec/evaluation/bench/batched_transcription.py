@@ -3,9 +3,9 @@ batches.
 
 python -m mmdec.evaluation.bench.batched_transcription FOLDER --model MODEL --language en --count 100
 
-The timed recordings, of 1.5 to 40 s, are cut at random places out of those in the folder, with a fixed seed. Those
-longer than a window (30 s) are first cut at pauses, so that both ways decode the same pieces. Both ways decode the same
-20 recordings, then the next 20. Their tokens must be equal.
+The timed recordings, of 1.5 to 40 s, are cut at random places out of the recordings in the folder, with a fixed seed.
+Recordings longer than a window (30 s) are first cut at pauses, so that both ways decode the same pieces. Both ways
+decode the same 20 recordings, then the next 20. Their tokens must be equal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIDE = 8  # batch size of decoding in batches
 
 
 def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Cut `count` recordings (T,) of random length out of random ones of `sounds`, (T,) of 16 kHz."""
+    """Cut `count` recordings (T,) of random length out of random recordings in `sounds`, (T,) of 16 kHz."""
     drawn, found = random.Random(0), list[Tensor]()
     while len(found) < count:
         size = int(SAMPLE_RATE * math.exp(drawn.uniform(math.log(SHORTEST), math.log(LONGEST))))
@@ -48,8 +48,8 @@ def mixed(sounds: Sequence[Tensor], count: int) -> list[Tensor]:
 
 
 def pieces(recordings: Sequence[Tensor]) -> list[Tensor]:
-    """Cut recordings (T,) into the pieces that `transcribe` decodes with `cut_at_pauses=True`; up to 30 s they stay
-    whole."""
+    """Cut recordings (T,) into the pieces that `transcribe` decodes with `cut_at_pauses=True`. Recordings up to 30 s
+    stay whole."""
     most = 30 * SAMPLE_RATE
     cut = [cut_at_pauses(one, most) if len(one) > most else [] for one in recordings]
     return [

@@ -1,7 +1,7 @@
 """Compares SpecVLM's drafter with EAGLE-2's of the same size, for several numbers of visual tokens: the length of the
 drafter's KV cache, and the time of its pass over the prompt and of its rounds.
 
-Weights, embeddings and features are random, which costs the same time as trained ones. An oracle accepts the first
+Weights, embeddings and features are random; random ones take the same time as trained ones. An oracle accepts the first
 `accepted` nodes of each draft, wherever they are in the tree: trees from random weights are too shallow for a path of
 that length. The target does not run, because its pass is the same for both drafters.
 """
@@ -102,7 +102,7 @@ def bench_compressor(
 
     size: a key of `SIZES`. visual: numbers of visual tokens. compressors: names of SpecVLM's image compressors.
     accepted: drafted tokens that the oracle accepts in a round. repeats: timed pairs of calls.
-    Returns: the report. Speed-ups are EAGLE-2's time over SpecVLM's.
+    Returns: the report. A speed-up is EAGLE-2's time divided by SpecVLM's.
     """
     torch_device = prepared(device, threads)
     dtype = torch.float32 if torch_device.type == "cpu" else torch.bfloat16

@@ -2,7 +2,7 @@
 timing.
 
 Random weights do not give realistic acceptance, so two kinds of text show its bounds. "Repeating" text is from weights
-that fall into loops: nearly every copied token is accepted. In "wandering" text, nearly none is.
+that fall into loops: nearly every copied token is accepted. In "wandering" text, nearly no copied token is accepted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Times drafters for a vision-language model against transformers' own loops, after a check that tokens are equal.
 
 Before any timing, each method answers each question once. If the tokens of one of mmdec's methods differ from those of
-greedy `generate`, there is no report. A question on which transformers' prompt lookup differs is left out of that
-comparison and counted. Then all methods run in turn, A B C D A B C D, question by question: mmdec through
-`mmdec.describe`, transformers through `model.generate` on the same tensors. Wall clock is from the pictures' files to
-text.
+greedy `generate`, there is no report. A question on which the tokens of transformers' prompt lookup differ is left out
+of the comparison with prompt lookup, and counted. Then all methods run in turn, A B C D A B C D, question by question:
+mmdec through `mmdec.describe`, transformers through `model.generate` on the same tensors. Wall clock is from the
+pictures' files to text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new token
 @final
 @dataclass(frozen=True)
 class VlmBench:
-    """Keyword options of `bench_vlm`, with their defaults. Its docstring describes them."""
+    """Keyword options of `bench_vlm`, with their defaults. The docstring of `bench_vlm` describes them."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -54,8 +54,8 @@ def bench_vlm(
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
-    questions: file or folder of questions; None: those about synthetic pictures in data/scenes/test.json, or, if
-        `images` is given, `prompt` about each picture.
+    questions: file or folder of questions; None: the questions about synthetic pictures in data/scenes/test.json, or,
+        if `images` is given, `prompt` about each picture.
     images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in `questions`.
     max_new_tokens: the most new tokens of an answer; None: the model's default.
     per_task: number of questions from each task, evenly spaced. repeats: timed answers of each method to each question.

@@ -1,9 +1,9 @@
 """Times single operators: on a GPU, our Triton kernels against torch's implementations; on a CPU, our fast versions in
 torch against plain torch.
 
-Before a row is timed, the results of both are compared; a difference ends the benchmark. Then they are timed in turn.
-On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the GPU's copy bandwidth, which is
-also measured here.
+Before two implementations are timed, their results are compared; a difference ends the benchmark. Then both are timed
+in turn. On a GPU, the read bandwidth (bytes of keys and values over seconds) is compared with the GPU's copy bandwidth,
+which is also measured here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Times drafters for a given language model against transformers' assisted generation and prompt lookup.
 
 Before any timing, each method answers each prompt once. If the tokens of one of mmdec's methods differ from those of
-greedy `generate`, there is no report. A prompt on which one of transformers' own methods differs is left out of that
-comparison and counted. Then all methods run in turn, A B C D A B C D, prompt by prompt, each by `model.generate` on
-the same token ids. Wall clock and processor time are those of the whole call.
+greedy `generate`, there is no report. A prompt on which the tokens of one of transformers' own methods differ is left
+out of the comparison with this method, and counted. Then all methods run in turn, A B C D A B C D, prompt by prompt,
+each by `model.generate` on the same token ids. Wall clock and processor time are those of the whole call.
 
 The first tokens are also timed without statistics of earlier calls, as in a new process: there, mmdec has learned
 nothing about the drafter and the machine yet.
@@ -109,7 +109,7 @@ class LanguageHarness(Harness[Encoded]):
 @final
 @dataclass(frozen=True)
 class LanguageBench:
-    """Keyword options of `bench_language`, with their defaults. Its docstring describes them."""
+    """Keyword options of `bench_language`, with their defaults. The docstring of `bench_language` describes them."""
 
     per_kind: int = 3
     repeats: int = 5
@@ -222,7 +222,8 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
 def _draft(
     draft: str | os.PathLike[str], language: LoadedLanguageModel
 ) -> tuple[LoadedLanguageModel | None, Drafter | None]:
-    """Load what drafts: a smaller language model, or a draft network. Returns one of them; the other is None."""
+    """Load what drafts: a smaller language model, or a draft network. Returns (the model, None) or (None, the
+    drafter)."""
     try:
         return load_language_model(draft, language.model.device), None
     except InputError:  # the folder is not that of a language model, or it has no tokenizer
@@ -259,7 +260,7 @@ def _passes(measured: Measurements, method: Method) -> Quantity:
     return Quantity(f"{method.name}: tokens of a pass of the model", tokens / max(passes, 1), "tokens", len(runs))
 
 
-# fields that may name a prompt's kind, in the file; the first that is there counts
+# names of fields in the file that may hold a prompt's kind; the first one that exists is used
 KINDS = ("category", "task", "topic", "kind")
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
@@ -274,7 +275,8 @@ class TextPrompt:
 
     @classmethod
     def asked(cls, task: str, *texts: str) -> TextPrompt:
-        """Make a chat from texts, which are messages of the user and the assistant in turn. The user's is first."""
+        """Make a chat from texts, which are messages of the user and the assistant in turn. The first text is the
+        user's."""
         roles = ("user", "assistant")
         return cls(task, tuple({"role": roles[n % 2], "content": text} for n, text in enumerate(texts)))
 
@@ -379,7 +381,7 @@ BEGINNINGS = (  # short, in plain letters, because small models of stories have 
 
 def read_prompts(path: str | Path) -> list[TextPrompt]:
     """Read prompts from a file: .txt with one on each line, or .jsonl or .json of chats. A prompt ends with its chat's
-    last question. Its kind is the row's field `category`, `task`, `topic` or `kind`.
+    last question. The prompt's kind is the row's field `category`, `task`, `topic` or `kind`.
 
     Raises: InputError for a file that is missing, empty or in another format, naming the line.
     """

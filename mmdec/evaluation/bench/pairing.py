@@ -88,7 +88,7 @@ def paired(
 ) -> Paired:
     """Call a and b alternately, after one warm-up of each, and summarise their seconds.
 
-    repeats: number of timed pairs. device: the wall clock waits until it has finished.
+    repeats: number of timed pairs. device: the wall clock waits until this device has finished.
     seconds: takes what a or b returned, and returns the seconds to count; None: the wall clock of the call.
     """
     pairs: list[tuple[float, float]] = []
@@ -132,8 +132,9 @@ def task_groups(tasks: Sequence[str]) -> list[Group]:
 def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit: str) -> list[Group]:
     """Group inputs by length.
 
-    lengths: of each input. bins: least and most length of each group. The last group's name shows only the least.
-    unit: of the lengths, for names such as "6-10 words".
+    lengths: the length of each input. bins: least and most length of each group. The last group's name shows only the
+        least.
+    unit: the unit of the lengths, for names such as "6-10 words".
     """
     groups = []
     for low, high in bins:
@@ -156,7 +157,7 @@ class Timed:
 
     def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
         """Compare two methods on the inputs for which the baseline produced the same tokens as greedy decoding; skip
-        the others.
+        the other inputs.
 
         subject, baseline: names of methods. group: the inputs to choose from.
         Returns: two rows of the report, for the decoder's seconds and for the wall clock; none if all inputs were
@@ -194,8 +195,8 @@ class Timed:
         """Compute how long each stage of decoding takes for one input, in milliseconds. Returns: method -> stage ->
         milliseconds.
 
-        The stage "decoder" does not include the drafter's time. transformers' own loops do not report that time, so
-        there it is included.
+        The stage "decoder" does not include the drafter's time. transformers' own loops do not report the drafter's
+        time, so for them "decoder" includes it.
         """
         parts: dict[str, Callable[[Measurement], float]] = {
             "features": attrgetter("features"),
@@ -236,7 +237,7 @@ def runnable(harness: Harness[Input], first: Input, methods: Sequence[Method]) -
     """Try methods of transformers on one input, because not every model can decode with each of them.
 
     first: the input.
-    Returns: the methods that work; name -> reason for the others.
+    Returns: the methods that work; name -> reason for the methods that do not work.
     """
     found, left_out = list[Method](), dict[str, str]()
     for method in methods:

@@ -67,7 +67,7 @@ def bench_passes(
     listed as not measured.
 
     text: the language model, a key of `TEXTS`. prefix: number of tokens before the draft. speech: the speech model, a
-        key of `SPEECHES`. None for each: as in `SIZES` for the device.
+        key of `SPEECHES`. None for any of them: its value in `SIZES` for the device.
     Raises InputError for an unknown size, and MmdecError if two results differ.
     """
     for what, name, known in (("text", text, TEXTS), ("speech", speech, SPEECHES)):

@@ -2,7 +2,7 @@
 
 On a GPU the fast pass replays CUDA graphs; on a CPU it only uses fixed shapes. A round is the drafter, the target's
 pass and the core (all other time), as `decode/loop.py` measures them. The second part of this file checks that two
-models with the same weights, but different kinds of pass, give the same logits for drafts.
+models with the same weights, but different implementations of a pass, give the same logits for drafts.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ ROUNDS = 4
 def random_speech_model(size: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Create a Whisper with random weights on the device. size: a key of `SPEECHES`.
 
-    It never ends a text: the end token's row of the output matrix is 0, so its logit is 0, and another token's is
-    higher.
+    The model never ends a text: the end token's row of the output matrix is 0, so its logit is 0, and another token's
+    is higher.
     """
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(SPEECHES[size])

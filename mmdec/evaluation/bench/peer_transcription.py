@@ -1,9 +1,9 @@
 """Times mmdec, transformers and another engine with the same Whisper, on given recordings.
 
-The other engine is CTranslate2, which faster-whisper uses. Its own converter writes the weights, and it gets the same
-features. It decodes single windows. `long_form` moves from window to window by transformers' rule: it keeps whole
-segments, and the next window begins at the end of the last segment. All engines decode greedily, and never retry a
-window at a higher temperature.
+The other engine is CTranslate2, which faster-whisper uses. CTranslate2's own converter writes the weights, and
+CTranslate2 gets the same features. CTranslate2 decodes single windows; `long_form` moves from window to window by
+transformers' rule: it keeps whole segments, and the next window begins at the end of the last segment. All engines
+decode greedily, and never retry a window at a higher temperature.
 
 Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each engine runs with one thread and
 with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. Processor seconds
@@ -178,7 +178,7 @@ def in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log
 def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
     """Compare each pair of engines on some recordings, by wall clock and by processor seconds.
 
-    sides: the engines. group: name of the recordings. indices: of the recordings.
+    sides: the engines. group: name of this group of recordings. indices: indices of these recordings.
     Returns: rows of the report. The wall clock takes each engine with the number of threads that is faster, processor
         seconds are with one thread.
     """

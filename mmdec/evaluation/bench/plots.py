@@ -62,7 +62,7 @@ def check_plots(metrics: str | Path | None = None) -> None:
 
 def training_curves(path: str | Path) -> dict[str, list[tuple[float, float]]]:
     """Read the columns of a metrics.csv by Lightning's CSVLogger: name -> (step, value), in order. Missing and
-    non-finite values are left out. Raises InputError."""
+    non-finite values are left out. Raises InputError if the file cannot be read or has no such columns."""
     source = Path(path)
     try:
         if source.stat().st_size > LARGEST_CSV:

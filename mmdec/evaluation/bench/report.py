@@ -59,7 +59,7 @@ class Comparison:
     subject_ms: float | None = None
     baseline_ms: float | None = None
     tokens_per_round: float | None = None  # mean tokens per round of the subject, bonus or correction token included
-    # the same without the bonus or correction token; papers report one or the other
+    # the same without the bonus or correction token; some papers report this number, some the one above
     accepted_per_round: float | None = None
 
     @property
@@ -76,7 +76,7 @@ class Quantity:
     value: float
     unit: str
     n: int  # number of measurements
-    low: float | None = None  # with `high`: quartiles or confidence interval; if one is alone, it is the worst value
+    low: float | None = None  # with `high`: quartiles or confidence interval; given alone, it is the worst value
     high: float | None = None
 
 

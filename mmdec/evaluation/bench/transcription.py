@@ -1,10 +1,10 @@
 """Times Medusa heads against transformers' own loops with the same Whisper, after a check that tokens are equal.
 
 Before any timing, each method decodes each recording once. If mmdec's tokens differ from those of greedy `generate`,
-there is no report. A recording on which another method differs is left out of that comparison and counted. Then all
-methods run in turn, A B C D A B C D, recording by recording: mmdec through `mmdec.transcribe`, transformers through
-`model.generate` on the same features. Decoder seconds are the seconds of a call without features and encoder; wall
-clock is from samples in memory to text (see `quality/transcription.py`).
+there is no report. A recording on which the tokens of another method differ is left out of the comparison with this
+method, and counted. Then all methods run in turn, A B C D A B C D, recording by recording: mmdec through
+`mmdec.transcribe`, transformers through `model.generate` on the same features. Decoder seconds are the seconds of a
+call without features and encoder; wall clock is from samples in memory to text (see `quality/transcription.py`).
 
 Another engine with the same weights is in `peer_transcription.py`.
 """
@@ -51,7 +51,7 @@ class Recording:
 @final
 @dataclass(frozen=True)
 class AsrBench:
-    """Keyword options of `bench_asr`, with their defaults. Its docstring describes them."""
+    """Keyword options of `bench_asr`, with their defaults. The docstring of `bench_asr` describes them."""
 
     allow_absolute_paths: bool = False
     heads: str | os.PathLike[str] | None = None

@@ -2,11 +2,11 @@
 
 Linguistic decoding turns the encoder's states into English units: phones or word pieces. `bench_speech` times the
 shipped model: `mmdec.translate_speech` from file to samples, and in it the linguistic decoding of each strategy against
-autoregressive decoding, the baseline. It also times the two decoders alone by source length. There it does not use the
-public call, because the baseline must decode a fixed number of units. `bench_paper` times a model of the paper's size
-with random weights against a decoder of S2UT's shape. Reports give the median of the paired ratios, their spread and
-the hardware. With a judge (a speech model that translates, `quality/judge_transcription.py`), calls are also timed
-against its translation.
+autoregressive decoding, the baseline. It also times the two decoders alone by source length. To time the decoders
+alone, it does not call `translate_speech`, because the baseline must decode a fixed number of units. `bench_paper`
+times a model of the paper's size with random weights against a decoder of S2UT's shape. Reports give the median of the
+paired ratios, their spread and the hardware. With a judge (a speech model that translates,
+`quality/judge_transcription.py`), calls are also timed against its translation.
 
 Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
 full pass, and its beam search with one beam gives the greedy units.
@@ -48,7 +48,8 @@ S2UT_VOCABULARY = 1004
 TIMED = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
 WHOLE = (3.0, 10.0)  # seconds of speech in the two recordings on which whole calls are timed
 GATE_UNITS = 40  # the most units that `gate` decodes
-# of logits: cached and full pass round differently, so two units with near-equal logits may change order
+# maximum difference of logits: cached and full pass round differently, so two units with near-equal logits may change
+# order
 GATE_SLACK = 1e-3
 
 
@@ -263,9 +264,9 @@ def bench_paper(
 
     seconds: lengths of the source. beams: width of S2UT's beam search.
 
-    In the report, a is DASpeech: graph decoder, lookahead, adaptor and FastSpeech 2, `UNITS_A_SECOND` phones of equal
-    duration. b is S2UT: 6 layers of width 512 over 1000 units, 25 units a second, greedy and with beams. Encoder and
-    vocoder are not included; the encoder states are random, of the paper's shape.
+    In the report, the subject is DASpeech: graph decoder, lookahead, adaptor and FastSpeech 2, with `UNITS_A_SECOND`
+    phones of equal duration. The baseline is S2UT: 6 layers of width 512 over 1000 units, 25 units a second, greedy and
+    with beams. Encoder and vocoder are not included; the encoder states are random, of the paper's shape.
     """
     target = prepared(device, threads)
     torch.manual_seed(0)

@@ -105,7 +105,7 @@ def seeing_model(name: str | None, corpus: Path) -> LoadedVlm:
 def described(options: argparse.Namespace, split: str) -> dict[str, list[Example]]:
     """Answer questions of a split, and return the answers as examples, by kind of decoding.
 
-    One random question of each conversation is asked. Every third one is about an empty picture, or a picture in
+    One random question of each conversation is asked. Every third question is about an empty picture, or a picture in
     another style from `--other`; the styles for the test are not in the fit.
 
     options: the command line.
@@ -186,7 +186,7 @@ def fit(examples: Sequence[Example]) -> Calibration:
 
 def calibration_error(confidences: Sequence[float], right: Sequence[float]) -> float:
     """Compute the expected calibration error: over ten bins of equal width, the mean distance between confidence and
-    the share that is right, weighted by the bins' numbers of outputs. right: of each output, 0 to 1."""
+    the share that is right, weighted by the bins' numbers of outputs. right: how right each output is, from 0 to 1."""
     gaps = [row["count"] * abs(row["said"] - row["right"]) for row in reliability(confidences, right)]
     return float(sum(gaps) / len(confidences))
 

@@ -67,7 +67,7 @@ class Folder:
 
     @classmethod
     def of(cls, path: Path) -> Folder:
-        """Read config.json and the tensors' names of a drafter's folder. Raises InputError for a damaged one."""
+        """Read config.json and the tensors' names of a drafter's folder. Raises InputError for a damaged folder."""
         return cls(path, read_settings(path / "config.json", "drafter"), tensor_names(path, "drafter"))
 
     @property
@@ -80,8 +80,8 @@ class Folder:
     def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
         """Make the correction of a checkpoint folder that sets fields of its config.json.
 
-        own: dotted key -> value, in mmdec's format. published: the same in the other formats; None: they have no such
-            key.
+        own: dotted key -> value, in mmdec's format. published: the same fields in published formats; None: published
+            formats have no such key.
         """
         if self.layout == OWN:
             return Remedy(own)
@@ -134,8 +134,8 @@ def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, 
 
 
 def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
-    """Yield all variants of how the network is run, each with one setting changed. reader: how it is run now. model:
-    the target. pictures: whether any prompt has pictures."""
+    """Yield all variants of how the network is run, each with one setting changed. reader: how the network is run now.
+    model: the target. pictures: whether any prompt has pictures."""
     target: Any = model.config.get_text_config(decoder=True)
     yield from _layers(reader, folder, target.num_hidden_layers)
     yield from _flags(reader, folder)
@@ -149,8 +149,8 @@ def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
     """Return other choices of the target's layers whose hidden states the network may read: layers -> a description in
     words.
 
-    They are: each layer one higher, each one lower, and EAGLE-3's default. The layers that are read now are left out.
-        depth: the target's number of layers.
+    The choices are: all layers one higher, all layers one lower, and EAGLE-3's default layers. The layers that are read
+        now are left out. depth: the target's number of layers.
     """
     layers = reader.layers
     found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
@@ -218,7 +218,8 @@ def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
 
 
 def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
-    """Yield variants of norms: leave a norm of the folder out, or add a norm that it lacks, with all weights 1."""
+    """Yield variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights
+    1."""
     network, config = reader.network, reader.network.config
     size = config.hidden_size
     three = isinstance(config, Eagle3Config)
@@ -258,7 +259,7 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
         if isinstance(theta, int | float) and theta > 0 and theta != config.rope_theta:
             yield other_base(reader, folder, float(theta), name)
         if theta == base:
-            break  # the model's base is the usual one, which was tried in the step before
+            break  # the model's base is `BASE`, which was tried in the step before
     if not isinstance(config, Eagle3Config):
         return
     own: dict[str, Any] = dict(folder.value(folder.rope()) or {})

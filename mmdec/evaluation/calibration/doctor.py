@@ -1,9 +1,10 @@
 """The drafter doctor: tests whether a drafter is run as in its training, and measures how many tokens are accepted.
 
-A checkpoint folder may leave settings open (in names: conventions), such as which layers of the target a draft network
-reads. With a setting other than in training, drafts are worse, but the text is the same. `examine` measures the share
-of first drafted tokens that are accepted on the target's greedy text: as the network is run now, and with each setting
-changed. A change that clearly raises the share is a finding. The next finding is measured with the earlier changes.
+A checkpoint folder may leave settings open (called conventions in the names here), such as which layers of the target a
+draft network reads. With a setting other than in training, drafts are worse, but the text is the same. `examine`
+measures the share of first drafted tokens that are accepted on the target's greedy text: as the network is run now, and
+with each setting changed. A change that clearly raises the share is a finding. The next finding is measured with the
+earlier changes.
 
 A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
 texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
@@ -139,9 +140,9 @@ def examine(
 ) -> Examination:
     """Examine a drafter on its target's greedy answers.
 
-    drafter: its folder, name or hub id, as for `load_drafter`. model: the loaded target.
+    drafter: the drafter's folder, name or hub id, as for `load_drafter`. model: the loaded target.
     prompts: the target answers them.
-    template: whether prompts go through the chat template, if the model has one. tokens: the most in an answer.
+    template: whether prompts go through the chat template, if the model has one. tokens: the most tokens of an answer.
     log: receives lines of progress.
     Returns: the `Examination`.
     Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
@@ -315,7 +316,8 @@ def find_mends(
     """Find the settings in which a network is run otherwise than in its training, one after another.
 
     reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
-    Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
+    Returns: the findings, in order; other changes, which were tried on top of the findings; the reader with all
+        findings applied (`reader` if the LM head is wrong).
     """
     findings, done, given = list[Tried](), set[str](), reader
     pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
@@ -340,7 +342,8 @@ def find_mends(
 
 
 def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
-    """Return the finding that the network was trained with another LM head; None if its own may be right."""
+    """Return the finding that the network was trained with another LM head; None if the network's own LM head may be
+    right."""
     fits = searches.fitted_head(reader, texts)
     if fits is None:
         return None
@@ -354,8 +357,8 @@ def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
-    """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right without it. count:
-    number of all variants that are tried, for Bonferroni's interval."""
+    """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right without the
+    variant. count: number of all variants that are tried, for Bonferroni's interval."""
     before = [_of_depth(right, variant.depth) for right in now]
     after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
@@ -466,7 +469,7 @@ def matched_gain(
     """Compute the gain of other texts over ours at places of similar confidence, with a 95 % and with a 99 % interval.
 
     ours, others: (N,) for each prompt's text, 1 where the first drafted token is right, else 0. sure, sure_of: the
-    target's confidence at the same places. The intervals are the jackknife's over prompts.
+    target's confidence at the places of `ours` and of `others`. The intervals are the jackknife's over prompts.
     """
     pooled = np.concatenate([*sure, *sure_of])
     edges = np.quantile(pooled, np.arange(1, STRATA) / STRATA)

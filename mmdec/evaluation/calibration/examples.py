@@ -65,7 +65,7 @@ def rightness(text: str, references: Sequence[str]) -> float:
 
 def noisy(samples: np.ndarray, level: float | None, draw: np.random.Generator) -> np.ndarray:
     """Add noise to samples (T,) at a signal-to-noise ratio of `level` dB: white, or with a falling spectrum. None: add
-    none."""
+    no noise."""
     if level is None:
         return samples
     noise = draw.normal(size=len(samples))
@@ -123,7 +123,7 @@ def empty_picture(kind: str, draw: np.random.Generator) -> np.ndarray:
         ramp = down * np.arange(SIDE)[:, None] + across * np.arange(SIDE)
         share = (ramp - ramp.min()) / (ramp.max() - ramp.min())
         return (begin + (end - begin) * share[..., None]).round().astype(np.uint8)
-    # of the blur, the standard deviation in pixels; of the result, the standard deviation in grey levels
+    # standard deviation of the blur in pixels, and of the result in grey levels
     radius, contrast = draw.uniform(1, 8), draw.uniform(20, 60)
     waves = np.exp(-2 * (np.pi * radius * np.fft.fftfreq(SIDE)) ** 2)  # Fourier transform of the Gaussian
     noise = np.fft.fft2(draw.normal(size=shape), axes=(0, 1)) * (waves[:, None] * waves)[..., None]
@@ -145,7 +145,7 @@ def sounds(own: Sequence[tuple[Path, tuple[str, ...]]], other: Sequence[Path], s
     """Make the inputs for a transcriber of one language: each recording once, the levels of noise in turn; and half as
     many nonsense sounds, the kinds in turn.
 
-    own: (file, right texts) of recordings. other: files of speech in another language. seed: of the noise.
+    own: (file, right texts) of recordings. other: files of speech in another language. seed: random seed of the noise.
     """
     draw = np.random.default_rng(seed)
     recordings = []
@@ -171,7 +171,7 @@ def telephone(samples: np.ndarray) -> np.ndarray:
 
 def spoken_sounds(own: Sequence[tuple[Path, tuple[str, ...]]], split: str) -> list[Sound]:
     """Make the inputs for a transcriber of all languages: each recording once, most of them with noise or as by
-    telephone; every third one also backwards; and nonsense sounds.
+    telephone; every third recording also backwards; and nonsense sounds.
 
     own: (file, right texts) of recordings. split: "dev", for the fit, or "test", with other kinds of nonsense.
     """

@@ -1,9 +1,9 @@
 """Measures how often a drafter's tokens equal those of the target's greedy answers.
 
-For each prompt the target writes its greedy answer once; then one pass over prompt and answer gives its features. With
-these, the drafter drafts at all places of the answer at once: its first tokens, and the later tokens of chains, whose
-input after a right token is the same text as in decoding. So the rounds that decoding with chains takes are counted
-without decoding. Trees are drafted one after another, at each place where a round would begin.
+For each prompt the target writes its greedy answer once; then one pass over prompt and answer gives the target's
+features. With these features, the drafter drafts at all places of the answer at once: its first tokens, and the later
+tokens of chains, whose input after a right token is the same text as in decoding. So the rounds that decoding with
+chains takes are counted without decoding. Trees are drafted one after another, at each place where a round would begin.
 
 Sizes: P tokens of the prompt, N + 1 tokens of the answer, L = P + N tokens of the pass (without the answer's last one),
 H channels. At the answer's token c, from 0, this token is the root, and the first drafted token should be token c + 1.
@@ -79,8 +79,8 @@ class OwnText:
 def own_text(
     target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
 ) -> OwnText | None:
-    """Let the target answer a prompt greedily, and run it over both. Returns None for an answer of fewer than `LEAST`
-    tokens.
+    """Let the target answer a prompt greedily, and run the target over prompt and answer. Returns None for an answer of
+    fewer than `LEAST` tokens.
 
     inputs: the target's inputs for the prompt, a batch of one. drafter: speeds up the answer without changing it.
     tokens: the most new tokens. needs: what the pass must record.
@@ -216,8 +216,8 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
 def _at_roots(reader: Reader, text: OwnText) -> tuple[Prompted, Tensor, Tensor, Pair, Tensor]:
     """Run the network over a text.
 
-    Returns: its inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first tokens are
-        drafted; keys and values of all tokens; the roots' positions (N,).
+    Returns: the network's inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first
+        tokens are drafted; keys and values of all tokens; the roots' positions (N,).
     """
     network, begin = reader.network, text.prompt
     embeds, features, visual = reader.rows(text)
@@ -389,7 +389,7 @@ class Asked:
     images: tuple[Path, ...] = ()
 
 
-# files of processors: a folder of a model that sees may have none, and is then read for its text alone
+# names of processors' files; if a folder of a model that reads images has none, the model is loaded for text alone
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 
 

@@ -58,7 +58,7 @@ def searched(reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequ
     """Yield the best base of rotary positions and the best layers that a search finds, unless they are already tried
     variants.
 
-    model: the target. texts: the target's; layers are searched only if the texts hold all layers' features.
+    model: the target. texts: the target's answers; layers are searched only if the texts hold all layers' features.
     """
     mean = sum(text.places for text in texts) / len(texts)
     some = evenly_spaced(texts, math.ceil(PLACES / mean))
@@ -73,8 +73,8 @@ def _cost(reader: Reader, texts: Sequence[OwnText]) -> np.ndarray:
 
 
 def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[OwnText]) -> Iterator[Variant]:
-    """Yield the variant whose base of rotary positions has the least surprise. It is one of `BASES`, or one between two
-    of them if that is better by two standard errors. target: the target's text config."""
+    """Yield the variant whose base of rotary positions has the least surprise. It is one of `BASES`, or a base between
+    two of them if that base is better by two standard errors. target: the target's text config."""
     network, now = reader.network, reader.network.config.rope_theta
     costs: dict[float, np.ndarray] = {}
 

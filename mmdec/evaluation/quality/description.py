@@ -168,7 +168,7 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
 @final
 @dataclass(frozen=True)
 class VlmScoring:
-    """Keyword options of `evaluate_vlm`, with their defaults. Its docstring describes them."""
+    """Keyword options of `evaluate_vlm`, with their defaults. The docstring of `evaluate_vlm` describes them."""
 
     allow_absolute_paths: bool = False
     prompt: str = PROMPT
@@ -192,8 +192,8 @@ def evaluate_vlm(
 ) -> dict[str, Any]:
     """Score a vision-language model. Returns a JSON-ready report.
 
-    questions: a file or folder of questions; None: those about synthetic pictures in data/scenes/test.json, or, if
-        images are given, `prompt` about each of them.
+    questions: a file or folder of questions; None: the questions about synthetic pictures in data/scenes/test.json, or,
+        if images are given, `prompt` about each image.
     images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in the questions.
     limit: number of questions from each task, evenly spaced.
     swap: show another picture of the same task. Answers that are still right come from the question's text alone.

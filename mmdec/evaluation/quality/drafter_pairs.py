@@ -48,7 +48,7 @@ class ShuffledPicture(ForwardingDrafter):
 
 
 def _order(visual: Tensor) -> Tensor:
-    """Return indices (F,) that shuffle the visual tokens of F tokens and leave the others in place.
+    """Return indices (F,) that shuffle the visual tokens of F tokens and leave the other tokens in place.
 
     visual: (F,) bool, True for visual tokens.
     """
@@ -90,7 +90,7 @@ def tokens_per_round(totals: Counts) -> float:
 def difference(a: Counts, b: Counts, seed: int = 0) -> dict[str, float]:
     """Subtract b's tokens per round from a's, over the same pictures, with a bootstrap interval of 95 %.
 
-    a, b: (pictures, 2), tokens and rounds of each picture. seed: of the bootstrap.
+    a, b: (pictures, 2), tokens and rounds of each picture. seed: random seed of the bootstrap.
     Returns: "value", and the interval's ends, "low" and "high".
     """
     draw = np.random.default_rng(seed)

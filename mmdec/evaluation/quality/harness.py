@@ -100,7 +100,7 @@ class Harness(ABC, Generic[Input]):
     is decoded and measured."""
 
     what: ClassVar[str] = "recording"  # name of one input in messages
-    clock: ClassVar[str] = "decoder"  # which time `Measurement.decoder` has, as reports name it
+    clock: ClassVar[str] = "decoder"  # name, in reports, of the time in `Measurement.decoder`
 
     @abstractmethod
     def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:

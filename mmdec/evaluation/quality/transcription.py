@@ -47,7 +47,7 @@ class TranscriptionHarness(Harness[Tensor]):
     """Transcribes recordings with one loaded Whisper, in at most `max_new_tokens` a window, and measures the calls."""
 
     def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
-        """language: None: detect it. A model of one language ignores it."""
+        """language: None: detect it. For a model of one language, this argument is ignored."""
         self.whisper, self.model = whisper, whisper.model
         multilingual = getattr(self.model.generation_config, "is_multilingual", False)
         self.language = language if multilingual else None
@@ -164,7 +164,7 @@ class Transcribed:
 @final
 @dataclass(frozen=True)
 class AsrScoring:
-    """Keyword options of `evaluate_asr`, with their defaults. Its docstring describes them."""
+    """Keyword options of `evaluate_asr`, with their defaults. The docstring of `evaluate_asr` describes them."""
 
     recordings: Sequence[str | os.PathLike[str]] = ()
     allow_absolute_paths: bool = False

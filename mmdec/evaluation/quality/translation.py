@@ -1,9 +1,9 @@
 """Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
 `Systems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems such as a judge's
-translation (`judge_transcription.py`). All run in turn on each recording of a `SpeechCorpus`. It is read from CVSS with
-Common Voice, or from a manifest of recordings and folders of sentence pairs, which have the translations. `mmdec eval
-speech` prints the report.
+translation (`judge_transcription.py`). All systems run in turn on each recording of a `SpeechCorpus`. The corpus is
+read from CVSS with Common Voice, or from a manifest of recordings and folders of sentence pairs, which have the
+translations. `mmdec eval speech` prints the report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mmdec.types import InputError
 
 COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
 NOISES = 32  # number of white noises that are scored as a lower bound
-NOISE_LEVEL = 0.1  # standard deviation of their samples; full scale is 1
+NOISE_LEVEL = 0.1  # standard deviation of the noises' samples; full scale is 1
 # how texts are normalised before ASR-BLEU is computed
 NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"
 
@@ -394,8 +394,8 @@ def add_asr_bleu(
 
 
 def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Source], log: Log) -> float | None:
-    """Add to the report the judge's errors on the reference recordings. Returns their ASR-BLEU; None if some row has no
-    recording."""
+    """Add to the report the judge's errors on the reference recordings. Returns the recordings' ASR-BLEU; None if some
+    row has no recording."""
     recordings = [row.recording for row in rows if row.recording is not None]
     if len(recordings) < len(rows):
         return None
@@ -420,7 +420,7 @@ def _shuffled_score(transcripts: Sequence[str], references: Sequence[Sequence[st
 
 
 def shuffled(items: Sequence[str]) -> list[str]:
-    """Reorder items so that none keeps its place. They move by half the list, because neighbours may be equal."""
+    """Reorder items so that none keeps its place. Items move by half the list, because neighbours may be equal."""
     half = max(1, len(items) // 2)
     return [*items[half:], *items[:half]]
 

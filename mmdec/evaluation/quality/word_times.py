@@ -34,7 +34,7 @@ class TimeError:
     start: float  # seconds by which the word's start is too late; negative: too early
     end: float  # seconds by which the word's end is too late; negative: too early
     after_pause: bool  # whether a pause is before the word
-    before_pause: bool  # whether a pause is after it
+    before_pause: bool  # whether a pause is after the word
 
 
 def time_errors(found: Sequence[Timed], known: Sequence[Timed]) -> list[TimeError]:

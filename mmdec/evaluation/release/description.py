@@ -126,7 +126,7 @@ def place(run: Path) -> Path:
 def check_drafter(run: Path, target: Path, force: bool) -> str:
     """Check a drafter before it replaces the shipped one.
 
-    run: its new folder. target: the folder in models/ that it replaces. force: not used.
+    run: the drafter's new folder. target: the folder in models/ that it replaces. force: not used.
     Returns: a warning if the drafter was trained for other weights of the model, else "".
     Raises: InputError if its model does not exist.
     """

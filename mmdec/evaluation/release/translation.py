@@ -28,7 +28,7 @@ NOTICES = Path(__file__).with_name("notices.md")  # licences of the parts of tra
 
 
 def same_layout(run: Path, target: Path, force: bool) -> str:
-    """Raise InputError if the run's model and the one to replace are of different kinds (via French text or not),
+    """Raise InputError if the run's model and the model to replace are of different kinds (via French text or not),
     because their tests differ.
 
     run, target: folders of the new and of the old model. force: not used.

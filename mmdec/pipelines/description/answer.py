@@ -89,7 +89,7 @@ class Description:
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
     kept: list[float] | None = field(
         default=None, repr=False
-    )  # in [0, 1]: the compressor's weight of each visual token; None: it compressed none
+    )  # in [0, 1]: the compressor's weight of each visual token; None: no image was compressed
 
     def __str__(self) -> str:
         """Write three lines: the text, the number of rounds, the time."""
@@ -143,7 +143,7 @@ class DescriptionRequest:
 @final
 class Observed(ForwardingDrafter):
     """Wraps a drafter for one generate() call. Records how it compressed the image of each row, if the drafter's state
-    has a field `info` that tells."""
+    tells this in a field `info`."""
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
@@ -259,7 +259,8 @@ def picture_evidence(
     these names.
 
     pictures: (H, W, 3) uint8 each. distances: one for each picture, or empty if unknown.
-    earlier, count: the evidence from the `count` pictures of earlier turns of a chat; the question may be about these.
+    earlier, count: the evidence from the `count` pictures of earlier turns of a chat; the question may be about these
+        pictures.
     Returns: {} without pictures.
     """
     logarithms = {STRUCTURE: [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]}

@@ -75,7 +75,7 @@ class Chat:
         self._messages: list[Message] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
         self._seen: Evidence = {}  # evidence of the last answer, which covers all pictures so far
-        # the ids of all tokens of the dialogue so far, but for the end token of the last answer
+        # the ids of all tokens of the dialogue so far, without the end token of the last answer
         self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)
         # The key-value cache of `_ids`; it may lack the last token. None: there is no valid cache, so the next answer
         # computes it again.
@@ -98,7 +98,7 @@ class Chat:
         If the question is refused or the answer is interrupted, the dialogue stays as it was before.
 
         prompt: the question.
-        image: the images that come with this question, as for `describe`: one, or a tuple. Default (): none.
+        image: the images that come with this question, as for `describe`: one, or a tuple. Default (): no image.
         on_text: called with each accepted piece of the answer. An exception from it ends the call.
         Returns: the `Description` of the answer.
         Raises: InputError if the question is refused, the dialogue exceeds the model's positions, or the answer's
@@ -134,7 +134,7 @@ class Chat:
         """Make the model's inputs: token ids of the whole dialogue, and the images of this turn (of all turns if there
         is no cache).
 
-        question: this turn's question with its images. message: the same in the format of chat templates.
+        question: this turn's question with its images. message: the same question in the format of chat templates.
         """
         vlm = self._request.vlm
         text = render(vlm, [message]) if not self._messages else self._turn(message)
@@ -165,8 +165,8 @@ class Chat:
         return text.rpartition(mark)[2]
 
     def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
-        """Append an answer's tokens to the dialogue's ids (1, L), without its end token, which the chat template writes
-        in the next turn."""
+        """Append an answer's tokens to the dialogue's ids (1, L), without the answer's end token, which the chat
+        template writes in the next turn."""
         config: Any = self._request.vlm.model.generation_config
         given = self._request.options.get("eos_token_id")
         end: Any = config.eos_token_id if given is None else given

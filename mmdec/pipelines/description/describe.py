@@ -55,7 +55,7 @@ class Question:
 
     prompt: str
     pictures: tuple[np.ndarray, ...] = ()
-    text: str = ""  # the prompt as the chat template writes it; "" before that
+    text: str = ""  # the prompt as the chat template writes it; "" if the template was not applied yet
 
     @property
     def argument(self) -> str:
@@ -203,32 +203,33 @@ def describe(
     """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
 
     image: a path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question (it
-        may be empty). A list holds such entries, one for each of several questions.
-    prompt: the question; with a list of images either one question for all or a list of as many. The images stand where
-        the prompt has the model's image token ("<image>", "<|image_pad|>"), else before it.
+        may be empty). A list holds one such value for each of several questions.
+    prompt: the question; for a list of images, one question for all, or a list of questions of the same length. The
+        images stand where the prompt has the model's image token ("<image>", "<|image_pad|>"), else before the prompt.
     model: the shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
         `processor`).
     processor: the processor of a loaded model; None otherwise.
-    drafter: a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the model's
-        folder, or beside it as <model>-eagle), "lookup", "recycling" or another registered name, a drafter's folder or
-        hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a smaller model, an
-        `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with weights that is found
-        there, else one shipped for the model's weights, else "lookup".
+    drafter: the name of a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the
+        model's folder, or <model>-eagle beside the model's folder), "lookup", "recycling" or another registered name, a
+        drafter's folder or hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a
+        smaller model, an `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with
+        weights in or beside the model's folder, else one shipped for the model's weights, else "lookup".
     batch_size: number of questions answered together. Default 8.
     rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed, and acceptance rates
         measured in earlier calls, as for `mmdec.generate`.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
     dtype: precision of a model given by name. Default None: float32.
-    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else chosen
-        by the model's size and the idle processors.
+    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a number
+        chosen from the model's size and the number of idle processors.
     on_text: called with each accepted piece of the answer; for one question only. An exception from it ends the call.
     on_round: called with each decoding round (a `Round`) and its text; its `rows` are indices of the questions in the
         call. An exception from it ends the call.
     min_confidence: in [0, 1]: reject answers whose `confidence` is lower. Default None: reject none.
-    options: arguments of `generate`: max_new_tokens (512 if the model names none), do_sample, temperature and so on.
-    Returns: a `Description`, or for a list of images a list of them in the same order.
+    options: arguments of `generate`: max_new_tokens (512 if the model's generation config has none), do_sample,
+        temperature and so on.
+    Returns: a `Description`; for a list of images, a list of `Description`s in the same order.
     Raises: InputError if an argument or an image is rejected, or a prompt exceeds the model's maximum length; for a
-        list with such questions BatchError, which holds the results of the others.
+        list, BatchError, which holds the results of the accepted questions.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
@@ -253,8 +254,8 @@ def describe(
 
 
 def read_question(images: Any, prompt: object) -> Question:
-    """Read the images of one question, and check its prompt. images: one image, or a tuple of images. Raises
-    InputError."""
+    """Read the images of one question, and check its prompt. images: one image, or a tuple of images. Raises InputError
+    if an image or the prompt is rejected."""
     sources = images if isinstance(images, tuple) else (images,)
     if len(sources) > MAX_IMAGES:
         raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")

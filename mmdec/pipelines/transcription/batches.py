@@ -92,8 +92,8 @@ def in_pieces(
     progress: Progress | None = None,
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
-    """Transcribe recordings, those longer than one window in pieces that are cut at pauses. Up to `batch_size` pieces
-    are decoded at the same time. Returns: index -> transcript.
+    """Transcribe recordings. Recordings longer than one window (30 s) are cut at pauses into pieces. Up to `batch_size`
+    pieces are decoded at the same time. Returns: index -> transcript.
 
     samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
         called with each index and transcript, in order.
@@ -150,7 +150,7 @@ def in_order(
     """Return a function that passes new transcripts to the callback `on_transcript`, each once, in the order of the
     recordings.
 
-    wanted: index -> recording (T,). found: index -> finished transcript, to which the caller adds.
+    wanted: index -> recording (T,). found: index -> finished transcript; the caller adds transcripts to it.
     """
     left = list(wanted)
 
@@ -197,7 +197,7 @@ def transcribe_batch(
     recordings: Sequence[Tensor],
     on_window: Callable[[Tensor], None] | None,
 ) -> list[Transcript]:
-    """Transcribe one batch of 16 kHz recordings (T,), all of at most one window, or all longer.
+    """Transcribe one batch of 16 kHz recordings (T,). All must be at most one window long, or all must be longer.
 
     indices: index of each recording in the call, by which its language is selected.
     on_window: called before each window with a tensor (B, 2): for each recording the frames done and the frames in
@@ -217,7 +217,7 @@ def _decoded(
     """Decode one batch of recordings (T,); the caller must hold the locks of `_decoding`.
 
     indices: index of each recording in the call. on_window: called before each window with (B, 2): frames done and
-        frames in total. together: lets several calls of `generate` share decoder passes; None: this call has its own.
+        frames in total. together: lets several calls of `generate` share decoder passes; None: this call shares none.
     """
     model = request.whisper.model
     stopwatch = Stopwatch(model.device)
@@ -310,10 +310,11 @@ def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
 
 def repeats(text: str) -> float:
     """Compute the natural logarithm of a text's compression ratio by zlib, at least 0. It is high for a text that
-    repeats itself, as models write it where there is no speech.
+    repeats itself. Models write such text where there is no speech.
 
     Characters are numbered as they occur, so that no script counts for more bytes than another.
-    Source: after Radford et al. 2022 (Whisper), section 4.5, where the ratio of UTF-8 decides on another attempt.
+    Source: after Radford et al. 2022 (Whisper), section 4.5, where the ratio of the text in UTF-8 decides whether it is
+        decoded again.
     """
     numbers = {sign: number % 256 for number, sign in enumerate(dict.fromkeys(text))}
     return math.log(max(compression(bytes(map(numbers.__getitem__, text))), 1.0))
@@ -332,8 +333,8 @@ def _segments(
     """Convert transformers' segments to `Segment`s: add their text and, if word timestamps were requested, their words.
     The times of words and segments are made consistent.
 
-    timed: transformers' segments, with times in seconds. seconds: duration of the recording. No segment ends later,
-        although the model also reads the silence after the recording.
+    timed: transformers' segments, with times in seconds. seconds: duration of the recording. No segment ends after this
+        time, although the model also reads the silence after the recording.
     """
     tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
     special = set(tokenizer.all_special_ids)
@@ -420,7 +421,7 @@ def _attention(
 
     words: whether word timestamps are wanted; then a warning of NumPy 2 is silenced. If a module's `forward` was
         replaced, `generate` switches the model's attention to "eager" and does not switch it back. Then the lock is
-        exclusive, because a mask made for one kind of attention must not be used by another.
+        exclusive, because an attention mask made for one implementation of attention must not be used by another.
     """
     if not words:
         with reading(model, *others):

@@ -39,7 +39,7 @@ RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets 
     "position_ids": "",
     "streamer": "on_round",
 }
-WINDOWED = (  # options of `generate` that only Whisper's windows have
+WINDOWED = (  # options of `generate` for Whisper's decoding in windows
     "compression_ratio_threshold",
     "condition_on_prev_tokens",
     "logprob_threshold",

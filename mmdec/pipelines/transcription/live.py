@@ -55,7 +55,7 @@ CHAIN = 31  # maximum number of drafted tokens in a round, from the window's pre
 TEXTS = 3  # number of the window's previous texts that are kept for drafts
 TIMES = 50  # number of timestamp tokens per second of audio
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # in seconds: minimum and maximum of the argument `pause`
-LOUDEST = 8.0  # maximum absolute sample value, 1 is full scale; larger ones are rejected
+LOUDEST = 8.0  # maximum absolute sample value, 1 is full scale; larger samples are rejected
 Chunk = np.ndarray | Tensor | bytes
 Taken = TypeVar("Taken")
 
@@ -119,14 +119,14 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
         channel. A microphone's queue, a pipe or a socket, for instance.
     sample_rate: Hz of the samples. Default 16000.
     encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
-    every: seconds of new audio after which provisional text is decoded anew. Default 1. At most once for each chunk, so
-        that a slow machine does so less often and does not fall behind. Provisional text is decoded with
+    every: seconds of new audio after which provisional text is decoded anew. Default 1. Text is decoded at most once
+        for each chunk, so a slow machine decodes less often and does not fall behind. Provisional text is decoded with
         `audio_context=5` and has no word times. None: no provisional text.
     pause: seconds of silence that end a window. Default 1.
     pauses: how pauses are detected: "energy" (default): by the level, compared with loud speech and with the noise;
         "webrtc" (extra `mmdec[vad]`): where WebRTC's detector finds no voice.
-    drafter: as for `transcribe`, for a window's first decoding. Later decodings use its previous text as the draft.
-        None: no drafts at all.
+    drafter: as for `transcribe`, for a window's first decoding. Later decodings use the window's previous text as the
+        draft. None: no drafts at all.
     model: a Whisper, as for `transcribe`; no audio language model.
     processor, timestamps, task, prompt, audio_context, rule, seed, statistics, device, dtype, threads: as for
         `transcribe`.
@@ -172,7 +172,7 @@ class StreamedSound:
 
 
 def _taken(kind: type[Taken], options: dict[str, Any]) -> Taken:
-    """Make an object of the dataclass `kind` from those options that are its fields. These are removed from
+    """Make an object of the dataclass `kind` from those options that are its fields. These options are removed from
     `options`."""
     return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
 
@@ -183,7 +183,7 @@ class LiveTranscriber:
     arrives, then `end`. Holds the open window and its texts."""
 
     def __init__(self, **options: Unpack[StreamOptions]) -> None:
-        """Load the model. options: those of `transcribe_stream`. Raises InputError if one is rejected."""
+        """Load the model. options: those of `transcribe_stream`. Raises InputError if an option is rejected."""
         left = dict[str, Any](options)
         sound, spoken = _taken(StreamedSound, left), _taken(Spoken, left)
         threads = left.pop("threads", None)
@@ -201,8 +201,8 @@ class LiveTranscriber:
         self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)
         first = fitting(self._decoding, whisper.model)
         self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
-        # options for provisional text: no word times, and less silence than up to 30 s, which hardly ever changes a
-        # token
+        # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
+        # silence hardly ever changes a token
         self._quick = replace(
             request,
             margin=MARGIN if request.margin is None else request.margin,
@@ -265,8 +265,8 @@ class LiveTranscriber:
         return sound.clip(-1.0, 1.0)
 
     def _final(self, window: Window) -> StreamUpdate:
-        """Return the final update of a closed window. It is decoded unless its last decoding had the same samples and
-        options."""
+        """Return the final update of a closed window. The window is decoded, unless its last decoding had the same
+        samples and options."""
         decoded, settled = self._decoded, self._settled
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
@@ -275,8 +275,8 @@ class LiveTranscriber:
         return _update(window, transcript, final=True)
 
     def _provisional(self) -> StreamUpdate | None:
-        """Decode the open window, if enough audio was added to it or a pause has begun. Returns: its provisional
-        update, or None."""
+        """Decode the open window, if enough audio was added to it or a pause has begun. Returns: the window's
+        provisional update, or None."""
         window = None if self._every is None else self._windows.open()
         if window is None or self._every is None:
             return None
@@ -310,7 +310,7 @@ class LiveTranscriber:
         first = first_time(request.whisper.model)
         if last < first:  # the text has no timestamp tokens, so only the end token follows
             return ends[:1]
-        short = request is self._quick  # provisional text ends with the timestamp of the second in which the audio ends
+        short = request is self._quick  # provisional text ends with the audio's end, rounded up to seconds
         return [first + TIMES * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last, *ends[:1]]
 
 

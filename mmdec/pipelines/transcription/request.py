@@ -4,13 +4,13 @@ decoding loop.
 `UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
 temperature; it runs the rounds and counts them. It must also know two things that happen elsewhere. First, the encoder
 runs earlier: a copy of the encoder, which remembers windows, measures its time. Second, transformers drops recordings
-that have ended, and decodes some again at another temperature, but does not tell which. `monitor_progress` shows which
-have ended. A comparison of the encoder's features shows which are decoded again. (Row numbers cannot be passed along:
-for rows that it decodes again, transformers selects only features and prompts.)
+that have ended, and decodes some recordings again at another temperature, but does not tell which. `monitor_progress`
+shows which recordings have ended. A comparison of the encoder's input features shows which are decoded again. (Row
+numbers cannot be passed along: for rows that it decodes again, transformers selects only features and prompts.)
 
-Limit: equal recordings in one batch have equal features. If sampling made their texts differ, and one is decoded again,
-    the first of them is assumed. Then their rounds, seconds and confidence may be exchanged; their texts and the
-    batch's total are right.
+Limit: equal recordings in one batch have equal features. If sampling made their texts differ, and only one of these
+    recordings is decoded again, `UsageMeter` assumes the first one. Then the rounds, seconds and confidence of these
+    recordings may be exchanged; their texts and the batch's total are right.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
 AudioContext = Literal["auto"] | float | None
 AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # in seconds: `audio_context="auto"`, and the maximum
-FITTED = "whisper-base"  # the model whose calibration limits the confidence of models without one
+FITTED = "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
 GUARDED = 16  # number of new tokens between two checks whether the text repeats itself
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0  # maximum temperature that is accepted
@@ -114,7 +114,7 @@ class TranscriptionRequest:
     given: tuple[str, ...] = ()  # names of the options that the caller passed, for errors
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
     margin: float | None = None  # seconds that the encoder reads after the audio; None: up to 30 s in all
-    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # of `FITTED`, an upper limit
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s: upper limit of the confidence
 
     @classmethod
     def of(
@@ -128,8 +128,8 @@ class TranscriptionRequest:
         """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
         support.
 
-        speculation: the decoding loop, with a drafter that fits the model. options: for `generate`. recordings: number
-            of recordings.
+        speculation: the decoding loop, with a drafter that fits the model. options: further arguments of `generate`.
+            recordings: number of recordings. spoken: options about language and text.
         """
         settings: Any = whisper.model.generation_config
         timestamps, prompt = spoken.timestamps, spoken.prompt
@@ -187,8 +187,8 @@ class TranscriptionRequest:
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames.
-        They equal those of each recording alone."""
+        """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames. A
+        recording's features are the same as those of the recording alone."""
         extractor, model = self.whisper.extractor, self.whisper.model
         long = self.is_long(len(recordings[0]))
         features = [recording_features(extractor, samples, SAMPLE_RATE, long) for samples in recordings]
@@ -208,7 +208,8 @@ class TranscriptionRequest:
         }
 
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
-        """Return the arguments of `generate` except features and loop. indices: index of each recording in the call.
+        """Return the arguments of `generate` except the features and the decoding loop. indices: index of each
+        recording in the call.
         long: whether the recordings are longer than one window."""
         arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
         if isinstance(self.languages, str):
@@ -361,8 +362,8 @@ class UsageMeter:
     ) -> None:
         """recordings: batch size. on_window: called with the argument of `window`. on_round: called with each round;
         its rows are indices in the batch. margin: seconds that the encoder reads after the audio; None: up to 30 s in
-        all. begins: tells which tokens begin a word, for word timestamps. together: lets several calls share decoder
-        passes; or None."""
+        all. begins: function that tells which tokens begin a word, for word timestamps. together: lets several calls
+        share decoder passes; None: no sharing."""
         once = encoding_once(model, self._encoder_pass, can_twin(model), margin, together)
         self._target = target_of(model) if together is None else WhisperTarget(model, together)
         self.model, self._encoding = once  # a model for this call alone, whose encoder is timed
@@ -431,8 +432,8 @@ class UsageMeter:
         """Run the rounds of one window. input_ids: (b, P), prompts. inputs: further inputs of `generate`. seconds: how
         much of the window the encoder read; None: all.
 
-        Returns: (the output, the drafter's seconds). The output is None if the encoder read only a part and the text
-            does not end or repeats itself.
+        Returns: (the output, the drafter's seconds). The output is None if the encoder read only a part of the window,
+            and the text does not end or repeats itself.
         """
         model = self._model  # the caller's model, which has the locks and statistics
         run = self._speculation.begin(self._target, model, input_ids, config, **inputs)

@@ -131,13 +131,15 @@ def transcribe(
         of these is transcribed in batches.
     sample_rate: Hz of samples; None for files, whose header has it.
     model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an audio
-        language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). Such a model has no windows: with it `timestamps`,
-        `audio_context`, `cut_at_pauses`, other tasks than "transcribe", and Whisper's thresholds are refused.
+        language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no windows:
+        `timestamps`, `audio_context`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are
+        rejected for it.
     processor: the processor of a loaded model; None otherwise.
     drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
         drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
         "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
-        Default "auto": the first drafter in the model's folder, else one shipped for its weights, else "lookup".
+        Default "auto": the first drafter in the model's folder, else one shipped for the model's weights, else
+        "lookup".
     timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
         the times of words, by an alignment to the sound; a segment begins with its first word and ends with its last.
     language: a name or a code; a list has one for each recording. Default None: detected.
@@ -145,34 +147,35 @@ def transcribe(
     prompt: for a Whisper, text that might have come before the recording; default None: no text. For an audio language
         model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the model's
         processor writes.
-    audio_context: NOT the stock model: the encoder reads the sound and this many seconds after it, instead of 30 s,
-        which makes short recordings faster; "auto": 12 s. A text that does not end, or that repeats itself, is decoded
-        again with the whole window. Recordings are then decoded one by one. Default None: whole windows.
-    batch_size: number of recordings decoded together. Default 8. Those longer than one window (30 s) have batches of
-        their own.
+    audio_context: seconds that the encoder reads after the sound ("auto": 12 s), instead of a whole window of 30 s.
+        This makes short recordings faster, but the text may differ from that of `model.generate`. A text that does not
+        end, or that repeats itself, is decoded again with the whole window. Recordings are then decoded one by one.
+        Default None: whole windows.
+    batch_size: number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have batches
+        of their own.
     cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
-        transcribed by itself, and `batch_size` of them side by side: when one ends, the next one begins. The stock
-        model's windows are others: they follow each other and overlap. Default False.
+        transcribed by itself; up to `batch_size` pieces are decoded at the same time. The text may differ from that of
+        `model.generate`, whose windows follow each other and overlap. Default False.
     rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed (set again for each
         window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
     dtype: precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
-    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else chosen
-        by the model's size and the idle processors.
+    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a number
+        chosen from the model's size and the number of idle processors.
     progress: called with the seconds of audio done and in total. An exception from it ends the call.
     on_transcript: called with each recording's index and `Transcript`, in the order of the recordings, as soon as it
         and all earlier ones are transcribed.
     min_confidence: in [0, 1]: reject transcripts whose `confidence` is lower. Default None: reject none.
     on_round: called with each decoding round (a `Round`); its `rows` are indices of the recordings in the call. An
         exception from it ends the call.
-    options: arguments of `generate`: temperature (a tuple is the fallback ladder), logprob_threshold,
+    options: arguments of `generate`: temperature (a tuple: these are tried in order), logprob_threshold,
         compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
-        max_new_tokens, repetition_penalty and so on. With a ladder and word timestamps, recordings are decoded one by
-        one.
-    Returns: a `Transcript`, or for a list a list of them in the same order. That of a silent recording is empty, and
-        its `note` says so.
-    Raises: InputError if an argument or a recording is rejected; for a list with such recordings BatchError, which
-        holds the results of the others.
+        max_new_tokens, repetition_penalty and so on. With several temperatures and word timestamps, recordings are
+        decoded one by one.
+    Returns: a `Transcript`; for a list, a list of `Transcript`s in the same order. The transcript of a silent recording
+        is empty, and its `note` gives the reason.
+    Raises: InputError if an argument or a recording is rejected; for a list, BatchError, which holds the results of the
+        accepted recordings.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
@@ -247,9 +250,9 @@ def _system(model: object) -> System[Any]:
 def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
     """Convert the argument `drafter` of `transcribe` to a value that `speculate` accepts.
 
-    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds; "medusa" becomes the Medusa heads in its
-    folder; "ctc" becomes the folder of its CTC head; a folder or hub id of Medusa heads becomes these heads. Heads are
-    loaded once, on the model's device and in its precision. Other values are returned unchanged.
+    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds; "medusa" becomes the Medusa heads in the
+    model's folder; "ctc" becomes the folder of the model's CTC head; a folder or hub id of Medusa heads becomes these
+    heads. Heads are loaded once, on the model's device and in its precision. Other values are returned unchanged.
     Raises: InputError if there are no heads for this model.
     """
     if isinstance(whisper, LoadedAudioLm):
@@ -262,7 +265,7 @@ def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
         return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter
     if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
-        return drafter  # a folder of another kind of drafter, which `speculate` reads
+        return drafter  # the folder of a drafter that is no Medusa heads; `speculate` reads it
     if isinstance(drafter, (str, bytes, os.PathLike)):
         return whisper.heads(None if drafter == HEADS else drafter)
     return drafter

@@ -69,7 +69,7 @@ class Transcript:
     language: str | None  # language code, given or detected; None if the model has only one language
     segments: list[Segment] = field(repr=False)  # empty if no timestamps were requested
     tokens: list[int] = field(repr=False)  # the token ids that `generate` returns, without padding
-    rounds: int  # number of decoder passes for this recording, those over prompts included
+    rounds: int  # number of decoder passes for this recording, passes over prompts included
     tokens_per_round: float  # mean over the rounds after the prompts' passes; correction, bonus and end tokens count
     timings: Mapping[str, float] = field(repr=False)
     seconds: float = 0.0  # duration of the recording
@@ -134,7 +134,8 @@ PAUSE = 0.5  # seconds of silence at which a subtitle ends
 def cues(segments: Iterable[Segment]) -> list[Cue]:
     """Convert segments to subtitles. Segments with words are cut to a readable length, empty segments are dropped.
 
-    A subtitle ends at a pause and at the end of a sentence; one that would be too long ends after its last clause.
+    A subtitle ends at a pause and at the end of a sentence; a subtitle that would be too long ends after its last
+    clause.
     """
     cues = []
     for segment in segments:

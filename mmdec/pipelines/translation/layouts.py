@@ -44,16 +44,17 @@ class Layout(Protocol):
     ) -> list[Tensor]:
         """Compute a log-mel spectrogram (F, 80) for each translation; an empty one for a translation without units.
 
-        rows: for each translation the ids of its units. texts: the English text of each. hidden: for each (K + 1, D),
-            the graph's states at its K units and </s>; None: the units are those of the autoregressive decoder.
+        rows: for each translation the ids of its units. texts: the English text of each. hidden: for each translation
+            (K + 1, D), the graph's states at its K units and </s>; None: the units are those of the autoregressive
+            decoder.
         """
         ...
 
 
 @final
 class PhoneLayout:
-    """The kind of the paper's DASpeech: the input of the acoustic model is the states on the graph's path, or phone
-    embeddings."""
+    """The layout of the paper's DASpeech: the input of the acoustic model is the states on the graph's path; without a
+    path, phone embeddings."""
 
     def __init__(self, parts: DASpeechParts) -> None:
         self.model, self.words, self.units = parts.model, parts.words, parts.units
@@ -78,7 +79,7 @@ class PhoneLayout:
         spoken = [at for at, row in enumerate(rows) if row]
         if not spoken:
             return mels
-        # the acoustic model was trained with </s> at the end, so it gets it here, with duration 0
+        # the acoustic model was trained with </s> at the end, so it gets </s> here, with duration 0
         if hidden is None:
             inputs = [self.model.tts.embed(torch.tensor([[*rows[at], EOS]], device=device))[0] for at in spoken]
         else:

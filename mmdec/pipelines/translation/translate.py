@@ -122,8 +122,8 @@ def translate_speech(
         graph drafts them.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
     dtype: dtype of matrix products; the vocoder always uses float32. Default None: float32.
-    threads: torch's CPU threads for this call. Default None: as OMP_NUM_THREADS or `torch.set_num_threads` say, else
-        chosen by the model's size and the idle processors.
+    threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
+        `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
     vocoder: "griffin-lim" (no weights needed), or published HiFi-GAN weights: a directory or a hub id. Default None:
         the model's own.
     min_confidence: in [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
@@ -131,9 +131,9 @@ def translate_speech(
         ("webrtc", extra `mmdec[vad]`).
     on_pass: called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the graph;
         for one recording only. An exception from it ends the call.
-    Returns: a `Translation`, or for a list a list of them in the same order.
-    Raises: InputError for a recording that cannot be translated, also if the model finds no unit in it; for a list with
-        such recordings BatchError, which holds the results of the others.
+    Returns: a `Translation`; for a list, a list of `Translation`s in the same order.
+    Raises: InputError for a recording that cannot be translated, also if the model finds no phone or word piece in it;
+        for a list, BatchError, which holds the results of the accepted recordings.
     """
     check_threads(threads)
     least = check_min_confidence(min_confidence)
@@ -222,7 +222,7 @@ def _products(dtype: torch.dtype | str | None) -> torch.dtype:
 
 def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
     """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own. Raises
-    InputError."""
+    InputError for an unknown strategy, or if `verify` contradicts `strategy`."""
     if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
     if strategy is not None:

@@ -2,8 +2,8 @@
 
 The order is: features, encoder, linguistic decoder (a path through the graph, or the autoregressive decoder), words,
 acoustic model, vocoder. Each pass of the linguistic decoder, and its graph, can be reported to the caller (`Pass`).
-`layouts.py` has the differences between the two kinds of translators, `translate.py` loading, files and long
-recordings.
+`layouts.py` holds the differences between translators of phones and of word pieces; `translate.py` does loading, files
+and long recordings.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class PassListener:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
         self._stopwatch, self._seconds = Stopwatch(device), 0.0
         self.limit: int | None = None  # maximum number of units to report, because a decoder may run one step more
-        # Whether the text has ended. On a GPU the decoder seldom checks this, so a few more steps may be reported,
-        # which do not count.
+        # Whether the text has ended. On a GPU the decoder seldom checks this, so it may report a few more steps after
+        # the end; they are ignored.
         self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
@@ -155,7 +155,7 @@ def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) 
 
 def second_opinion(reading: Reading) -> dict[str, float]:
     """Compute evidence for the confidence from the autoregressive decoder's scores of one text: its log-probabilities
-    of the units, and the share of units for which it prefers another one.
+    of the units, and the share of units for which this decoder prefers another unit.
 
     reading: the scores of one text, from `readings`.
     """
@@ -164,8 +164,8 @@ def second_opinion(reading: Reading) -> dict[str, float]:
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
-    """Compute evidence from the graph's path. scores: (B,), ln P of each row's path. lengths: (B,), its number of
-    vertices."""
+    """Compute evidence from the graph's path. scores: (B,), ln P of each row's path. lengths: (B,), the path's number
+    of vertices."""
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + FLOOR)} for mean in means]
 
@@ -256,7 +256,7 @@ class SpeechTranslator:
         return save_parts(directory, self.parts)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the model's folder to the hub. Returns the commit's address. Raises InputError if that fails."""
+        """Upload the model's folder to the hub. Returns the commit's address. Raises InputError if the upload fails."""
         with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
             return push_folder(self.save_pretrained(Path(folder) / self.name), repo_id, private=private, token=token)
 
@@ -265,12 +265,13 @@ class SpeechTranslator:
     ) -> list[SpokenTranslation]:
         """Translate 16 kHz utterances [(T,), ...], in order.
 
-        On a CPU utterances are processed one by one, so a batch gives exactly the same as single calls. On a GPU they
-        are padded into groups, whose time is divided equally among their rows. With `on_pass` they are processed one by
-        one everywhere.
+        On a CPU, utterances are processed one by one, so a batch gives exactly the same results as single calls. On a
+        GPU, utterances are padded into groups, whose time is divided equally among their rows. With `on_pass`,
+        utterances are processed one by one on every device.
 
         strategy: None: the model's own. "verified" gives the autoregressive decoder's greedy output in fewer passes:
-            the graph drafts, this decoder verifies. "reranked" takes the graph's best text by both decoders' scores.
+            the graph drafts, the autoregressive decoder verifies. "reranked" takes the graph's best text by both
+            decoders' scores.
         on_pass: called after each pass of the linguistic decoder.
         """
         strategy = self.checked(strategy)
@@ -368,8 +369,8 @@ class SpeechTranslator:
         return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
     def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
-        """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them, the decoder
-        verifies them."""
+        """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them, the
+        autoregressive decoder verifies them."""
         listener.limit = source.limits[0]
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         listener.graph(lattice.emissions[0], lattice.links[0])
@@ -377,7 +378,7 @@ class SpeechTranslator:
         target = UnitTarget(self.baseline)
         proposing.check(target)
         prompt = torch.full((len(source.states), 1), BOS, device=self.device)
-        # equal to those of `ArDecoder.generate`, so that the units are equal
+        # the same limit and end tokens as in `ArDecoder.generate`, so that the units are the same
         stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))
         text = Sequences(prompt, stop)
         inputs = {"states": source.states, "state_lengths": source.lengths}
