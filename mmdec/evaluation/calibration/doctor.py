@@ -1,10 +1,9 @@
 """The drafter doctor: tests whether a drafter is run as in its training, and measures how many tokens are accepted.
 
-A checkpoint folder may leave settings open (called conventions in the names here), such as which layers of the target a
-draft network reads. With a setting other than in training, drafts are worse, but the text is the same. `examine`
-measures the share of first drafted tokens that are accepted on the target's greedy text: as the network is run now, and
-with each setting changed. A change that clearly raises the share is a finding. The next finding is measured with the
-earlier changes.
+A checkpoint folder may not state some settings (here called conventions), such as which layers of the target a draft
+network reads. If one differs from training, drafts are worse, but the text is the same. `examine` measures which share
+of first drafted tokens is accepted on the target's greedy text, first as the folder says, then with each setting
+changed. A change that clearly raises the share is a finding, and is kept while the next one is searched.
 
 A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
 texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
@@ -316,8 +315,8 @@ def find_mends(
     """Find the settings in which a network is run otherwise than in its training, one after another.
 
     reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
-    Returns: the findings, in order; other changes, which were tried on top of the findings; the reader with all
-        findings applied (`reader` if the LM head is wrong).
+    Returns: the findings, in order; other changes, tried on top of them; the reader with all findings applied
+        (`reader` if the LM head is wrong).
     """
     findings, done, given = list[Tried](), set[str](), reader
     pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
@@ -342,8 +341,7 @@ def find_mends(
 
 
 def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
-    """Return the finding that the network was trained with another LM head; None if the network's own LM head may be
-    right."""
+    """Return the finding that the network was trained with another LM head; None if its own LM head may be right."""
     fits = searches.fitted_head(reader, texts)
     if fits is None:
         return None
