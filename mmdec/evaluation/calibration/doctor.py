@@ -2,8 +2,8 @@
 
 A checkpoint folder may not state some settings (here called conventions), such as which layers of the target a draft
 network reads. If one differs from training, drafts are worse, but the text is the same. `examine` measures which share
-of first drafted tokens is accepted on the target's greedy text, first as the folder says, then with each setting
-changed. A change that clearly raises the share is a finding, and is kept while the next one is searched.
+of first drafted tokens is accepted on the target's greedy text, as the folder says and with each setting changed. A
+change that clearly raises the share is a finding. It is kept in the search for the next one.
 
 A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
 texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
@@ -315,8 +315,7 @@ def find_mends(
     """Find the settings in which a network is run otherwise than in its training, one after another.
 
     reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
-    Returns: the findings, in order; other changes, tried on top of them; the reader with all findings applied
-        (`reader` if the LM head is wrong).
+    Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
     """
     findings, done, given = list[Tried](), set[str](), reader
     pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
@@ -355,8 +354,8 @@ def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
 
 
 def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
-    """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right without the
-    variant. count: number of all variants that are tried, for Bonferroni's interval."""
+    """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of text i's chains is right without the variant.
+    count: number of all variants that are tried, for Bonferroni's interval."""
     before = [_of_depth(right, variant.depth) for right in now]
     after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
