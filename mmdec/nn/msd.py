@@ -1,11 +1,11 @@
 """MSD: a draft network that treats visual and text tokens separately (Lin et al. 2025, arXiv 2505.14260).
 
 At a text position t, the layer's input is EAGLE's: fc([embedding of token t + 1; feature of token t]). At a visual
-position it is a token's projected visual embedding, without fc. The paper does not say which token's. In the published
-code (decoding and training) the embeddings are first shifted by one, like EAGLE's tokens: position t is visual if token
-t + 1 is, and holds the embedding of token t + 1. So the position of an image's last token is a text position, which
-reads the first token after the image; and no position reads the first token of a text. The option `visual_token` says
-how a network was trained.
+position the input is a token's projected visual embedding, without fc. The paper does not say which token this is. In
+the published code (decoding and training) the embeddings are first shifted by one, like EAGLE's tokens: position t is
+visual if token t + 1 is visual, and holds the embedding of token t + 1. So the position of an image's last token is a
+text position, which reads the first token after the image; and no position reads the first token of a text. The option
+`visual_token` says how a network was trained.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ VisualToken = Literal["next", "own"]
 
 @dataclass(frozen=True)
 class MsdConfig(DraftConfig):
-    """Sizes and options of an MSD network. The published one has `input_norm` and `attention_bias` for Qwen2-VL,
-    neither for LLaVA.
+    """Sizes and options of an MSD network. The published network for Qwen2-VL has `input_norm` and `attention_bias`,
+    the published network for LLaVA has neither.
 
-    visual_token: "next": position t is visual if token t + 1 is, and holds that token's embedding, as in the published
-        code. "own": position t is visual if token t is, and holds that token's embedding (not in the paper); the
-        position before an image reads the first text token after the image, which no other position would read.
+    visual_token: "next": position t is visual if token t + 1 is visual, and holds the embedding of token t + 1, as in
+        the published code. "own": position t is visual if token t is visual, and holds the embedding of token t (not in
+        the paper); the position before an image reads the first text token after the image, which no other position
+        would read.
     """
 
     visual_token: VisualToken = "next"
@@ -64,8 +65,8 @@ class MsdNetwork(DraftNetwork):
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """Find for each token the index of the first text token from it on, (B, L) int64. visual: (B, L) bool, True at
-    visual tokens.
+    """Find for each token the index of the first text token at or after this token, (B, L) int64. visual: (B, L) bool,
+    True at visual tokens.
 
     A visual token without a later text token gets its own index.
     """
