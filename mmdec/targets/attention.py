@@ -3,8 +3,7 @@
     model.set_attn_implementation(TREE_ATTENTION)
 
 Passes without a draft attend as with "sdpa". transformers has a second registry, for functions that make masks. The
-name is registered in the second registry, too, because otherwise transformers would pass no mask, not even a causal
-one.
+name is registered in both, because otherwise transformers would pass no mask, not even a causal one.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def attend(
     """Compute attention. transformers calls this function in each attention layer.
 
     query: (B, query heads, N, D). key, value: (B, key heads, S, D).
-    trees: the tree masks of a draft's pass, one for each type of layer; the one whose `additive` is `attention_mask` is
-        used.
+    trees: tree masks of a draft's pass, one for each type of layer. That whose `additive` is `attention_mask` is used.
     options: other arguments that transformers passes. Only dropout, is_causal and s_aux, the attention sinks (query
         heads,), have an effect.
     Returns: (B, N, query heads, D), and None in place of an attention map.
