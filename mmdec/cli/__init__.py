@@ -1,7 +1,7 @@
 """The command line `mmdec`. Each file in this folder has one subcommand, or a few related ones; `info` is defined here.
 
 Results go to stdout. Progress, errors and log messages go to stderr. Exit codes: 0 done, 1 some inputs failed, 2 wrong
-arguments; `EPILOG` has all. Torch is imported only when a subcommand runs, so that `--help` is fast.
+arguments; `EPILOG` lists all codes. Torch is imported only when a subcommand runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ app = typer.Typer(
 
 
 def info(as_json: AsJson = False) -> None:
-    """Print versions, devices, which Triton kernels are active, or why not, and whether CUDA graphs are."""
+    """Print versions, devices, which Triton kernels are active, or why not, and whether CUDA graphs are used."""
     from mmdec.evaluation.bench.kernels import machine
 
     report = machine()
@@ -97,8 +97,8 @@ def main() -> None:
 
 
 def show_logs() -> None:
-    """Send the library's log messages to stderr. Only the command line does this; a program that imports mmdec decides
-    by itself."""
+    """Send the library's log messages to stderr. Only the command line does this; a program that imports mmdec handles
+    these messages itself."""
     level = logging.getLevelNamesMapping().get(os.environ.get("MMDEC_LOG", "warning").upper(), logging.WARNING)
     ours = logging.getLogger("mmdec")
     ours.setLevel(level)
@@ -109,8 +109,8 @@ def show_logs() -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Prints log messages to the present `sys.stderr`. While rich shows a progress bar, it replaces `sys.stderr`, and
-    messages appear above the bar."""
+    """Prints log messages to the present `sys.stderr`. While rich shows a progress bar, rich replaces `sys.stderr`, so
+    that messages appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record; `logging` calls this."""

@@ -55,7 +55,7 @@ ORDER = (
     "paper",
 )
 SAMPLES = Path("data/samples/english")  # recordings for `bench asr` if the corpus data/english is missing
-# Questions for `bench vlm`: the test set, or samples if it is missing.
+# Questions for `bench vlm`: the test set, or samples if the test set is missing.
 SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")
 GRACE = 10  # seconds from SIGTERM, at a benchmark's time limit, to SIGKILL
 
@@ -110,12 +110,12 @@ def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> l
 
 
 def sample_recordings() -> list[Path]:
-    """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is one."""
+    """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is a corpus."""
     return [] if WHISPER_CORPUS.exists() else _told(sorted(SAMPLES.glob("*.flac")), SAMPLES)
 
 
 def sample_questions() -> Path | None:
-    """Return the list of sample questions, which `bench vlm` uses if there is no corpus; None if there is one."""
+    """Return the list of sample questions, which `bench vlm` uses if there is no corpus; None if there is a corpus."""
     return None if SCENES.exists() else next(iter(_told([PICTURES] if PICTURES.is_file() else [], PICTURES)), None)
 
 
@@ -162,7 +162,7 @@ def _run(command: Sequence[str], seconds: float) -> str:
 
 
 def _forward(lines: Iterable[str], last: deque[str]) -> None:
-    """Write a process's lines to stderr, and store the last one that is not empty in `last`."""
+    """Write a process's lines to stderr, and store the last line that is not empty in `last`."""
     for line in lines:
         sys.stderr.write(line)
         if line.strip():
@@ -354,8 +354,8 @@ def asr(
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> BenchReport:
-    """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant, tokens equal. With
-    --peer, time any Whisper here, in transformers and in another engine, in float32 and int8."""
+    """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant; all must give the same
+    tokens. With --peer, time any Whisper here, in transformers and in another engine, in float32 and int8."""
     paths = _searched([*(recordings or ()), *(audio or ())])
     how: dict[str, Any] = {"repeats": repeats, "language": language_or_none(language), "threads": threads, "log": log}
     if peer is not None:

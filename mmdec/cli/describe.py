@@ -91,7 +91,7 @@ def describe(
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
 
-    If a picture fails, the others are still answered. Failed ones are listed, and the exit code is 1.
+    If a picture fails, the others are still answered. Failed pictures are listed, and the exit code is 1.
     """
     if stream and (as_json or output is not None):
         raise InputError("`--stream` must be left out with `--json` and `--output`, but is given. Drop one of them.")

@@ -49,11 +49,12 @@ def doctor(
     dtype: Dtype = None,
     threads: Threads = None,
 ) -> None:
-    """Measure how many of a drafter's tokens are accepted, as its checkpoint is read now and with each convention (a
-    choice that the checkpoint may leave open) changed. Report which one is wrong, and how to correct it.
+    """Measure how many of a drafter's tokens are accepted, first as its checkpoint is read now, then with one
+    convention changed at a time (a convention is a choice that the checkpoint may leave open). Report which conventions
+    are wrong, and how to correct them.
 
-    The model answers the prompts; the drafter is measured on these answers. Then come tokens a round for chains and
-    trees of several sizes.
+    The model answers the prompts; the drafter is measured on these answers. The report ends with the tokens a round for
+    chains and trees of several sizes.
     """
     from mmdec.checks.arguments import check_threads
     from mmdec.evaluation.calibration.doctor import examine

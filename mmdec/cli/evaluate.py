@@ -84,8 +84,8 @@ def speech(
     device: Device = None,
     threads: BenchThreads = 2,
 ) -> None:
-    """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with --judge, its
-    own translation and a cascade beside ours."""
+    """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with --judge, also
+    the judge's own translation and a cascade."""
     from mmdec.checks.arguments import check_threads
     from mmdec.evaluation.quality.judge_transcription import Judge, judged_systems
     from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems

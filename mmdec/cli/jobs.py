@@ -33,8 +33,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 @final
 @dataclass(frozen=True)
 class InputFile:
-    """A file that the user named, or a file in a folder that the user named. refusal: why it cannot be read; "" if it
-    can."""
+    """A file that the user named, or a file in a folder that the user named. refusal: why the file cannot be read; ""
+    if it can be read."""
 
     name: str
     refusal: str = ""
@@ -56,8 +56,8 @@ def input_files(
 
 
 def together_as_one(files: Sequence[InputFile]) -> InputFile:
-    """Combine files into one input, for a question about several pictures. If one file cannot be read, the input
-    cannot."""
+    """Combine files into one input, for a question about several pictures. If one file cannot be read, the input cannot
+    be read."""
     refusal = next((file.refusal for file in files if file.refusal), "")
     return InputFile(", ".join(file.name for file in files), refusal)
 
@@ -103,7 +103,7 @@ def output_paths(
     in case or in the encoding of accents count as the same, because some file systems do not distinguish them.
     count: only the first `count` inputs get a file; None: all do.
     Returns: the paths; if `output` is None, None for each input: nothing is written.
-    Raises: InputError for an impossible output, or one that would overwrite an input.
+    Raises: InputError for an impossible output, or an output that would overwrite an input.
     """
     named = inputs[:count]
     if output is None:
@@ -165,7 +165,8 @@ class Jobs(Generic[Target]):
     def __init__(self, files: Sequence[InputFile], targets: Sequence[Target], model: str) -> None:
         """Print on stderr, before anything is loaded, which inputs cannot be read. Exits with 1 if none can be read.
 
-        targets: the output of each file. model: its name; low confidences cause a warning only if they are calibrated.
+        targets: the output of each file. model: the model's name; low confidences cause a warning only if they are
+            calibrated.
         """
         self.todo = [(file, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
         self.several = len(files) > 1
@@ -185,7 +186,8 @@ class Jobs(Generic[Target]):
     def done(self, name: str, confidence: float, calibrated: bool | None = None) -> None:
         """Remember an output's confidence; `end` warns if it is low.
 
-        calibrated: whether it was fitted for the model; None: if the model's folder has a curve.
+        calibrated: whether the confidence is calibrated for the model; None: it is if the model's folder has a
+            calibration.
         """
         self._sure.append((name, confidence, calibrated))
 
@@ -207,7 +209,7 @@ def _say(name: str, message: str) -> None:
 def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str) -> None:
     """Warn on stderr of each output whose confidence is calibrated and below `LIKELY_WRONG`.
 
-    results: (input's name, confidence, whether that was fitted; None: if the model's folder has a curve).
+    results: (input's name, confidence, whether it is calibrated; None: it is if the model's folder has a calibration).
     """
     unsure = [(name, value, known) for name, value, known in results if value < LIKELY_WRONG]
     fitted = any(known is None for _, _, known in unsure) and _fitted(model)
@@ -265,7 +267,7 @@ class Lines:
         self._count, self._last = count, time.monotonic()
 
     def tell(self, task: Any) -> None:
-        """Print a line, if the last one is `EVERY` seconds old. task: rich's task, with description, completed and
+        """Print a line, if the last line is `EVERY` seconds old. task: rich's task, with description, completed and
         total."""
         now = time.monotonic()
         if now - self._last < EVERY:
@@ -302,8 +304,8 @@ def progress_bar(count: bool) -> Iterator[Progress]:
         yield progress
 
 
-TURNS = 2  # calls with and without drafts, in turn. The faster of each counts, because the first also fills caches
-DIFFERS = 2  # exit code if a text with drafts differs from the one without
+TURNS = 2  # number of calls with drafts, and without, in turn. The fastest of each counts: the first also fills caches
+DIFFERS = 2  # exit code if a text with drafts differs from the text without drafts
 
 Compare = Annotated[
     bool,
@@ -375,7 +377,8 @@ class Comparer:
         return {"compared": self._last.to_dict()} if self._last is not None else {}
 
     def tell(self, source: object, several: bool) -> None:
-        """Print on stderr the comparison for the last input. source: its name, printed if there are several."""
+        """Print on stderr the comparison for the last input. source: the input's name, printed if there are several
+        inputs."""
         if self._last is not None:
             name = f"{printable(str(source))}: " if several else ""
             print(f"{name}{self._last}", file=sys.stderr, flush=True)

@@ -138,5 +138,5 @@ def _rows(
 
 
 def spreading(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a typer command: add the options of `Spread`, and pass them to it as one argument, `spread`."""
+    """Decorate a typer command: add the options of `Spread`, and pass them to the command as one argument, `spread`."""
     return with_options(verb, Spread, lambda spread, values: verb(spread=spread, **values))

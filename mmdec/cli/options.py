@@ -1,5 +1,5 @@
-"""Shared by the subcommands: types of options, an example at the end of each help, and errors that name options as the
-user types them."""
+"""Code that the subcommands share: types of options, an example at the end of each help, and errors that name options
+as the user types them."""
 
 from __future__ import annotations
 

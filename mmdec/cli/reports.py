@@ -83,7 +83,7 @@ Against = Annotated[
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where a benchmark's report goes: files, plots, screen, and a saved run to compare with.
+    """Says where a benchmark's report goes: files, plots, screen, and a saved run to compare with.
 
     Create it before anything is measured: it raises InputError for impossible destinations. For a command that
     `reporting` decorates, the annotated fields are options.

@@ -45,7 +45,7 @@ def serve(
 ) -> None:
     """Serve models at OpenAI's endpoints: transcriptions, translations, speech, chats with pictures, live sound.
 
-    Requests that wait become one batch. SIGTERM or Ctrl-C ends the server after what was begun.
+    Requests that wait become one batch. SIGTERM or Ctrl-C ends the server after the requests that were begun.
     """
     secret = os.environ.get(TOKEN) or None
     if token is not None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # heading of a separate table of options in the help, because their names are long
 FALLBACK = "Long recordings, and windows that are decoded again"
-REFILLED = 8  # with --cut-at-pauses, batches of recordings in one call: their pieces then fill batches better
+REFILLED = 8  # with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Inputs = Annotated[
@@ -361,7 +361,7 @@ def _report(
     """Format the lines to print for one file. kind: text, json, srt or vtt.
 
     target: the file that has the transcript; None: there is none.
-    several: whether there are other files; then this one's name is printed.
+    several: whether there are other files; then this file's name is printed.
     compared: fields of the comparison with plain decoding, for JSON; {} without `--compare`.
     """
     if as_json:
@@ -388,7 +388,7 @@ ERASE = "\r\x1b[K"  # moves to the start of a terminal's line, and clears it
 def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mapping[str, object]) -> bool:
     """Return whether the input is standard input.
 
-    of_files: name -> value of the options for files alone. of_live: the same of the options for standard input alone.
+    of_files: name -> value of the options for files alone. of_live: the same for the options of standard input alone.
         None or False: not given.
     Raises: InputError if standard input is not the only input, or a given option does not fit the input.
     """

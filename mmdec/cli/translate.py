@@ -159,7 +159,7 @@ def _json_line(source: Path, target: Path | None, result: Translation, seconds: 
 
 
 def _plain_lines(source: Path, target: Path | None, result: Translation, seconds: float, several: bool) -> str:
-    """Format one translation as text. several: there are other inputs, so this one's name is printed."""
+    """Format one translation as text. several: there are other inputs, so this input's name is printed."""
     if target is None:
         return f"{printable(str(source))}:\n  {result.text}" if several else result.text
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())

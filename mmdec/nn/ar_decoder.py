@@ -1,8 +1,9 @@
 """An autoregressive decoder of units (phones or word pieces): the baseline of the parallel decoder, and the verifier of
 its drafts.
 
-A plain post-norm Transformer decoder on the same encoder states (the "AR S2T" of DASpeech's table 5). It has a
-preallocated key-value cache, and on a GPU its loop synchronises with the device only once in 16 tokens.
+It is a plain post-norm Transformer decoder, which attends to the same encoder states as the parallel decoder (the "AR
+S2T" of DASpeech's table 5). It has a preallocated key-value cache, and on a GPU its loop synchronises with the device
+only once in 16 tokens.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, additive
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
-# On a CPU the loop checks after this many steps whether all batch rows have ended. There the check takes no time.
+# device type -> steps after which the loop checks whether all batch rows have ended; on a CPU the check takes no time
 LOOK_EVERY = {"cpu": 1}
-LOOK_RARELY = 16  # the same number on other devices, where each check must wait for the device
+LOOK_RARELY = 16  # number of these steps on other devices, where each check must wait for the device
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class ArDecoder(nn.Module):
 
     @property
     def stack(self) -> list[DecoderLayer]:
-        """Return the decoder layers. (The property exists to give type checkers their type.)"""
+        """Return the decoder layers. (The property exists to give type checkers the layers' type.)"""
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
@@ -195,8 +196,8 @@ class ArDecoder(nn.Module):
         tokens = torch.full((beams, max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
         scores = torch.full((beams, 1), -torch.inf, device=states.device)
-        # At first all hypotheses are the same empty text. A score of -inf for all but one avoids that each is extended
-        # alike.
+        # At first all hypotheses are the same empty text. All but one get the score -inf, so that the same text is not
+        # kept several times.
         scores[0] = 0.0
         best_score, best = -math.inf, []
         for position in range(max_length + 1):

@@ -2,7 +2,8 @@
 and FLASH's latent attention (arXiv 2505.12728, section 3.2).
 
 Letters in shapes: V visual tokens of one image before compression, M states after it, H channels. Each image is
-compressed separately and may have any length. What a paper does not specify is an option, and its docstring says so.
+compressed separately and may have any length. What a paper does not specify is an option, and the option's docstring
+says so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Compressed:
 
     states: Tensor  # (M, H), the compressed states
     positions: Tensor  # (M,) int64: index 0 .. V - 1 of the visual token whose position each state takes
-    # (V,) in [0, 1]: the weight of each visual token in the states (its largest one); 0: the token was dropped
+    # (V,) in [0, 1]: the largest weight of each visual token in any of the states; 0: the token was dropped
     kept: Tensor
 
 
@@ -36,9 +37,9 @@ class Compressed:
 class Prune(nn.Module):
     """Keeps one of every `ratio` visual tokens and drops the others.
 
-    how: which tokens are kept. "random": in training other ones in each call; in evaluation always the same ones for
-        images of the same length, so that an image always gives the same draft. (The paper drops tokens at random, and
-        does not say what inference does.) "strided": every `ratio`-th token (not in the paper).
+    how: which tokens are kept. "random": in training, other tokens in each call; in evaluation, always the same indices
+        for images of the same length, so that an image always gives the same draft. (The paper drops tokens at random,
+        and does not say what inference does.) "strided": every `ratio`-th token (not in the paper).
     """
 
     def __init__(self, ratio: int, how: Pruning = "random") -> None:
@@ -130,7 +131,7 @@ class Convolution(nn.Module):
 class Resampler(nn.Module):
     """Compresses an image to Q states by cross-attention with Q learned queries.
 
-    The states get the image's last Q positions. This is SpecVLM's "simplified Q-Former" with 2 object queries, and
+    The states get the image's last Q positions. The class is SpecVLM's "simplified Q-Former" with 2 object queries, and
     ViSpec's adaptor. The queries are parameters themselves, so there is no query projection.
     """
 
@@ -147,8 +148,8 @@ class Resampler(nn.Module):
         """Compress an image's states (V, H) to Q states (Q, H).
 
         fc: (matrix (H, J), function) of an affine map from J to H channels. Give it if the states are (V, J) and have
-            not passed this map yet. The map is then applied to the Q weighted means, not to the V tokens. Both give the
-            same, because attention weights sum to 1.
+            not passed this map yet. The map is then applied to the Q weighted means, not to the V tokens. Both orders
+            give the same result, because attention weights sum to 1.
         To save time, the queries are multiplied by the key projection's matrix, so that keys need not be computed. The
         value projection is applied to the Q weighted means only.
         """
@@ -187,7 +188,7 @@ class LatentAttention(nn.Module):
 
 @final
 class TextOnly(nn.Module):
-    """Drops the image. The drafter then knows of it only through the target's hidden states at text tokens."""
+    """Drops the image. The drafter then knows of the image only through the target's hidden states at text tokens."""
 
     def forward(self, states: Tensor) -> Compressed:
         """Drop all of an image's states (V, H). Returns an empty tensor (0, H)."""
@@ -196,7 +197,7 @@ class TextOnly(nn.Module):
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:
-    """Find the images in a prompt. Returns: (begin, end) of each, as indices of tokens.
+    """Find the images in a prompt. Returns: (begin, end) of each image, as indices of tokens.
 
     visual: (L,) bool, True at visual tokens. grid: (rows, columns) of every image's tokens, if known; it separates
         images that follow each other without text between them.

@@ -78,12 +78,13 @@ def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
 
 def _halved(lengths: Tensor) -> Tensor:
     """Return the numbers of frames (B,) after one convolution of width 5, stride 2 and padding 2. lengths: (B,), the
-    numbers before it."""
+    numbers before the convolution."""
     return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
 
 
 class Subsampler(nn.Module):
-    """Shortens features (B, N, 80) to (B, ~N/4, d): two convolutions of width 5 and stride 2, each gated."""
+    """Shortens features (B, N, 80) to (B, ~N/4, d): two convolutions of width 5 and stride 2, each followed by a
+    GLU."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -101,13 +102,13 @@ class Subsampler(nn.Module):
             x = F.glu(conv(x), dim=1)
             lengths = _halved(lengths)
             # padding must be 0: the next convolution mixes neighbouring frames, so it would mix padding into a
-            # recording's last ones
+            # recording's last frames
             x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
         return x.transpose(1, 2), lengths
 
 
 class FeedForward(nn.Module):
-    """A pre-norm feed-forward network. The Conformer block multiplies its output by one half."""
+    """A pre-norm feed-forward network. The Conformer block multiplies the network's output by one half."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class FeedForward(nn.Module):
 
 class RelativeAttention(nn.Module):
     """Self-attention with Transformer-XL relative positions. The score of two states is the sum of a content score and
-    a position score; each has a learned bias on the query."""
+    a position score; each score has a learned bias on the query."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

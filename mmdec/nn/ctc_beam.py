@@ -2,7 +2,8 @@
 2014).
 
 A head that was trained on little speech recognises the sounds, but misspells words. An n-gram of pieces, trained on
-text alone, corrects the spelling. Its values are stored in 8 bits: 470,000 n-grams of up to four pieces take 2 MB.
+text alone, corrects the spelling. The n-gram's values are stored in 8 bits: 470,000 n-grams of up to four pieces take 2
+MB.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mmdec.types import InputError
 
 WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
 CHOICES = 16  # maximum number of pieces with which a hypothesis is extended at one frame
-LEAST = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried there
+LEAST = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried at this frame
 WEIGHT, BONUS = 0.8, 2.5  # factor on the n-gram's log-probability; score in nats that is added for each piece
 # factor on the probabilities of alternatives at a position, so that the piece which the n-gram chose weighs most
 SHARE = 0.3
@@ -36,10 +37,10 @@ class PieceNGram:
 
     pieces: number of pieces V. The id V stands for a sentence's start, V + 1 for its end.
     arrays: the model as it is stored. `unigrams` and `backoff`: (V + 2,) float32, natural logarithms for single pieces.
-    For each order k from 2, the n-grams of k pieces, sorted: `counts_k`: for each n-gram of order k - 1, how many of
-    order k begin with it; `pieces_k`: the last piece of each; `values_k` and, below the highest order, `backoff_k`:
-    integers 0 to 255, which multiplied by the two numbers `steps_k` give the natural logarithms of the probability and
-    of the back-off weight.
+        For each order k from 2, the n-grams of k pieces, sorted: `counts_k`: for each n-gram of order k - 1, how many
+        n-grams of order k begin with it; `pieces_k`: the last piece of each n-gram; `values_k` and, below the highest
+        order, `backoff_k`: integers 0 to 255, which multiplied by the two numbers `steps_k` give the natural logarithms
+        of the probability and of the back-off weight.
     """
 
     def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
@@ -78,12 +79,14 @@ class PieceNGram:
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
         """Return a function: piece id -> ln P(piece | context).
 
-        context: ids of the pieces before it; at the beginning of a sentence the first one is `self.pieces`. Only the
-            last order - 1 ids matter.
+        context: ids of the pieces before this piece; at the beginning of a sentence the first id is `self.pieces`. Only
+            the last order - 1 ids matter.
         """
         base, total = self.pieces + 2, 0.0
         context = context[max(len(context) - self.order + 1, 0) :]
-        # for each order from the highest: where the n-grams that begin with the context's last pieces are stored
+        # for each order from the highest, the n-grams that begin with the context's last pieces: first index; end
+        # index; code of these pieces * base; codes of all n-grams; values of all n-grams; ln of the back-off weights of
+        # higher orders
         rows: list[tuple[int, int, int, array[int], array[float], float]] = []
         for begin in range(len(context)):
             code = 0
@@ -123,7 +126,7 @@ class PieceNGram:
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
     """Transcribe the logits (B, F, V) of F frames by beam search with an n-gram. lengths: (B,), numbers of frames.
 
-    best: number of pieces at each position of the transcript: the chosen one and its most probable alternatives. An
+    best: number of pieces at each position of the transcript: the chosen piece and its most probable alternatives. An
         alternative's weight is 0.3 times its probability by the head (without the blank); the chosen piece gets the
         rest.
     """

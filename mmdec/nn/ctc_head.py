@@ -100,7 +100,7 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Heard:
-    """Transcripts of B recordings by a CTC head. Each of the N positions has K pieces: the one in the transcript, and
+    """Transcripts of B recordings by a CTC head. Each of the N positions has K pieces: the piece in the transcript, and
     its K - 1 most probable alternatives."""
 
     # (B, N, K) piece ids: at each position the transcript's piece, then its alternatives; 0 beyond a row's end
@@ -112,7 +112,7 @@ class Heard:
     counts: Tensor  # (B,): number of frames of each recording
 
     def select(self, rows: list[int]) -> Heard:
-        """Return the transcripts of these rows alone, in that order."""
+        """Return only the transcripts of the rows with these indices, in that order."""
         return Heard(*(getattr(self, part.name)[rows] for part in fields(self)))
 
 
@@ -120,8 +120,9 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
     """Transcribe logits (B, F, V) of F frames greedily: take the best piece of each frame, merge equal neighbours, drop
     blanks. lengths: (B,), numbers of frames.
 
-    best: K, number of pieces at each position of the transcript: the chosen one and its most probable alternatives.
-        Their weights are mean probabilities over the frames that were merged (without the blank), scaled to the sum 1.
+    best: K, number of pieces at each position of the transcript: the chosen piece and its most probable alternatives.
+        Their weights are mean probabilities over the frames that were merged (without the blank), scaled to sum to 1 at
+        each position.
     """
     likely, paths = logits.float().log_softmax(-1).max(-1)
     real = lengths_to_mask(lengths.to(logits.device), logits.shape[1])
@@ -137,8 +138,8 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         mean = probabilities.new_zeros(total, logits.shape[-1]).index_add_(0, place, probabilities)
         mean = mean / mean.new_zeros(total).index_add_(0, place, mean.new_ones(len(place))).clamp(min=1)[:, None]
         weights, pieces = mean.topk(best, -1)
-        # Sort the frames by their piece, and those of one piece by probability, the highest first. Subtracting 2 for
-        # each piece keeps the pieces apart, because probabilities differ by at most 1.
+        # Sort the frames by their piece, and frames of the same piece by probability, the highest first. Subtracting 2
+        # for each piece keeps the pieces apart, because probabilities differ by at most 1.
         said = probabilities.amax(-1) - place * 2.0
         order = said.argsort(descending=True, stable=True)
         starts = torch.searchsorted(place[order], torch.arange(total, device=logits.device))

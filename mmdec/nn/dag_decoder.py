@@ -2,8 +2,8 @@
 
 Every vertex has a hidden state, a distribution over units (its emission), and transition probabilities to all later
 vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
-NeurIPS 2023, section 3.2). Not in the paper: the options `link_prior`, `copy_encoder` and sinusoidal positions, which
-the small shipped model uses. `ops/dag.py` and `ops/dag_decode.py` choose a path through the graph.
+NeurIPS 2023, section 3.2). The options `link_prior`, `copy_encoder` and sinusoidal positions are not in the paper; the
+small shipped model uses them. `ops/dag.py` and `ops/dag_decode.py` choose a path through the graph.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Lattice:
         """Find the `count` best texts of each row by beam search. ngram: a language model of the units; None: none.
         collapse: whether equal neighbouring units are merged.
 
-        Returns: B * count paths; those of one row follow each other.
+        Returns: B * count paths; the paths of one row follow each other.
         """
         return beam_path(
             self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1
@@ -102,7 +102,7 @@ class Lattice:
 
     def posterior(self, match: Tensor, target_lengths: Tensor, variant: PosteriorVariant = "paper") -> Tensor:
         """Compute P(vertex j emits token t | X, Y), (B, M, L), without gradient. match: (B, M, L), from `matches`.
-        target_lengths: (B,), numbers of tokens. variant: "paper", or "released" for that of the published code."""
+        target_lengths: (B,), numbers of tokens. variant: the formula of the "paper", or of the "released" code."""
         return dag_posterior(match, self.links, target_lengths, self.lengths, variant=variant)
 
     def expected_states(self, posterior: Tensor) -> Tensor:
@@ -131,8 +131,8 @@ class Links(nn.Module):
         self.key_linear = RowsLinear(2 * d, width)
         self.gate_linear = nn.Linear(2 * d, config.link_heads)
         if config.link_prior:
-            # softplus of these gives initial penalties of 0.6 ... 0.15 nats per vertex, so that at first no jump skips
-            # most of the graph
+            # softplus of these parameters gives initial penalties of 0.6 ... 0.15 nats per vertex, so that at first no
+            # jump skips most of the graph
             slopes = torch.logspace(math.log10(0.6), math.log10(0.15), config.link_heads)
             self.prior = nn.Parameter(torch.log(torch.expm1(slopes)))
         else:
@@ -173,9 +173,9 @@ class Links(nn.Module):
 
         x: (B, L, 2d), states and positions of the vertices. q, k: (B, H, L, link_dim), queries and keys of H heads.
             lengths: (B,), numbers of vertices.
-        The three buffers (B, L, L) fit in the CPU's cache, where one of (B, H, L, L) would not. Penalties and mask are
-        written into a buffer, and the matrix product is added to it. Probabilities below 1e-38 become 0, which no
-        decoded path uses.
+        The three buffers (B, L, L) fit in the CPU's cache; one buffer (B, H, L, L) would not. Penalties and mask are
+        written into a buffer, and the matrix product is added to it. Probabilities below 1e-38 become 0; no decoded
+        path uses such links.
         """
         b, heads, size, _ = q.shape
         toll = jump_toll(size, self.prior is not None, q.device)[None]

@@ -2,10 +2,10 @@
 
 Each accepted token has features: the target's residual stream after some layers. fc and a norm turn them into one
 state, from which every layer of the draft network projects a key and a value. A block is the root token followed by
-mask tokens. They attend to all accepted tokens and to each other, in both directions. The state of mask token k
-predicts the k-th token after the root, so a block of b tokens drafts b - 1. The layers are Qwen3's. Embedding and LM
-head are the target's. A network that can draft only a part of the target's vocabulary (published by speculators, with
-the tables `d2t` and `t2d`) has its own LM head. The parameters have the published names.
+mask tokens. The tokens of a block attend to all accepted tokens and to each other, in both directions. The state of
+mask token k predicts the k-th token after the root, so a block of b tokens drafts b - 1 tokens. The layers are Qwen3's.
+Embedding and LM head are the target's. A network that can draft only a part of the target's vocabulary (published by
+speculators, with the tables `d2t` and `t2d`) has its own LM head. The parameters have the published names.
 
 Letters in shapes: B rows, b tokens of a block, n accepted tokens, H channels, k target layers whose features are read,
 h key-value heads, d channels of a head.
@@ -40,20 +40,20 @@ class DFlashConfig(LayeredConfig):
     input_norm: bool = True
     fc_bias: bool = False
     block_size: int = 16  # tokens in a block, the root included; drafting must use the same number as training
-    mask_token: int = 0  # id of the mask token, which fills all places of a block except the root
+    mask_token: int = 0  # id of the mask token, which fills all positions of a block except the root's
     num_hidden_layers: int = 5
     # True: the root's state predicts the first draft token; False: only the mask tokens' states predict
     from_anchor: bool = False
-    # number of tokens that can be drafted; 0: all of the target's. A smaller number needs `own_head`
+    # number of tokens that can be drafted; 0: all tokens of the target. A smaller number needs `own_head`
     draft_vocab_size: int = 0
     own_head: bool = False  # whether the network has an LM head of its own
     own_embedding: bool = False  # whether the network has an embedding of its own; False: it uses the target's
-    # True: a block is embedded by the rows of the embedding matrix alone; False: as by the target's embedding module,
-    # which may scale or normalise them
+    # True: a block is embedded by the rows of the embedding matrix alone; False: by the target's embedding module,
+    # which may also scale or normalise the rows
     plain_embedding: bool = False
     rope_scaling: dict[str, Any] | None = None
     # positions of image tokens if the target has three-dimensional positions (M-RoPE): "text": counted like text
-    # tokens; "temporal": the first of the three
+    # tokens; "temporal": the first of the three axes
     positions: Literal["text", "temporal"] = "text"
 
     def __post_init__(self) -> None:
@@ -87,14 +87,14 @@ class DFlashConfig(LayeredConfig):
         return self.positions == "temporal"
 
     def for_depth(self, layers: int) -> Self:
-        """Return the configuration for a target with `layers` layers: if no layers are listed, the default ones are
+        """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
         filled in."""
         return self if self.layers else replace(self, layers=spread_layers(layers, self.num_hidden_layers))
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:
     """Choose the published default layers: `count` indices, spread evenly from the second to the third last of `depth`
-    layers. A single one is in the middle."""
+    layers. A single layer is the middle one."""
     if count == 1:
         return (depth // 2,)
     span = depth - 3 - 1
@@ -118,7 +118,7 @@ class DFlash(LayeredNetwork):
         self.build_ends(own, own.own_head)
 
     def share_head(self) -> None:
-        """Remove the network's own LM head, because it equals the target's; the target's is used instead."""
+        """Remove the network's own LM head, because it equals the target's LM head, which is used instead."""
         self.config = replace(self.config, own_head=False)
         del self.lm_head
 
@@ -128,8 +128,8 @@ class DFlash(LayeredNetwork):
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
 
     def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
-        """Compute a token's state (..., H) from the target's features (..., k * H) of it. Each layer projects its key
-        and value from this state. embeds, carry: not used; other draft networks need them."""
+        """Compute a token's state (..., H) from the target's features (..., k * H) of this token. Each layer projects
+        its key and value from this state. embeds, carry: not used; other draft networks need them."""
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
     def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:
@@ -146,6 +146,6 @@ class DFlash(LayeredNetwork):
 
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Compute logits (..., `vocabulary`) from a block's hidden states (..., H). output: the target's LM head, which
-        is used if the network has none of its own."""
+        is used if the network has no LM head."""
         normed = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)

@@ -1,9 +1,9 @@
 """The network of an EAGLE drafter: one decoder layer that continues the target's hidden states.
 
-Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). A token's feature is the target's hidden state of
-it. Position t of the layer reads fc([embedding of token t + 1; feature of token t]) and predicts the feature of token t
-+ 1, from which the target's LM head predicts token t + 2. The layer is Llama's without the input norm; there is no
-final norm. Embedding and LM head are the target's and not stored. The parameters have the published names.
+Li et al. 2024 (EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858). A token's feature is the target's hidden state at
+this token. Position t of the layer reads fc([embedding of token t + 1; feature of token t]) and predicts the feature of
+token t + 1, from which the target's LM head predicts token t + 2. The layer is Llama's without the input norm; there is
+no final norm. Embedding and LM head are the target's and not stored. The parameters have the published names.
 
 Networks of other drafters override `inputs` (the layer's input for whole rows) or `prompt` (the same for one row,
 shorter if an image is compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and
@@ -28,7 +28,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from mmdec.types import InputError
 
-MOST = 2**20  # maximum of all sizes in a configuration; a larger number is taken for a damaged file
+MOST = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
 SIZES = (
     "hidden_size",
     "vocab_size",
@@ -57,7 +57,7 @@ class DraftConfig:
     rms_norm_eps: float = 1e-6
     # indices of the target layers whose output is read and concatenated; -1: the input of the LM head
     layers: tuple[int, ...] = (-1,)
-    # whether attention has an input norm: not in EAGLE and MSD for LLaVA; yes in SpecVLM and MSD for Qwen2-VL
+    # whether attention has an input norm: False in EAGLE and MSD for LLaVA; True in SpecVLM and MSD for Qwen2-VL
     input_norm: bool = False
     # whether [embedding; feature] is normalised before fc; SpecVLM's paper leaves open where its norm is
     fc_norm: bool = False
@@ -95,7 +95,7 @@ class DraftConfig:
 
     def for_depth(self, layers: int) -> Self:
         """Return the configuration for a target with `layers` layers. Here it is unchanged; the default layers of
-        EAGLE-3 and DFlash depend on the number."""
+        EAGLE-3 and DFlash depend on this number."""
         return self
 
     @property
@@ -112,15 +112,15 @@ class DraftConfig:
     @property
     def trained_for(self) -> str:
         """Describe the target in a message: name and fingerprint, as in "vlm-scenes (402af2b1ab88)", or what is known
-        of them."""
+        of the two."""
         mark = f"({self.base})" if self.target else self.base
         return " ".join(part for part in (self.target, mark) if part.strip("()"))
 
     @classmethod
     def like(cls, model: Any, **changes: Any) -> Self:
-        """Make a configuration with the layer sizes of a model. model: configuration of its text model. changes: values
-        of other fields."""
-        # the layers of Gemma 4 differ in size: use those of the first one
+        """Make a configuration with the layer sizes of a model. model: the configuration of the target's text model.
+        changes: values of other fields."""
+        # the layers of Gemma 4 differ in size: use the sizes of the first layer
         if getattr(model, "is_heterogeneous", False):
             model = model.per_layer_config[0]
         heads = model.num_attention_heads
@@ -152,7 +152,8 @@ class Prompted:
     positions: Tensor  # (M,), position id of each state, counted from the row's first token after padding
     # what later positions need of this prompt: for ViSpec, a vector of the last image; else None
     carry: Any = None
-    # (visual tokens,) in [0, 1]: weight of each one after compression, 0 is dropped; None: no image was compressed
+    # (visual tokens,) in [0, 1]: weight of each visual token after compression, 0: dropped; None: no image was
+    # compressed
     kept: Tensor | None = None
     compressor: str | None = None  # name of the image compressor that was used; None: no image was compressed
     end: int | None = None  # position id of the first token after the prompt's states; None: L - 1
@@ -163,7 +164,7 @@ class Packed(NamedTuple):
     the number of operations."""
 
     attention: Tensor  # weights of the query, key and value projections, concatenated along the outputs
-    bias: Tensor | None  # biases of these three
+    bias: Tensor | None  # biases of these three projections
     gate_up: Tensor  # weights of the feed-forward's gate and up projections, concatenated
     norms: Tensor | None = None  # (2, H), weights of the norms of embedding and feature (EAGLE-3 only)
 
@@ -341,8 +342,9 @@ class DraftNetwork(nn.Module):
         return self.attend(states, queries, keys, values, mask), pair
 
     def feature(self, hidden: Tensor) -> Tensor:
-        """Return a substitute for a drafted token's features (..., k * H). Only the target could compute the true ones,
-        which are the outputs of k of its layers. The substitute is the network's own output, repeated k times.
+        """Return a substitute for a drafted token's features (..., k * H). Only the target could compute the true
+        features, which are the outputs of k of its layers. The substitute is the network's own output, repeated k
+        times.
 
         hidden: (..., H), this output.
         """
@@ -353,7 +355,7 @@ class DraftNetwork(nn.Module):
         """Return the weights of the network's single layer, copied and concatenated. None if the network has several
         layers, or is so large that copying takes longer than it saves.
 
-        Later changes of the weights do not change the copy: make a new one for each generate() call.
+        Later changes of the weights do not change the copy: make a new copy for each generate() call.
         """
         weights: Any = self._layer(0).self_attn
         mlp: Any = self._layer(0).mlp
@@ -484,7 +486,7 @@ class DraftNetwork(nn.Module):
 
 
 def scaled_frequencies(config: DraftConfig, scaling: dict[str, Any], device: torch.device) -> tuple[Tensor, float]:
-    """Compute the frequencies (d / 2,) and the factor of a scaled RoPE with transformers. scaling: its
+    """Compute the frequencies (d / 2,) and the factor of a scaled RoPE with transformers. scaling: the RoPE's
     `rope_parameters`."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -11,12 +11,12 @@ Drafting one token of a chain takes about forty operations on vectors of a few h
 torch would take most of the time: with 160 channels NumPy takes a third of torch's time. Matrix products stay in torch,
 which obeys its thread settings.
 
-`DraftStep` writes to buffers, and multiplies matrices by vectors. `SlotStep` has several rows, and allocates new
-arrays. Some of its small operations use torch: a draft runs most of them only once or twice, when torch's code is still
-in the CPU's caches from the target's pass.
+`DraftStep` writes to buffers, and multiplies matrices by vectors. `SlotStep` processes several tokens at once, and
+allocates new arrays. Some of its small operations use torch: a draft runs most of them only once or twice, when torch's
+code is still in the CPU's caches from the target's pass.
 
-The objects share the weights' memory where possible, and own buffers: use each one for a single generate() call, in one
-thread.
+The objects share the weights' memory where possible, and have their own buffers: use each object for a single
+generate() call, in one thread.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class LayerStep:
         result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
 
     def _rotate(self, own: Vector, position: int) -> None:
-        """Apply rotary positions to the queries and keys of one token, and write them to the buffer `turned`. own: its
-        queries, keys and values, (heads + 2 * key-value heads, channels of a head)."""
+        """Apply rotary positions to the queries and keys of one token, and write them to the buffer `turned`. own: the
+        token's queries, keys and values, (heads + 2 * key-value heads, channels of a head)."""
         if position >= len(self.cosines):
             self.cosines, self.sines = rotations(self.network, position + 1)
         turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
@@ -164,7 +164,7 @@ class DraftStep(TokenStep):
     ) -> DraftStep | None:
         """Make the fast path for a network. Returns None if it would be slower or give other results.
 
-        That is so for a large network, a GPU, another precision than float32, a norm in `fuse`, a subclass that
+        None is returned for a large network, a GPU, another precision than float32, a norm in `fuse`, a subclass that
         overrides a method of the layer, and an embedding that does more than look up rows.
         packed: the network's concatenated weights, or None. carry: further input of `fuse`. embedding, output:
             embedding and LM head.
@@ -180,8 +180,8 @@ class DraftStep(TokenStep):
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
         """Run the network on one token. Returns: hidden (H,), valid until the next call.
 
-        feature: (H,), feature of the token before it. position: its position id. keys, values: (1, h, S, d), the cache
-            up to this token, whose own key and value are written to the last entry.
+        feature: (H,), feature of the previous token. position: the token's position id. keys, values: (1, h, S, d), the
+            cache up to this token, whose own key and value are written to the last entry.
         """
         (joined, both), (states, x) = self.joined, self.layer.states
         both[: len(x)], both[len(x) :] = self.embedding[token], feature
@@ -221,8 +221,8 @@ class Eagle3Step(TokenStep):
     def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
         """Run the network on one token. Returns: hidden (H,), valid until the next call.
 
-        feature: (H,), feature of the token before it. position: its position id. keys, values: (1, h, S, d), the cache
-            up to this token, whose own key and value are written to the last entry.
+        feature: (H,), feature of the previous token. position: the token's position id. keys, values: (1, h, S, d), the
+            cache up to this token, whose own key and value are written to the last entry.
         """
         (joined, both), (_, x) = self.joined, self.layer.states
         size = len(x)
@@ -251,7 +251,7 @@ class Eagle3Step(TokenStep):
 def column_step(
     network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
 ) -> ColumnStep | None:
-    """Make the fast path that runs a network on one token at a time; None if there is none for it.
+    """Make the fast path that runs a network on one token at a time; None if no fast path can run this network.
 
     packed: the network's concatenated weights, or None. carry: further input of `fuse`. embedding, output: embedding
         and LM head.
@@ -307,9 +307,9 @@ class SlotStep(TokenStep):
     """Runs FLASH's network and an LM head for one row. Each token has slots 0, 1, ...; slot i drafts the (i + 1)-th
     token after it. Holds weights and buffers.
 
-    Slot 1 of a token has the position of the next token and attends to the same tokens, so slots are treated as further
-    tokens. New accepted tokens and the slots of the last one share one product for queries, keys and values. The rest
-    of the layer is computed for the slots only.
+    Slot 1 of a token has the position of the next token and attends to the same tokens as the next token would, so
+    slots are treated as further tokens. New accepted tokens and the slots of the last token share one product for
+    queries, keys and values. The rest of the layer is computed for the slots only.
     """
 
     def __init__(self, network: FlashNetwork, packed: Packed, embedding: Tensor, output: nn.Linear) -> None:
@@ -329,7 +329,7 @@ class SlotStep(TokenStep):
         self.fused_norm = cast(Any, network.fc_norm).weight.detach().numpy() if config.fc_norm else None
         self.embeddings = network.slot_embeddings.detach().numpy()
         self.residual_gate = network.residual_gate.detach().numpy()[:, None]
-        # the memory for one entry, so that it has the shape that the cache has
+        # memory for one token's key or value, in the shape that the cache has
         self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)
         # cosines and sines of the rotary positions 0, 1, ..., one position in each row
         self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)
@@ -353,8 +353,8 @@ class SlotStep(TokenStep):
     def block(
         self, tokens: Sequence[int], features: Vector, position: int, count: int, keys: Tensor, values: Tensor
     ) -> Vector:
-        """Process n new accepted tokens and the first `count` slots of the last one. Returns: the slots' states (count,
-        H), before `refined`.
+        """Process n new accepted tokens and the first `count` slots of the last token. Returns: the slots' states
+        (count, H), before `refined`.
 
         tokens: their ids. features: (n, H). position: position id of the first token.
         keys, values: (1, h, S, d), the cache; the last n + count - 1 entries are written: those of the n tokens, then
@@ -423,7 +423,7 @@ class SlotStep(TokenStep):
 
     def _rotate(self, own: Vector, position: int) -> Vector:
         """Apply rotary positions to queries or keys (n, heads, channels of a head) of n consecutive tokens. position:
-        that of the first one."""
+        position id of the first token."""
         count, heads, dim = own.shape
         end = position + count
         if end > len(self.cosines):

@@ -4,8 +4,8 @@ Li et al. 2025 (EAGLE-3, arXiv 2503.01840). Position t of the network reads the 
 of token t. For accepted tokens, fc computes the feature from the target's residual stream after a few layers (Ht
 channels each), before the final norm. For drafted tokens, the feature is the network's own last state, without fc. The
 first layer normalises embedding and feature, computes attention from the two concatenated (2 H channels), and adds the
-result to the feature alone. Other layers are ordinary ones. `lm_head` reads the normalised last state. Its vocabulary
-may be a part of the target's (tables `d2t`, `t2d`).
+result to the feature alone. Other layers are as in Llama. `lm_head` reads the normalised last state. The vocabulary of
+`lm_head` may be a part of the target's (tables `d2t`, `t2d`).
 
 Options, each as published: the residual is the feature before or after its norm (`norm_before_residual`); EAGLE-3.1
 (arXiv 2605.09992) normalises each target feature (`fc_norm`), or all of them concatenated (`norm_before_fc`), and
@@ -51,7 +51,7 @@ class LayeredConfig(DraftConfig):
     """Base class of the configurations of EAGLE-3 and DFlash. Both are dataclasses, which also have these fields."""
 
     num_hidden_layers: int
-    draft_vocab_size: int  # number of tokens that can be drafted; 0: all of the target's
+    draft_vocab_size: int  # number of tokens that can be drafted; 0: all tokens of the target
     own_embedding: bool  # whether the network has an embedding of its own; False: it uses the target's
     # transformers' settings, {"rope_type": "linear" | "llama3" | "yarn", "factor": ...}; None: ordinary rotary
     # positions
@@ -102,8 +102,8 @@ class Eagle3Config(LayeredConfig):
     # id of the token that P-EAGLE reads at positions after the last token; None: the network is EAGLE-3
     mask_token: int | None = None
     rope_scaling: dict[str, Any] | None = None
-    # How positions of image tokens are numbered if the target has three-dimensional positions (M-RoPE). Either they are
-    # counted like text tokens, or only the first dimension is used, or all three, as `mrope_section` says.
+    # positions of image tokens if the target has three-dimensional positions (M-RoPE): "text": counted like text
+    # tokens; "temporal": the first of the three axes; "axes": all three axes, as `mrope_section` says
     positions: Positions = "text"
     mrope_section: tuple[int, ...] = ()  # for each of the three M-RoPE axes: its number of rotary frequencies
     # True: the axes alternate along the frequencies; False: each axis has consecutive frequencies
@@ -172,7 +172,7 @@ class Eagle3Config(LayeredConfig):
         return self.positions != "text" and self.pictures != "dropped"
 
     def for_depth(self, layers: int) -> Self:
-        """Return the configuration for a target with `layers` layers: if no layers are listed, the default ones are
+        """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
         filled in."""
         if self.layers:
             return self
@@ -221,7 +221,7 @@ class LayeredNetwork(DraftNetwork):
             self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
 
     def share_embedding(self) -> None:
-        """Remove the network's own embedding, because it equals the target's; the target's is used instead."""
+        """Remove the network's own embedding, because it equals the target's embedding, which is used instead."""
         self.config = replace(self.config, own_embedding=False)
         del self.embed_tokens
 
@@ -374,7 +374,7 @@ class Eagle3(LayeredNetwork):
         states: (B, n, 2 H). positions: (B, n), or (3, B, n) for M-RoPE. past: keys and values of S earlier positions,
             those of all layers concatenated along the heads: (B, layers * h, S, d). mask: additive (B, 1, n, S + n);
             None: causal.
-        Returns: hidden (B, n, H); keys and values of the n positions, in the same form.
+        Returns: hidden (B, n, H); keys and values of the n positions, in the same form as `past`.
         """
         pairs: list[Pair] = []
         for index in range(self.depth):

@@ -1,8 +1,8 @@
 """FastSpeech 2 (Ren et al., 2021) as in DASpeech: converts one vector per phone to a log-mel spectrogram.
 
 The inputs are vectors (B, K, d) of K phones: embeddings of phone ids (`embed`), or the adaptor's output for the
-vertices of the graph decoder. Duration, pitch and energy are predicted for each phone, whose vector is then repeated
-for its number of frames. The caller drops <s> and keeps </s>, which has duration 0.
+vertices of the graph decoder. Duration, pitch and energy are predicted for each phone. The phone's vector is then
+repeated for the number of its frames. The caller drops <s> and keeps </s>, which has duration 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmdec.nn.transformer import Attention, PooledDropout, sinusoids
 
 @dataclass(frozen=True)
 class FastSpeech2Config:
-    """Sizes; the defaults are those of the 41 M model in DASpeech's appendix."""
+    """Sizes of FastSpeech 2; the defaults are those of the model with 41 M parameters in DASpeech's appendix."""
 
     d_model: int = 256
     encoder_layers: int = 4
@@ -72,7 +72,7 @@ class FastSpeech2Output:
     mel: Tensor  # (B, F, 80), log mels of F frames, natural logarithm
     mel_lengths: Tensor  # (B,), number of frames of each row
     log_durations: Tensor  # (B, K), predicted log(frames + 1)
-    durations: Tensor  # (B, K), number of frames of each phone in `mel`: the given ones, else the rounded predictions
+    durations: Tensor  # (B, K), number of frames of each phone in `mel`: given, or predicted and rounded
     pitch: Tensor  # (B, K), predicted log(Hz + 1)
     energy: Tensor  # (B, K), predicted log(energy + 1)
 
@@ -222,7 +222,7 @@ class FastSpeech2(nn.Module):
             rows are cut.
         durations, pitch, energy: (B, K), frames, Hz and linear energy of each phone, used instead of the predictions
             (teacher forcing); None: predict.
-        On a GPU it synchronises once, to read the number of frames.
+        On a GPU this method synchronises once, to read the number of frames.
         """
         keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
         x = inputs + self.encoder_scale * self._positions(inputs)
@@ -260,8 +260,8 @@ def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tens
     """Repeat each phone's vector for the number of its frames.
 
     x: (B, K, d). durations: (B, K), in frames. max_frames: maximum frames of a row; longer rows are cut.
-    Returns: (B, F, d), and the numbers of frames (B,). F is that of the longest row, at least 1. Frames beyond a row's
-        length repeat its last phone: the caller must mask them.
+    Returns: (B, F, d), and the numbers of frames (B,). F is the number of frames of the longest row, at least 1. Frames
+        beyond a row's length repeat the row's last phone: the caller must mask them.
     """
     ends = durations.cumsum(1).clamp(max=max_frames)  # shape (B, K)
     lengths = ends[:, -1]

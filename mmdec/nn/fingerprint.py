@@ -1,5 +1,5 @@
-"""Fingerprints of weights. They are keys of stored measurements, so that those of one network are never used for
-another."""
+"""Fingerprints of weights. They are keys of stored measurements, so that the measurements of one network are never used
+for another network."""
 
 from __future__ import annotations
 

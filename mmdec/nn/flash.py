@@ -106,7 +106,7 @@ class FlashNetwork(DraftNetwork):
 
     def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed. Position t
-        counts as visual if token t + 1 is.
+        counts as visual if token t + 1 is visual.
 
         embeds: (L, H). features: (L, H). visual: (L,) bool, True at visual tokens. carry: only for ViSpec, not used.
         """

@@ -58,8 +58,8 @@ class PhoneVoice(nn.Module):
 
 @dataclass(frozen=True)
 class HeardTranslatorConfig:
-    """Sizes of all networks in the model. best: number of pieces at each position of the transcript: the chosen one and
-    its alternatives."""
+    """Sizes of all networks in the model. best: number of pieces at each position of the transcript: the chosen piece
+    and its alternatives."""
 
     encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
@@ -139,9 +139,9 @@ class HeardTranslator(PiecesToUnits):
         return Source(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
-        """Predict the graphs. states: (B, N, d) of the piece reader. state_lengths: (B,), their numbers. sizes: (B,),
-        numbers of transcript pieces, which decide the graphs' sizes. Raises InputError for a model without a graph
-        decoder."""
+        """Predict the graphs. states: (B, N, d) of the piece reader. state_lengths: (B,), numbers of states. sizes:
+        (B,), numbers of transcript pieces, which decide the graphs' sizes. Raises InputError for a model without a
+        graph decoder."""
         if self.decoder is None:
             raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
         graph: DagDecoder = self.decoder

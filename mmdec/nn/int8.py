@@ -3,7 +3,7 @@ on a CPU.
 
 In a file, a tensor of two or more dimensions with at least `SMALLEST` numbers is stored as `name` (int8, the same
 shape) and `name.scale` (float32, one number for each index of the first dimension). Other floating-point tensors are
-stored in half precision. One safetensors file holds all of them.
+stored in half precision. One safetensors file holds all tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert a state dict for storing: matrices of at least `SMALLEST` elements to int8 with a tensor `name.scale`,
-    other floating-point tensors to half precision. `unpack_rows` reverses it, except for rounding."""
+    other floating-point tensors to half precision. `unpack_rows` reverses this conversion, except for rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:
@@ -80,9 +80,9 @@ LEAST = 1e-12  # minimum of a row's largest absolute value, so that a row of zer
 
 @final
 class Int8Linear(nn.Linear):
-    """A linear layer that computes in 8-bit integers on a CPU. forward: (..., I) float32, returns (..., O) float32. It
-    also keeps the original weights, for code that reads them, such as the search for drafters that were shipped for a
-    model.
+    """A linear layer that computes in 8-bit integers on a CPU. forward: (..., I) float32, returns (..., O) float32. The
+    layer also keeps the original weights, for other code that reads them, such as the search for the model's shipped
+    drafters.
 
     torch's dynamic quantisation uses one scale for the whole input. A token's result would then depend on the tokens
     beside it, so drafts and batches would change the text. Here each row of the input has its own scale. The integers
@@ -144,7 +144,7 @@ def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
             if type(child) is nn.Linear and name.endswith(names):
                 setattr(module, name, Int8Linear(child))
             elif type(child) is nn.Conv1d:
-                alone = copy.copy(child)  # it shares the weights
+                alone = copy.copy(child)  # the copy shares the weights
                 alone.__class__ = EachAlone
                 setattr(module, name, alone)
 

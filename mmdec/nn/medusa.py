@@ -114,8 +114,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
         """Apply the layer to x (B, T, H). Returns: (B, T, H).
 
-        own: keys and values of the S positions so far, x included. memory: keys and values of the encoder's states.
-            mask: (B, 1, T, S) bool, True where x attends to a position; None: everywhere.
+        own: keys and values of the P positions so far, x included. memory: keys and values of the encoder's states.
+            mask: (B, 1, T, P) bool, True where x attends to a position; None: everywhere.
         """
         x = x + self.self_attn(self.self_attn_layer_norm(x), own, mask)
         x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), memory, None)

@@ -24,12 +24,13 @@ VisualToken = Literal["next", "own"]
 
 @dataclass(frozen=True)
 class MsdConfig(DraftConfig):
-    """Sizes and options of an MSD network. The published one has `input_norm` and `attention_bias` for Qwen2-VL,
-    neither for LLaVA.
+    """Sizes and options of an MSD network. The published network for Qwen2-VL has `input_norm` and `attention_bias`,
+    the published network for LLaVA has neither.
 
-    visual_token: "next": position t is visual if token t + 1 is, and holds that token's embedding, as in the published
-        code. "own": position t is visual if token t is, and holds that token's embedding (not in the paper); the
-        position before an image reads the first text token after the image, which no other position would read.
+    visual_token: "next": position t is visual if token t + 1 is visual, and holds the embedding of token t + 1, as in
+        the published code. "own": position t is visual if token t is visual, and holds the embedding of token t (not in
+        the paper); the position before an image reads the first text token after the image, which no other position
+        would read.
     """
 
     visual_token: VisualToken = "next"
@@ -64,8 +65,8 @@ class MsdNetwork(DraftNetwork):
 
 
 def next_text(visual: Tensor) -> Tensor:
-    """Find for each token the index of the first text token from it on, (B, L) int64. visual: (B, L) bool, True at
-    visual tokens.
+    """Find for each token the index of the first text token at or after this token, (B, L) int64. visual: (B, L) bool,
+    True at visual tokens.
 
     A visual token without a later text token gets its own index.
     """

@@ -1,14 +1,15 @@
 """SpecVLM: EAGLE-2's draft network with an input norm, and an image compressor that depends on the question (arXiv
 2509.11815).
 
-Position t reads token t + 1, and counts as visual if that token is. The visual positions of each image are compressed
-together and enter the drafter's cache once, at their positions in the text. Text positions are EAGLE's.
+Position t reads token t + 1, and counts as visual if token t + 1 is visual. The visual positions of each image are
+compressed together and enter the drafter's cache once, at their positions in the text. Text positions have the same
+input as in EAGLE.
 
-The elastic compressor (section 3.2) compresses an image in one of several ways, and a gate chooses by the question. The
-paper compresses the projector's output, and does not say what happens to the target's features of dropped tokens. Here
-the pair [embedding; feature] is compressed. If possible this happens before fc, which then has fewer inputs. For
-dropping and averaging the result is the same as after fc, which is affine; a depthwise convolution is applied before
-it.
+The elastic compressor (section 3.2) compresses an image in one of several ways; a gate reads the question and chooses
+the way. The paper compresses the projector's output, and does not say what happens to the target's features of dropped
+tokens. Here the pair [embedding; feature] is compressed. If possible this happens before fc, which then has fewer
+inputs. For dropping and averaging the result is the same as after fc, which is affine; a depthwise convolution is
+applied before fc.
 
 Letters in shapes: V visual tokens of one image, J channels before fc, H after fc, C choices of the gate.
 """
@@ -99,12 +100,12 @@ class ElasticCompressor(nn.Module):
         """sizes: (J, H), channels before and after fc. variant: "select", "weighted" or "concat". choices: names of the
         compressors for "select".
         ratios: tokens per output of prune, pool and conv; the defaults are the paper's; "weighted" needs three equal
-            ones (3 in the paper).
+            ratios (3 in the paper).
         resampler: its number of queries and of attention heads. grid: rows and columns of an image's tokens. pruning:
             which tokens prune keeps, "random" or "strided".
-        depthwise: True: the convolution has one filter per channel and is applied before fc. False: it has H x H x
-            ratio weights and is applied after fc to all tokens, which takes three quarters of EAGLE's time for an
-            image. (The paper says "vanilla".)
+        depthwise: True: the convolution has one filter per channel and is applied before fc. False: the convolution has
+            H x H x ratio weights and is applied after fc to all tokens, which takes three quarters of EAGLE's time for
+            an image. (The paper says "vanilla".)
         """
         super().__init__()
         self.variant: Variant = variant
@@ -115,8 +116,8 @@ class ElasticCompressor(nn.Module):
         if variant == "weighted":
             if len(set(ratios)) > 1:
                 raise InputError(f"`ratios` must be equal to be mixed, but are {ratios}. 3 is the paper's.")
-            # no grid: with one, pooling might give another number of outputs than the other two compressors, but all
-            # are averaged
+            # no grid: with a grid, pooling might give another number of outputs than the other two compressors, but the
+            # outputs of all three are averaged
             grid = None
         makers: dict[str, Callable[[], nn.Module]] = {
             "prune": lambda: Prune(prune, pruning),
@@ -134,8 +135,8 @@ class ElasticCompressor(nn.Module):
         """Compress one image. Returns: states with ascending, distinct positions. An image with fewer tokens than
         outputs is not compressed.
 
-        joined: (V, J), [embedding; feature] of each visual token. fc: a function from (..., J) to (..., H). matrix: its
-            weight (H, J) if it is affine, else None.
+        joined: (V, J), [embedding; feature] of each visual token. fc: a function from (..., J) to (..., H). matrix:
+            weight (H, J) of `fc` if `fc` is affine, else None.
         weights: (C,), the gate's softmax, for "weighted". choice: index of the compressor that the gate chose, for
             "select".
         """
@@ -178,8 +179,8 @@ MOST_RATIO = 4096
 
 @dataclass(frozen=True)
 class SpecVLMConfig(DraftConfig):
-    """Sizes and options of a SpecVLM network. Ratios and number of queries are the paper's; it does not give the gate's
-    size and temperature, or a grid."""
+    """Sizes and options of a SpecVLM network. Ratios and number of queries are the paper's; the paper does not give the
+    gate's size and temperature, or a grid."""
 
     input_norm: bool = True  # the paper's change to EAGLE's layer; `fc_norm` is the other possible reading of the paper
     variant: Variant = "select"
@@ -190,7 +191,7 @@ class SpecVLMConfig(DraftConfig):
     # tokens per output of the three compressors in the variant "weighted"; the paper tries up to 5
     mixed_ratio: int = 3
     queries: int = 2
-    pruning: str = "random"  # which tokens are kept: "random", or "strided": every n-th
+    pruning: str = "random"  # which tokens are kept: "random", or "strided": every n-th for the ratio n
     depthwise: bool = True  # whether the convolution has one filter per channel, and is applied before fc
     grid: Grid | None = None  # (rows, columns) of an image's tokens, if all images have the same; None: unknown
     gate_size: int = 64
@@ -250,7 +251,8 @@ class SpecVLM(DraftNetwork):
 
         embeds: (L, H). features: (L, k * H). question: (L,) bool, True at the question's tokens; if there are none, all
             tokens are used.
-        The paper has no loss on the logits; training may add one. Raises: InputError if the network has no gate.
+        The paper has no loss on the logits; training may add such a loss. Raises: InputError if the network has no
+        gate.
         """
         if self.gate is None:
             raise InputError("`compressors` must be two or more for a gate, but there is one. Name more of them.")
@@ -304,8 +306,8 @@ def asking(visual: Tensor) -> Tensor:
 
 
 def expected_kept(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
-    """Compute the expected share of visual tokens that is left, given the gate's logits (C,). Returns: a scalar in [0,
-    1].
+    """Compute the expected share of visual tokens that compression keeps, given the gate's logits (C,). Returns: a
+    scalar in [0, 1].
 
     length: number of visual tokens. Training may add the share to the loss as a cost (not in the paper, whose ratios
         are fixed).

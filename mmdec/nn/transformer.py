@@ -2,7 +2,8 @@
 dropout.
 
 On a CPU, drawing random numbers for `nn.Dropout` took a quarter of a training step of the small model. `PooledDropout`
-draws a pool of masks once, and uses a random section of it in each call. On other devices it is ordinary dropout.
+draws a pool of masks once, and uses a random section of it in each call. On other devices `PooledDropout` is ordinary
+dropout.
 """
 
 from __future__ import annotations

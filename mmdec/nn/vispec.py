@@ -1,10 +1,10 @@
 """ViSpec: a draft network that reads an image through a few learned queries (Kang et al. 2025, arXiv 2509.15235).
 
-It computes the same as the published code. Position t reads token t + 1, and counts as visual if that token is. Learned
-queries cross-attend to the input embeddings of an image. All outputs but the last replace the image, at its last
-positions. The last output is a global vector: `img_fc` mixes the vector of the latest image into the feature of every
-later text position, also of drafted tokens; before the first image the vector is zero. `img_fc` is initialised as the
-identity on the feature.
+The network computes the same as the published code. Position t reads token t + 1, and counts as visual if token t + 1
+is visual. Learned queries cross-attend to the input embeddings of an image. All outputs but the last replace the image,
+at its last positions. The last output is a global vector: `img_fc` mixes the vector of the latest image into the
+feature of every later text position, also of drafted tokens; before the first image the vector is zero. `img_fc` is
+initialised as the identity on the feature.
 """
 
 from __future__ import annotations

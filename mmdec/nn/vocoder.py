@@ -4,12 +4,12 @@ with one interface.
 mmdec's network is similar to Vocos (Siuzdak, 2023), and filters an excitation signal in the STFT domain. Vocos predicts
 magnitude and phase of every STFT bin from mel frames and inverts the STFT once; it needs no upsampling, so it is cheap.
 But a network that treats all frames alike cannot know how far the phase of a harmonic advances between two frames; a
-small one with little training gives a buzzing sound. Here an oscillator continues the phase from frame to frame. The
-network predicts the pitch, from which a pulse train is made. For each bin it also predicts a magnitude and a phase,
+small network with little training gives a buzzing sound. Here an oscillator continues the phase from frame to frame.
+The network predicts the pitch, from which a pulse train is made. For each bin it also predicts a magnitude and a phase,
 which multiply the spectrum of the pulses, and a magnitude for the spectrum of noise.
 
 Each published HiFi-GAN was trained on its own kind of mels (sample rate, band, logarithm), which `MelKind` describes;
-mmdec's mels are converted to it, approximately. `hub/hifigan.py` loads the weights.
+mmdec's mels are converted to this kind, approximately. `hub/hifigan.py` loads the weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROUNDS = 30
 
 @dataclass(frozen=True)
 class VocoderConfig:
-    """Sizes; the defaults are those of the shipped vocoder (0.9 M parameters)."""
+    """Sizes of the vocoder; the defaults are those of the shipped vocoder (0.9 M parameters)."""
 
     channels: int = 160
     hidden: int = 400  # inner channels of a block
@@ -73,7 +73,7 @@ class Vocoder(nn.Module):
 
     Returns: samples (B, F * 256) at 16 kHz, zero beyond a row's length. Sample 256 f is the centre of frame f. A row's
         output does not depend on the other rows of the batch, except for rounding (-60 dB, because the oscillator
-        accumulates it). Every call uses the same noise, so the output is deterministic.
+        accumulates rounding errors). Every call uses the same noise, so the output is deterministic.
     """
 
     mel_mean: Tensor
@@ -168,7 +168,7 @@ def pulse_train(pitch: Tensor) -> Tensor:
     and the pitch is linear between frames.
 
     The pulses are a sum of cosines: all harmonics below 7.5 kHz, in closed form, and a fraction of the next harmonic,
-    so that none starts or stops with a click.
+    so that no harmonic starts or stops with a click.
     """
     following = torch.cat([pitch[:, 1:], pitch[:, -1:]], dim=1)
     step = torch.arange(HOP, device=pitch.device) / HOP
@@ -200,7 +200,7 @@ class GriffinLimVocoder(nn.Module):
     forward: mel (B, F, 80), natural logarithm, 16 ms per frame; lengths (B,), numbers of frames. Returns: samples (B, F
         * 256) at 16 kHz, zero beyond a row's length.
 
-    Rows are processed one by one, so a batch gives the same as single calls.
+    Rows are processed one by one, so a batch gives the same samples as single calls.
     """
 
     @torch.no_grad()

@@ -1,9 +1,9 @@
 """Whisper's encoder without padding to 30 s: for 3 s of speech it computes 3 s of states.
 
 Names and sizes of the weights are those of transformers' `WhisperEncoder` (Radford et al. 2022, section 2.2), so that
-its weights can be loaded. This network accepts any number of frames up to a window of 30 s, and rows of different
-lengths in one batch. A decoder needs states of silence after the speech to know where its text ends. 1 s of silence
-takes little time and has most of the effect of silence up to 30 s.
+weights of that class can be loaded. This network accepts any number of frames up to a window of 30 s, and rows of
+different lengths in one batch. A decoder needs states of silence after the speech to know where its text ends. 1 s of
+silence takes little time and has most of the effect of silence up to 30 s.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WhisperEncoderConfig:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> WhisperEncoderConfig:
-        """Read the sizes from a Whisper's config.json. settings: its content."""
+        """Read the sizes from a Whisper's config.json. settings: the content of this file."""
         names = ("num_mel_bins", "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
         return cls(*(settings[name] for name in (*names, "max_source_positions")))
 
@@ -106,7 +106,7 @@ class TopLayers(nn.Module):
         return self
 
     def give(self, encoder: WhisperEncoder) -> WhisperEncoder:
-        """Return a copy of an encoder whose last layers and final norm are replaced by these."""
+        """Return a copy of an encoder whose last layers and final norm are replaced by those of this object."""
         changed = copy.deepcopy(encoder)
         changed.layers[-len(self.layers) :].load_state_dict(self.layers.state_dict())
         changed.layer_norm.load_state_dict(self.layer_norm.state_dict())
@@ -167,8 +167,8 @@ def sound_features(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the log-mel features of recordings, each at its own length.
 
-    sounds: 16 kHz samples (T,) of each; longer than 30 s are cut. margin: seconds of silence that are added after each.
-        tail: seconds of this silence that count as part of the recording; None: all.
+    sounds: 16 kHz samples (T,) of each recording; recordings longer than 30 s are cut. margin: seconds of silence that
+        are added after each. tail: seconds of this silence that count as part of the recording; None: all.
     Returns: features (B, mels, F); frames (B,), numbers of frames; states (B,), numbers of encoder states that belong
         to each recording.
     """

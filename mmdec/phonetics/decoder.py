@@ -2,10 +2,10 @@
 search.
 
 Punctuation marks are tokens without phones; a comma may stand where the phones have a pause. In the language model, the
-mark that ends a sentence comes *before* the sentence. So a trigram sees it together with the words that decide it: "Is
-the ..." is a question. Each comma repeats that mark (",?" is the comma of a question), so that "Hello, is the ..." is a
-question, too. Tokens keep the case of the training text, except the capital at a sentence's start: it is removed, and
-restored in the output.
+mark that ends a sentence comes *before* the sentence. So a trigram sees the mark together with the words that decide
+which mark it is: "Is the ..." is a question. Each comma repeats that mark (",?" is the comma of a question), so that
+"Hello, is the ..." is a question, too. Tokens keep the case of the training text, except the capital at a sentence's
+start: this capital is removed, and restored in the output.
 The phones are first split into words that match the lexicon exactly. Only if that is impossible, or the result is
 improbable, the search may replace, insert and delete phones at a cost (`lexicon.py`).
 """
@@ -26,7 +26,7 @@ from mmdec.types import InputError
 
 TRIGRAMS = 40_000  # maximum number of trigrams of the language model, so that its file stays small
 BEAM = 16  # maximum number of hypotheses at each phone position
-MARGIN = 12.0  # in nats: at each phone position, hypotheses whose score is this far below the best one are dropped
+MARGIN = 12.0  # in nats: at each phone position, hypotheses with a score this far below the best score are dropped
 MARK_ELSEWHERE = 4.0  # cost in nats of a punctuation mark at a place where the phones have no pause
 OTHER_KIND = 5.0  # cost in nats of a comma whose kind (statement or question) differs from that of its sentence
 BARE_PAUSE = 6.0  # cost in nats of a pause in the phones where the text has no punctuation mark
@@ -35,7 +35,8 @@ NEXT_SENTENCE = 3.0  # cost in nats of each sentence after the first in one reco
 TRUST = 8.0
 # in nats: if the score of an exact match is below minus this number per token, approximate matches are tried, too
 IMPROBABLE = 3.0
-# a word's wrong phones may cost at most EDIT_BASE + EDIT_SLOPE * (number of its phones), in nats; more is no match
+# a word's wrong phones may cost at most EDIT_BASE + EDIT_SLOPE * (number of its phones), in nats; else it does not
+# match
 EDIT_BASE, EDIT_SLOPE = 8.0, 3.0
 FAR_BELOW = -1e9  # score of a position that no state has reached
 # in nats: a word whose wrong phones cost more must form a bigram of the training text with the token before it
@@ -241,7 +242,7 @@ class WordDecoder:
         """Extend the hypotheses at `position` by each word that matches there.
 
         beams: for each phone position, the best hypothesis of each language model context: context -> (score in nats,
-            tokens). The extended hypotheses are added to it.
+            tokens). The extended hypotheses are added to `beams`.
         states: the hypotheses at `position`, each as (context, score, tokens). matches: the words, each as (end
             position, word, cost in nats). unseen: words of a higher cost must form a known bigram.
         A word may match with all of its phones deleted. It then ends at `position`, and is tried once for each
@@ -263,7 +264,7 @@ class WordDecoder:
                 seen = distant.keys() & {word for row, _ in rows[:-1] for word in row} if distant else ()
                 for stop, word, cost in joined(nearest, *(distant[word] for word in seen)):
                     value = score - cost
-                    # stop here: the value is too low already, and further probabilities can only lower it
+                    # skip the match: its value is too low already, and further probabilities can only lower it
                     if value < floors[stop]:
                         continue
                     for row, weight in rows:

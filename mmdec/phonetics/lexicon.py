@@ -22,7 +22,7 @@ SUBSTITUTION = 7.0  # cost in nats if a phone was recognised as an unrelated one
 INSERTION = 6.0  # cost in nats of a recognised phone that the word does not have
 DELETION = 6.0  # cost in nats of a phone of the word that was not recognised
 FAR = 1e4  # a cost that stands for infinity; true infinities would give NaN when they are subtracted
-STARTS = 64  # number of start positions that are matched at the same time; the memory grows with it
+STARTS = 64  # number of start positions that are matched at the same time; memory grows with this number
 # Features of American English phones in ARPAbet, which decide how similar two phones are. Consonants: manner, place,
 # voice. Vowels: height, backness, tenseness or roundness.
 CONSONANTS = {
@@ -80,8 +80,8 @@ def lower_case(lexicon: Mapping[str, Sequence[tuple[str, ...]]]) -> dict[str, li
 
 
 def pronounce(word: str, folded: Mapping[str, Sequence[tuple[str, ...]]]) -> list[tuple[str, ...]]:
-    """Return a word's pronunciations, looked up without regard to case. A hyphenated word that is missing gets those of
-    its parts, joined.
+    """Return a word's pronunciations, looked up without regard to case. A hyphenated word that is missing gets the
+    pronunciations of its parts, joined.
 
     folded: the lexicon with lower-case words, from `lower_case`.
     """

@@ -60,11 +60,11 @@ class NGram:
             context = shorter(context)
 
     def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
-        """Return the tables in which a word that follows the context is looked up: first that of the longest context,
-        last the unigrams.
+        """Return the tables in which a word that follows the context is looked up: first the table of the longest
+        context, last the unigrams.
 
-        Returns: for each table, (word -> ln P, ln of the back-off weights to get there). The first table that contains
-            a word decides: its ln P plus the weight.
+        Returns: for each table, (word -> ln P, ln of the back-off weights from the longest context to this table). The
+            first table that contains a word decides: the word's ln P plus the table's weight.
         """
         rows, weight = [], 0.0
         while True:
@@ -144,7 +144,7 @@ class NGram:
         """Remove n-grams of one order until at most `max_entries` remain; first those whose probability back-off
         predicts best.
 
-        An n-gram that is the context of a longer one is not removed. counts: how often each n-gram of this order
+        An n-gram that is the context of a longer n-gram is not removed. counts: how often each n-gram of this order
         occurred: context -> word -> count.
         The criterion is the weighted difference of Seymore and Rosenfeld (1996), with the back-off weight as it would
         be without the n-gram.

@@ -65,7 +65,8 @@ class Pieces:
 
     @classmethod
     def kept(cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]) -> Pieces:
-        """Load the tokenizer from the file `path`; if it is missing, learn it from `texts()` and save it there.
+        """Load the tokenizer from the file `path`; if there is no such file, learn the tokenizer from `texts()` and
+        save it to `path`.
 
         count: size of the vocabulary. special: the special pieces, which get the first ids.
         """

@@ -36,7 +36,8 @@ _SIGNS |= {"°F": "degrees fahrenheit", "°": "degrees"}
 _OTHERS = (
     "hundred dollars cents pounds pence penny euros yen sen point minus half halves quarter quarters thirds number oh"
 )
-# All words that can replace numbers and signs. The lexicon must have each of them, else it is not pronounced.
+# All words that can replace numbers and signs. The lexicon should have each of them; letter-to-sound rules pronounce a
+# missing word.
 WORDS = frozenset(
     " ".join(
         [*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), _OTHERS, _O_CLOCK]
@@ -229,7 +230,7 @@ class Speller:
 
     def word(self, word: str) -> Phones:
         """Return the phones of one word in lower case, or of a letter's name ("b."). They come from the lexicon; else
-        from its entries for the word's stem or parts; else from the letter-to-sound rules."""
+        from the lexicon's entries for the word's stem or parts; else from the letter-to-sound rules."""
         listed = self.lexicon.get(word)
         if listed is None:
             listed = self._inflected(word) or self._compound(word) or self.by_rules(word)

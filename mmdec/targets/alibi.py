@@ -1,9 +1,10 @@
 """ALiBi models: positions enter attention as a bias that is added to the attention scores.
 
-transformers' models compute the bias from a token's index in the cache: they assume that it is the token's position. In
-a draft the two differ, because sibling nodes share a position and the rows of a batch have different lengths. So a
-draft's pass gets no mask, and the model makes bias and mask as for plain text. Before each layer a hook replaces both:
-each cache entry gets the bias of its true position, and the mask hides the entries that a node must not see.
+transformers' models compute the bias from a token's index in the cache: they assume that this index is the token's
+position. In a draft, index and position differ: sibling nodes share a position, and the rows of a batch have different
+lengths. So a draft's pass gets no mask, and the model makes bias and mask as for plain text. Before each layer, a hook
+replaces bias and mask: each cache entry gets the bias of its true position, and the mask hides the entries that a node
+must not see.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _installing = threading.Lock()
 
 
 def has_alibi(model: PreTrainedModel) -> bool:
-    """Return whether a model's layers add ALiBi's bias: by the configuration's switch `alibi` if it has one, else by
-    the layers' arguments."""
+    """Return whether a model's layers add ALiBi's bias. The configuration's field `alibi` decides; if there is none,
+    models whose layers have an argument for the bias count."""
     switched = getattr(model.config, "alibi", None)
     return any(_layers(model)) if switched is None else bool(switched)
 
 
 @contextmanager
 def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
-    """Context manager: while it is open, a pass that is called without a mask scores the draft whose mask is `tree`. It
-    uses this mask and the positions of the draft's nodes.
+    """Context manager: while it is open, a pass that is called without a mask scores the draft whose mask is `tree`.
+    The pass uses this mask and the positions of the draft's nodes.
 
-    This is done by hooks. They stay on the model, but do nothing outside the context and in other threads.
+    Hooks do this. They stay on the model, but do nothing outside of this context or in other threads.
     """
     with _installing:
         for layer, name in list(_layers(model)):
@@ -53,8 +54,8 @@ def drafting(model: PreTrainedModel, tree: TreeMask) -> Generator[None]:
 
 @final
 class TreeBias:
-    """A hook on a layer that replaces its arguments for ALiBi's bias and the mask while a draft is scored. It holds the
-    bias argument's name and the number of heads."""
+    """A hook on a layer that replaces its arguments for ALiBi's bias and the mask while a draft is scored.
+    name: the argument for the bias. heads: number of attention heads."""
 
     def __init__(self, name: str, heads: int) -> None:
         self.name, self.heads = name, heads
@@ -73,7 +74,7 @@ class TreeBias:
         shown = _by_place(mask[:, :, -1:].expand(rows, -1, -1, -1), places)  # the last query sees all keys
         hidden = True if shown.dtype == torch.bool else torch.finfo(shown.dtype).min
         shown = torch.where(tree.additive < 0, hidden, shown)
-        # this bias is made for the maximum length; its last entries belong to the last keys
+        # such a bias is made for the model's maximum length; its last entries belong to the last keys
         if bias.shape[-1] != columns:
             places = places + bias.shape[-1] - 1 - places.amax(1, keepdim=True)
         each = bias.reshape(-1, self.heads, 1, bias.shape[-1])
@@ -121,6 +122,5 @@ def _places(tree: TreeMask) -> Tensor:
 
 
 def _by_place(numbers: Tensor, places: Tensor) -> Tensor:
-    """Return the entries of `numbers` (B, H, 1, P) at the indices `places` (B, S), which are below P. Returns: (B, H,
-    1, S)."""
+    """Return the entries (B, H, 1, S) of `numbers` (B, H, 1, P) at the indices `places` (B, S), which are below P."""
     return numbers.gather(3, places[:, None, None].expand(-1, numbers.shape[1], -1, -1))

@@ -1,9 +1,9 @@
-"""Registers tree attention with transformers under the name "mmdec_tree", on import (`mmdec.register`).
+"""On import, registers tree attention with transformers under the name "mmdec_tree" (see `mmdec.register`).
 
     model.set_attn_implementation(TREE_ATTENTION)
 
 Passes without a draft attend as with "sdpa". transformers has a second registry, for functions that make masks. The
-name is registered there, too, because otherwise transformers would pass no mask, not even a causal one.
+name is registered in both, because otherwise transformers would pass no mask, not even a causal one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TREE_ATTENTION = "mmdec_tree"
 
 
 def additive_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor | None:
-    """Make an additive float mask (B, 1, queries, keys). transformers calls this with its arguments for masks. Returns
-    None if plain causal masking is enough."""
+    """Make an additive float mask (B, 1, queries, keys). args, kwargs: those of transformers' `sdpa_mask`. Returns None
+    if plain causal masking is enough."""
     seen = sdpa_mask(*args, **kwargs)
     if seen is None:
         return None
@@ -41,19 +41,19 @@ def attend(
     trees: Sequence[TreeMask] = (),
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention, as transformers calls it.
+    """Compute attention. transformers calls this function in each attention layer.
 
     query: (B, query heads, N, D). key, value: (B, key heads, S, D).
-    trees: the tree masks of a draft's pass, one for each kind of layer. The one that equals `attention_mask` is used.
-    options: transformers' other arguments. Only dropout, is_causal and s_aux, the attention sinks (query heads,), have
-        an effect.
+    trees: tree masks of a draft's pass, one for each type of layer. That whose `additive` is `attention_mask` is used.
+    options: other arguments that transformers passes. Only dropout, is_causal and s_aux, the attention sinks (query
+        heads,), have an effect.
     Returns: (B, N, query heads, D), and None in place of an attention map.
     """
     dropout, is_causal, sinks = options.get("dropout", 0.0), options.get("is_causal"), options.get("s_aux")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     queries = query.shape[2]
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
-    # None for cross-attention: its mask hides encoder states, so it is not the mask of a draft tree
+    # None in cross-attention, whose `attention_mask` hides encoder states and belongs to no draft tree
     tree = next((tree for tree in trees if tree.additive is attention_mask), None)
     if tree is not None or (attention_mask is None and not causal and not dropout):
         return tree_attention(query, key, value, tree, scale, sinks).transpose(1, 2).contiguous(), None

@@ -6,8 +6,8 @@ layers remain compatible with transformers, so a cache given by a caller can be 
 
 `RowLayout` says which columns belong to which batch row. A row's text is contiguous, from its start (after left
 padding) to its end. A pass writes the tree's N nodes after column S, the end of the longest row. Accepted columns then
-move to the end of their row, and the others are dropped. At batch 1, the tree's first path needs no move. Columns
-between a row's end and S are masked.
+move to the end of their row's text, and the rejected ones are dropped. At batch 1, the tree's first path needs no move.
+Columns between a row's end and S are masked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GrowingLayer(DynamicLayer):
         self.store = store
         self.all_keys = self.all_values = torch.empty(0)
         self.shown: Tensor | None = None
-        # index of the first cached token that the next pass attends to; earlier ones are outside of the attention
+        # index of the first cached token that the next pass attends to; earlier tokens are outside of the attention
         # window
         self.first = 0
         self.is_initialized = True
@@ -88,7 +88,7 @@ class Kind:
     def pool(self, rows: int, columns: int) -> Tensor:
         """Allocate an uninitialised pool (members, rows, heads, columns, size). columns: number of tokens."""
         shape = len(self.members), rows, self.heads, columns, self.size
-        # outside of inference mode, because otherwise a caller could not write to the cache outside of it
+        # no inference tensor, because a caller could write to it only in inference mode
         with torch.inference_mode(False):
             return torch.empty(shape, dtype=self.dtype, device=self.device)
 
@@ -97,10 +97,10 @@ class Memory(Protocol):
     """Allocates pools. An implementation may return fixed buffers that captured CUDA graphs read and write."""
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """Return a pool (members, rows, heads, columns, size) of each kind, for at least `length` tokens a row.
+        """Return a pool (members, rows, heads, columns, size) for each `Kind`, for at least `length` tokens a row.
 
-        It may return the previous pools if they are large enough. Free columns hold finite numbers, because a mask does
-        not hide NaN. Previous pools stay valid until the next draft is scored.
+        The previous pools may be returned if they are large enough. Unused columns hold finite numbers, because a mask
+        does not hide NaN. Previous pools stay valid until the next draft is scored.
         """
         ...
 
@@ -111,7 +111,7 @@ class KVPool:
     C, D) for each `Kind`: C columns, of which the first `length` are used."""
 
     def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
-        """Move the keys and values of a cache into pools, which its layers then read.
+        """Move the keys and values of a cache into pools. The cache's layers then read the pools.
 
         memory: allocates the pools; None: they are allocated as they are needed.
         Raises: InputError for a cache from which drafts cannot be removed.
@@ -160,7 +160,7 @@ class KVPool:
             self._pools = self._allocate(old[0].shape[1], length)
             for before, pool in zip(old, self._pools, strict=True):
                 # copy all columns, not only the first `length`: in the middle of a pass, some layers have already
-                # written new ones
+                # written new columns
                 pool[:, :, :, : before.shape[3]] = before
             self._hand_out()
 
@@ -171,7 +171,7 @@ class KVPool:
             layer.first = firsts[index]
 
     def crop(self, length: int) -> None:
-        """Keep only the first `length` columns (tokens) of each row. All of them are visible to the next pass."""
+        """Keep only the first `length` columns (tokens) of each row. The next pass sees all of them."""
         self.length = length
         layers = dict(self._living())
         for layer in layers.values():
@@ -182,18 +182,19 @@ class KVPool:
                     layers[index].hold(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values of each batch row's accepted tokens behind its text. Then keep only `length`
-        columns.
+        """Move the keys and values of each batch row's accepted tokens to the end of its text. Then keep only the first
+        `length` columns.
 
-        columns: [r]: indices of row r's accepted tokens along the sequence axis. begins: [r]: index to which the first
-            of them moves; the others follow.
+        columns: [r]: indices of row r's accepted tokens along the sequence axis. begins: [r]: index to which row r's
+            first accepted token moves; its other accepted tokens follow.
         """
         for pool in self._pools:
             kv_gather(pool, columns, begins)
         self.crop(length)
 
     def select(self, rows: Tensor, length: int) -> None:
-        """Keep only the batch rows with the indices `rows` (K,) int64, in that order; of these `length` columns."""
+        """Keep only the batch rows with the indices `rows` (K,) int64, in that order, and their first `length`
+        columns."""
         if self.encoder is not None:
             cast(DynamicCache, self.encoder).batch_select_indices(rows)
         old = self._pools
@@ -228,7 +229,7 @@ class KVPool:
 
 
 def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
-    """Make one of transformers' own cache layers with these keys and values (B, H, S, D)."""
+    """Make a `DynamicLayer` of transformers with these keys and values (B, H, S, D)."""
     layer = DynamicLayer()
     layer.lazy_initialization(keys, values)
     layer.keys, layer.values = keys, values
@@ -243,8 +244,8 @@ def empty_cache() -> DynamicCache:
 
 
 def check_cache(cache: Cache) -> None:
-    """Raise InputError unless rejected drafts can be removed from a cache. Its layers must hold keys and values, or
-    recurrent states, and must not be offloaded."""
+    """Raise InputError unless rejected drafts can be removed from a cache. The cache's layers must hold keys and
+    values, or recurrent states, and must not be offloaded."""
     inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     kinds = {type(layer) for layer in inner.layers}
     if inner.layer_class_to_replicate is not None:
@@ -264,17 +265,18 @@ def check_cache(cache: Cache) -> None:
 
 @dataclass
 class RowLayout:
-    """Which cache columns hold which batch row's tokens. Plain integers, so that reading them never waits for a GPU."""
+    """Says which cache columns hold which batch row's tokens. It holds plain integers, so that reading them never waits
+    for a GPU."""
 
     starts: list[int]  # for each batch row: index of its first token's column, after left padding
     ends: list[int]  # for each batch row: index of its last token's column, plus 1
     shifts: list[int]  # for each batch row: a token's position id minus its column index
-    tree: int = 0  # number of columns of a draft that was scored, but not verified yet; 0: there is none
+    tree: int = 0  # number of columns of the draft that was scored, but not verified yet; 0: no draft
     first: int = 0  # index of the draft's first column, which belongs to its root
 
     @classmethod
     def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
-        """Compute the layout after the pass over the prompt. Padding between a batch row's tokens counts as removed.
+        """Compute the layout after the pass over the prompt, as if padding between a batch row's tokens were removed.
 
         mask: (B, C) bool, False at padding. positions: (B, C), the prompt tokens' position ids."""
         starts = mask.long().argmax(1).tolist()
@@ -330,15 +332,15 @@ class RowLayout:
         return columns, begins
 
     def select(self, live: Sequence[int]) -> None:
-        """Keep only the batch rows with the indices `live`, in that order. The others have ended."""
+        """Keep only the batch rows with the indices `live`, in that order. The other rows have ended."""
         self.starts = [self.starts[row] for row in live]
         self.ends = [self.ends[row] for row in live]
         self.shifts = [self.shifts[row] for row in live]
 
 
 def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
-    """Keep the accepted nodes of a draft in the cache, and drop its others. After the pass over the prompt, which has
-    no draft, nothing changes. path: (B, A) int64, accepted nodes, padded with -1."""
+    """Keep the accepted nodes of a draft in the cache, and drop the other nodes. After the pass over the prompt, which
+    has no draft, nothing changes. path: (B, A) int64, accepted nodes, padded with -1."""
     if rows.tree:
         columns, begins = rows.commit(path.tolist())
         store.commit(columns, begins, rows.width)

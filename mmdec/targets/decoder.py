@@ -113,8 +113,9 @@ class TextPrompt:
         return cls(ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, holes)
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
-        """Return the cache to decode with. It is the caller's if there is one batch row without padding between its
-        tokens, else a copy of it, or a new one. Layers with sliding windows keep all tokens, too."""
+        """Return the cache to decode with. It is the caller's cache if there is one, and only one batch row, without
+        padding between its tokens; otherwise a copy or a new cache. Layers with sliding windows keep all tokens,
+        too."""
         cache = self.cache
         if cache is not None and (cache.layers or has_states(config)):
             kinds = [
@@ -139,8 +140,8 @@ class TextPrompt:
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
         shared = len(self.ids) > 1 or self.holes
-        # A new cache. If the caller gave an empty one, `extend` fills it at the end. This is so for several rows, and
-        # for models without attention layers.
+        # A new cache. If the caller gave an empty cache, but there are several rows, padding between tokens or no
+        # attention layers, `extend` fills the caller's cache at the end.
         if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
             return full_cache(config)
         layers = [widened(layer) for layer in cache.layers]
@@ -158,7 +159,7 @@ class TextPrompt:
         return copied
 
     def rows(self) -> RowLayout:
-        """Return which cache columns hold which batch row's tokens. Padding between a row's tokens counts as
+        """Return which cache columns hold which batch row's tokens, as if padding between a row's tokens were
         removed."""
         return RowLayout.of_prompt(self.mask, self.positions)
 
@@ -172,10 +173,11 @@ def _check_given(cache: Any) -> None:
 
 @dataclass(frozen=True)
 class RopeOffsets:
-    """What a chat's next turn adds to a token's index in the text to get its position on each M-RoPE axis."""
+    """The numbers that a chat's next turn adds to a token's index in the text, to get its position on each M-RoPE
+    axis."""
 
     offsets: Tensor  # (3 axes, B)
-    columns: int  # number of cached tokens, padding included, after which the offsets hold
+    columns: int  # number of cached tokens (with padding); the offsets are those of the tokens after them
 
 
 def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
@@ -194,7 +196,7 @@ class DecoderSession:
     offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
     fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: not used
     gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count; None: there is none
-    reader: DraftReader | None = None  # the model copy that reads drafts if layers are recurrent; None: none are
+    reader: DraftReader | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Prompt:
     positions: Tensor  # (1 or 3 axes, B, F) position ids
     offsets: Tensor | None = None  # (3 axes, B): position minus index in the text, after the prompt; None: one axis
     visual: Tensor | None = None  # (B, F) bool, True at placeholders of images, video or sound
-    pictures: Tensor | None = None  # (B, P) bool, the same for the whole prompt, cached tokens included
+    pictures: Tensor | None = None  # (B, P) bool, as `visual`, but for the whole prompt, cached tokens included
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
     vision_seconds: float = 0.0  # seconds in the vision tower
     summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of each image's states (vision tower)
@@ -226,7 +228,7 @@ class DecoderTarget(HfTarget, ABC):
         self.vocab_size: int = config.vocab_size
         self.hidden_size: int = config.hidden_size
         self.layers: int = config.num_hidden_layers
-        # maximum number of positions: rotary ones have none; learned ones do, and any other kind is treated alike
+        # maximum number of positions: rotary embeddings have none; all others are treated as learned embeddings
         turned = getattr(config, "rope_parameters", None) is not None
         self.positions = None if turned else getattr(config, "max_position_embeddings", None)
         self.columns = config.model_type == "gpt_neo"
@@ -236,7 +238,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @abstractmethod
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        """Check the inputs of `prefill` and prepare them. Raises InputError if one is malformed."""
+        """Check the inputs of `prefill` and prepare them. Raises InputError if an input is malformed."""
 
     @abstractmethod
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
@@ -253,8 +255,9 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model over ids (B, N); return logits and features. layers: whose hidden states to return; `INPUTS`:
-        the first layer's inputs. extra: further inputs. last: whether to compute only the last token's logits."""
+        """Run the model over ids (B, N); return logits and features. layers: those whose hidden states are returned;
+        `INPUTS` stands for the first layer's inputs. extra: further inputs. last: whether to compute only the last
+        token's logits."""
         more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
         if last and self._keeps:
             more["logits_to_keep"] = 1
@@ -402,7 +405,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
-        """Keep the accepted nodes of the draft in the cache, and drop its others. After the pass over the prompt,
+        """Keep the accepted nodes of the draft in the cache, and drop the other nodes. After the pass over the prompt,
         nothing changes."""
         if isinstance(session.store, StateStore):
             session.store.accept(session.rows, verdict.path)
@@ -411,7 +414,7 @@ class DecoderTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def select(self, session: DecoderSession, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The other rows have ended."""
         session.rows.select(live.tolist())
         session.store.select(live, session.rows.width)
         if session.offsets is not None:
@@ -473,12 +476,13 @@ class DecoderTarget(HfTarget, ABC):
         _check_given(cache)
         if not cached_columns(cache):
             return inputs
-        # the text's length: `generate` records it; in older releases it is that of the position ids
+        # the text's length: `generate` records it; in older releases of transformers, position ids have this length
         length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Return whether the caller may read the cache afterwards: it passed one, or the output contains one."""
+        """Return whether the caller may read the cache afterwards: because the caller passed it, or the output object
+        contains it."""
         cache = inputs.get(CACHE)
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 

@@ -82,14 +82,14 @@ class EncodedSession:
     output, and the object that runs the decoder over drafts."""
 
     cache: EncoderDecoderCache
-    encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some models its mask
+    encoded: BaseModelOutput  # the encoder's states (B, S, H), and for some models their mask
     encoder_mask: Tensor | None  # (B, T) of the encoder's inputs
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     prompt: Tensor  # (B, P) position ids of the prompt in the cache, once padding between tokens is removed
     rows: RowLayout
     reader: Any  # runs the decoder over drafts; `EncodedTarget._reader` makes it
     store: KVPool = field(init=False)  # the cache's keys and values; made when the cache holds the prompt
-    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None if that is not used
+    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: not used
 
 
 class EncodedTarget(HfTarget, ABC):
@@ -104,7 +104,7 @@ class EncodedTarget(HfTarget, ABC):
     tells_last: ClassVar[bool] = True  # whether a drafter may read the last layer's output before the final norm
 
     def __init__(self, model: Any, layers: int, positions: int | None) -> None:
-        """layers: number of decoder layers. positions: maximum length of its text; None: unlimited.
+        """layers: number of decoder layers. positions: maximum number of its tokens; None: unlimited.
 
         Raises: InputError if the model's attention implementation cannot take tree masks.
         """
@@ -146,7 +146,7 @@ class EncodedTarget(HfTarget, ABC):
 
         inputs: input_ids (B, P); encoder_outputs, whose first element is (B, S, H); optional attention_mask (B, T) of
             the encoder; optional decoder_attention_mask (B, P), padded on the left; optional cache, which must be
-            empty. At batch 1 it is filled while decoding, at larger batches by `output`.
+            empty. It is filled while decoding if there is one row without padding between its tokens, else by `output`.
         needs: what the drafter reads.
         Returns: session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
             (logits after it). Raises: InputError for wrong inputs.
@@ -199,7 +199,7 @@ class EncodedTarget(HfTarget, ABC):
 
     @torch.no_grad()
     def commit(self, session: EncodedSession, verdict: Verdict) -> None:
-        """Keep the accepted nodes of the draft in the cache, and drop its others. After the pass over the prompt,
+        """Keep the accepted nodes of the draft in the cache, and drop the other nodes. After the pass over the prompt,
         nothing changes."""
         keep_path(session.rows, session.store, verdict.path)
 
@@ -236,14 +236,15 @@ class EncodedTarget(HfTarget, ABC):
     ) -> GenerateEncoderDecoderOutput:
         """Make transformers' output object.
 
-        Attentions, hidden states and a batch's cache come from one more pass over the whole text. Padding after a row's
-        end is attended to, as in transformers' own loop.
+        Attentions and hidden states, and the keys and values of a caller's cache that is still empty, come from one
+        more pass over the whole text. In this pass, padding after a row's end is attended to, as in transformers' own
+        loop.
 
-        sequences: (B, L). lengths: each row's number of new tokens. scores, logits: recorded (B, V) of each new token.
+        sequences: (B, L). lengths: each row's number of new tokens. scores, logits: (B, V) for each new token.
         """
         cache = inputs.get(CACHE)
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
-        # if there are several rows, decoding has filled another cache, and the caller's is still empty
+        # with several rows or padding between tokens, decoding has filled another cache; the caller's is still empty
         empty = cache if cache is not None and not cache.get_seq_length() else None
         states: dict[str, Any] = {}
         if flags or empty is not None:
@@ -265,8 +266,8 @@ class EncodedTarget(HfTarget, ABC):
 
 
 def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
-    """Return an encoder's output (states, and for some models a mask) for the rows with indices `rows` (K,) int64;
-    None: for all rows."""
+    """Return an encoder's output (states, and for some models a mask) for the batch rows with the indices `rows` (K,)
+    int64. None: all rows."""
     kind = type(given) if isinstance(given, BaseModelOutput) else BaseModelOutput
     parts = {"last_hidden_state": given[0], "attention_mask": getattr(given, "attention_mask", None)}
     return kind(**{name: part if rows is None else part[rows] for name, part in parts.items() if part is not None})
@@ -274,8 +275,8 @@ def encoder_output(given: Any, rows: Tensor | None = None) -> BaseModelOutput:
 
 def _source(held: tuple[Tensor, Tensor | None] | None, rows: int) -> list[list[int]] | None:
     """Return each batch row's encoder input ids without padding; None if they are not known. held: ids and mask of the
-    encoder's inputs. rows: number of rows of the batch, which has several for each input if the caller asks for several
-    sequences."""
+    encoder's inputs. rows: number of rows of the batch; with `num_return_sequences`, several rows belong to each
+    input."""
     if held is None:
         return None
     ids, mask = held

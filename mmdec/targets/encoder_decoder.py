@@ -46,7 +46,7 @@ class _Placed(nn.Module):
         self.pad = pad
         self.positions = self.tokens = torch.empty(0, dtype=torch.long)  # (B, N), of the tokens in the next pass
         self.table: Tensor = torch.empty(0)
-        self.padding: Tensor | None = None  # (H,) the padding token's embedding, if it has a special one
+        self.padding: Tensor | None = None  # (H,) the padding token's position embedding, if it is a special one
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the position embeddings (B, N, H) of `positions`. args, kwargs: what the decoder passes."""
@@ -67,7 +67,7 @@ class _Placed(nn.Module):
 
     def _look_up(self, count: int, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Return the replaced module's embeddings (count, H) of the first `count` positions. token: the token id at all
-        of them. args, kwargs: what the decoder passes; they show which arguments the module takes."""
+        these positions. args, kwargs: what the decoder passes; they show which arguments the module takes."""
 
         def first(value: Any) -> Any:
             if isinstance(value, (tuple, list)):
@@ -90,7 +90,7 @@ class Twin:
     sets."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Copy the modules on the path to the position embeddings, and share all others."""
+        """Copy the modules on the path to the position embeddings or to T5's bias, and share all others."""
         decoder = cast(nn.Module, cast(Any, model).get_decoder())
         self.by_inputs = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._placed: _Placed | None = None
@@ -110,7 +110,7 @@ class Twin:
 
     def _copy(self, path: str) -> nn.Module:
         """Copy each module along a dotted path such as "model.decoder", so that they can be changed in this copy of the
-        model only. Returns the copy of the last one."""
+        model only. Returns the copy of the last module."""
         part = cast(nn.Module, self.model)
         for name in path.split("."):
             child = cast(nn.Module, part._modules[name])
@@ -132,11 +132,11 @@ class Twin:
 
     def _bias(self, stock: Any, *lengths: Any, **options: Any) -> Tensor:
         """Compute T5's bias (B, heads, N, S + N) from each node's distance to each cached token and node. stock: the
-        attention module of the model."""
+        model's attention module that computes the bias."""
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
             farthest = -(-needed // TABLE) * TABLE - 1
-            # the bias (1, heads, 1, distances + 1) of the last query to all keys, from which other distances are read
+            # the bias (1, heads, 1, farthest + 1) of the last query to all keys: one number for each head and distance
             row = stock.compute_bias(1, farthest + 1, past_seen_tokens=farthest)
             table = self._distances[stock] = row[0, :, 0].flip(1).t().contiguous()
         # how many positions each key is before the query; later keys are hidden by the mask
@@ -150,7 +150,7 @@ class EncoderDecoderTarget(EncodedTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Return whether the model is an encoder-decoder of a family that tests cover."""
+        """Return whether the model is an encoder-decoder of one of `FAMILIES`, which tests cover."""
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:

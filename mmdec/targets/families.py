@@ -1,9 +1,9 @@
 """Decides which language models are accepted: families covered by tests, and others that pass a test at run time.
 
-A family is a model class of transformers. `tests/exactness/test_families.py` tests each: greedy texts with and without
-drafts are equal, and a tree's nodes get the same logits as in their paths alone. Any other class is tested with a small
-random model (`probe.py`) once per configuration. So is a family whose configuration has an attention window or is not
-that of a decoder.
+A family is a model class of transformers. `tests/exactness/test_families.py` tests each family: greedy texts with and
+without drafts are equal, and a tree's nodes get the same logits as in their paths alone. Any other class is tested with
+a small random model (`probe.py`) once per configuration. A family is tested in this way, too, if its configuration has
+an attention window or is not that of a decoder.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
 def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> None:
     """Raise InputError if drafts cannot be scored or rolled back under this configuration.
 
-    kind: name of the model's class. text: whether it is a text-only model. Only these may have recurrent or
+    kind: name of the model's class. text: whether it is a text-only model. Only text-only models may have recurrent or
         convolutional layers, and rotary positions that change with the text's length.
     """
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
@@ -86,7 +86,7 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
             f"`model` must have layers whose drafts can be taken back, but {kind} keeps {', '.join(foreign)}. Choose "
             "another model."
         )
-    # GPT-Neo's local attention has a window over cache indices, which is no `sliding_window` of the cache
+    # GPT-Neo's local attention has a window over cache indices; its cache layers do not show this window
     if "local" in (getattr(config, "attention_layers", None) or ()):
         raise InputError(
             f"`model` must attend to all earlier tokens in every layer, but {kind} has local layers, whose window no "
@@ -106,8 +106,8 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
 
 
 def check_proof(kind: type[PreTrainedModel], config: PreTrainedConfig, scorer: Scorer) -> None:
-    """Raise InputError unless tests cover the class, or a small random model of it passes the test at run time. scorer:
-    makes a target for that model."""
+    """Raise InputError unless tests cover the class, or a small random model of this class passes the test at run time.
+    scorer: makes a target for the small model."""
     if not _is_proven(kind, config):
         _check_probe(kind, config, str(config._attn_implementation), scorer)
 
@@ -163,7 +163,7 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
     with _probing:
         try:
             fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
-        except InputError as error:  # a small model like it is not supported, so this one is not, either
+        except InputError as error:  # the small model is not supported, so the given model is not, either
             raise InputError(str(error).replace(", but ", f", but {kind.__name__} ", 1)) from error
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""

@@ -8,10 +8,11 @@ length, a "slot". Each row of a slot has C columns, one for each token; the last
     hold      padding      a row's text   unused         the draft's N nodes
 
 Padding and unused columns are masked. Accepted nodes move to the end of the row's text. The next draft overwrites the
-others. The mask is computed within the pass, from a few integers.
+other nodes. The mask is computed within the pass, from a few integers.
 
 Slots and their graphs belong to a model and are reused by later `generate` calls; two calls never use one slot at the
-same time. `fast_pass(model)` tells whether they are used, why not, and how many bytes they take.
+same time. `fast_pass(model)` returns an object that tells whether slots are used, why not, and how many bytes they
+take.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def bucket(count: int) -> int:
 
 def columns_for(count: int) -> int:
     """Return the length of a buffer, in tokens per batch row, that holds at least `count` tokens. Few lengths occur,
-    and a long one is at most a quarter too long."""
+    and a long buffer is at most a quarter longer than needed."""
     step = max(STEP, 1 << max(count.bit_length() - 3, 0))
     return -(-count // step) * step
 
@@ -76,7 +77,7 @@ class SlotLayer(DynamicLayer):
 
 @final
 class Slot:
-    """A key-value buffer of fixed size, which one `generate` call uses at a time, and the CUDA graphs that read it."""
+    """A key-value buffer of fixed size, and the CUDA graphs that read it. One `generate` call at a time uses it."""
 
     def __init__(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> None:
         """Allocate the buffer.
@@ -111,8 +112,8 @@ class Slot:
             held[: len(given)] = given
 
     def holds(self, kinds: Sequence[Kind], rows: int, columns: int, encoder: Cache | None) -> bool:
-        """Return whether this buffer has exactly this size, these layers, and cross-attention keys of these shapes. The
-        arguments are those of `__init__`."""
+        """Return whether this buffer has exactly this size, these layers, and cross-attention keys and values of these
+        shapes (rows aside). The arguments are those of `__init__`."""
         alike = [held.shape[1:] for held in self.memories] == [given.shape[1:] for given in _memories(encoder)]
         return alike and (self.kinds, self.rows, self.columns) == (tuple(kinds), rows, columns)
 
@@ -218,20 +219,20 @@ class FastPass:
 
 @final
 class FastRun:
-    """Scores the drafts of one `generate` call. It holds the slots that the call has taken; the newest one holds the
+    """Scores the drafts of one `generate` call. It holds the slots that the call has taken; the newest slot holds the
     key-value cache."""
 
     def __init__(self, passes: FastPass, encoder: Cache | None) -> None:
         """passes: the `FastPass` of the model, which owns the buffers. encoder: cross-attention keys and values; None
         for a decoder-only model."""
         self._passes, self._encoder = passes, encoder
-        # the buffers that this call has taken; the last one is in use, the earlier ones became too small
+        # the slots that this call has taken; the last slot is in use, the earlier slots became too small
         self._slots: list[Slot] = []
         weakref.finalize(self, passes.give_back, self._slots)
 
     def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """Return key-value tensors (layers, rows, heads, C, head size) for at least `length` tokens a row, one for each
-        kind of layer: views of a slot. A larger slot is taken if the current one is too small."""
+        """Return key-value tensors (members, rows, heads, C, head size) for at least `length` tokens a row, one for
+        each `Kind`: views of a slot. A larger slot is taken if the current one is too small."""
         slot = self._slots[-1] if self._slots else None
         if slot is None or slot.rows != bucket(rows) or slot.columns < length:
             slot = self._passes.take(kinds, bucket(rows), columns_for(length + ROOM), self._encoder)
@@ -246,7 +247,7 @@ class FastRun:
         """Run the model over a draft, padded to a fixed shape.
 
         draft: B trees of N nodes. store: the key-value cache, which lies in the current slot. rows: which cache columns
-            hold which row's tokens; the draft's first column is recorded there.
+            hold which row's tokens; the index of the draft's first column is recorded in it.
         layers: indices of the layers whose hidden states are returned. offsets: (axes, B) int64, added to position ids.
         run: the model's pass. A graph replays it: all tensors that it reads besides its arguments must keep their
             memory addresses.
@@ -293,7 +294,8 @@ class FastRun:
 
 
 def fast_pass(model: PreTrainedModel) -> FastPass:
-    """Return a model's fast pass, which replays passes as captured CUDA graphs. One model always gives one object.
+    """Return a model's fast pass, which replays passes as captured CUDA graphs. All calls for one model return the same
+    object.
 
     model: a loaded model of transformers.
     Returns: a `FastPass`. Set `enabled` to turn it on or off; read its state by `why_not()`, `bytes` and `captured`.
@@ -349,7 +351,7 @@ class Replay:
         if self.graph is None and self.why_not is None and self._calls > WARM_UPS and captures(inputs[0].device):
             try:
                 self.graph = capture(run, inputs)
-            except RuntimeError as error:  # a graph cannot record some operations, such as synchronising
+            except RuntimeError as error:  # a graph cannot record some operations, such as synchronisation
                 self.why_not = f"its pass cannot be captured: {str(error).partition(chr(10))[0]}"
         if self.graph is None:
             return run(*inputs)

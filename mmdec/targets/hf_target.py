@@ -1,5 +1,5 @@
-"""What targets for transformers' models share: the methods that `generate` needs, the model's name and folder, hooks
-that record hidden states."""
+"""Code that all targets for transformers' models share: the methods that `generate` needs, the model's name and folder,
+hooks that record hidden states."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ INPUTS = -2  # in a list of layers to record: stands for the first layer's input
 
 
 class HfTarget(Target, Protocol):
-    """A target for a model of transformers. Attributes and methods have defaults for a language model, which other
-    targets override."""
+    """A target for a model of transformers. The defaults of attributes and methods are those of a language model's
+    target; other targets override them."""
 
     # whether `model.generate` runs the decoding loop exactly once; `mmdec.generate` and `stream` require this
     one_run: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class HfTarget(Target, Protocol):
     refused_outputs: ClassVar[tuple[str, ...]] = ()
     # Classes of logits processors that read the whole batch, but leave the logits as they are.
     batch_processors: ClassVar[tuple[type, ...]] = ()
-    # whether attention takes an index in the cache as the position, so that each node of a draft needs one of its own
+    # whether the model's attention takes a token's cache index as its position, so that sibling nodes share no position
     columns: bool = False
     chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
@@ -63,12 +63,13 @@ class HfTarget(Target, Protocol):
         return self.model.device
 
     def encode(self, sound: Tensor) -> Tensor | None:
-        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if the model cannot read them."""
+        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if the model cannot read such
+        features."""
         return None
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the caller's inputs. Returns: those for `model.generate`, which prepares them, and those that go to
-        `prefill` directly (by default none)."""
+        """Split the caller's inputs. Returns: the inputs for `model.generate`, which prepares them, and the inputs that
+        go to `prefill` directly (by default none)."""
         return dict(inputs), {}
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -77,7 +78,7 @@ class HfTarget(Target, Protocol):
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
-        empty if mmdec's loop can. inputs: prepared by `model.generate`."""
+        empty if mmdec's loop can decode it. inputs: prepared by `model.generate`."""
         return []
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
@@ -123,7 +124,7 @@ class LayerInput:
     """A hook that records the input of a decoder layer while `recording` is active; at other times it does nothing."""
 
     def __init__(self, layer: int) -> None:
-        self.layer = layer  # key under which the input is recorded: the index of the layer before, whose output it is
+        self.layer = layer  # key of the recorded states: index of the previous layer, whose output they are
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states = _recorded.get()
@@ -149,8 +150,9 @@ def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generato
     """In this context, record the hidden states (residual stream) after some layers of a pass. Yields layer -> (B, N,
     H).
 
-    transformers' `hidden_states` differ: the last ones have passed the final norm, and those of Qwen3-VL's first layers
-    lack what DeepStack adds. The hooks stay on the model. They record only in the thread that entered the context.
+    transformers' `hidden_states` differ: those of the last layer have passed the final norm, and those of Qwen3-VL's
+    first layers lack what DeepStack adds. The hooks stay on the model. They record only in the thread that entered the
+    context.
 
     decoder: the module that contains the layers. count: its number of layers. layers: indices to record, from 0, or
         `INPUTS` for the first layer's inputs.
@@ -257,8 +259,9 @@ def _steps(
 ) -> tuple[tuple[Tensor, ...], ...]:
     """Split each layer's tensor by decoding step, as `generate` returns it: the prompt, then one token for each step.
 
-    layers: one tensor for each layer, with `length` tokens along `axis`; may be (), as "sdpa" returns no attentions.
-    square: whether these are attention maps, whose keys are then cut after the step's token.
+    layers: one tensor for each layer, with `length` tokens along `axis`; may be (), because "sdpa" returns no
+        attentions.
+    square: whether these are maps of self-attention; their keys are cut after the step's token.
     Returns: for each step, a tuple of one tensor for each layer.
     """
     cuts = [(0, prompt), *((step, step + 1) for step in range(prompt, length))]

@@ -4,8 +4,8 @@ The pass over the prompt is the model's own, with images, sound and DeepStack. A
 needs only the cache. Nothing is stored on the model object.
 
 Images and videos are encoded once in a `generate` call, and assigned to the placeholders among the token ids. The
-vision tower runs in `model.generate` before the decoding loop begins, or here if the pixels were held back from it.
-Sound goes to the model as it is given.
+vision tower runs in `model.generate` before the decoding loop begins, or in this module if `hold_back` kept the pixels
+from `generate`. Sound features go to the model unchanged.
 
 Positions on three axes (M-RoPE) are time, height and width of visual tokens; a text token has the same position on all
 three. transformers' models store the resulting `rope_deltas` on the model object, where another call overwrites them.
@@ -55,7 +55,7 @@ TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 PIXELS = {"pixel_values": "image", "pixel_values_images": "image", "pixel_values_videos": "video"}
 KINDS = ("image", "video")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # inputs on which M-RoPE positions depend
-# further such inputs, of Qwen2.5-Omni: argument of its position function -> name of the model's input
+# Qwen2.5-Omni's inputs on which M-RoPE positions depend: argument of `get_rope_index` -> name of the input
 ALSO = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
 SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # inputs that hold the number of frames of each sound
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
@@ -86,7 +86,7 @@ class Encoded:
 
     def pick(self, tokens: Tensor) -> Any:
         """Return the vision tower's output for some of its visual tokens. tokens: their indices (T',) int64."""
-        # all in one image, because models only concatenate the features of images
+        # given as the features of one image, because models only concatenate the features of all images
         features = self.features[tokens][None]
         listed = [*features] if isinstance(self.output.pooler_output, (list, tuple)) else features
         deep = [[layer[tokens]] for layer in self.deep]
@@ -165,12 +165,12 @@ class VisionInputs:
     def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Any, Tensor | None]:
         """Assign visual features to the placeholders among the last `fresh` tokens of each batch row.
 
-        The features may cover all placeholders of `ids`, or only those among these tokens.
+        The features may cover all placeholders of `ids`, or only the placeholders among the last `fresh` tokens.
 
         model: the model without its LM head. kind: "image" or "video". ids: (B, P).
-        Returns: the tower's output for these placeholders, None if there are none; and mean and deviation of each
-            image's states (images, 2 * width), None if not known.
-        Raises: InputError if the number of features fits neither.
+        Returns: the tower's output for the placeholders among the last `fresh` tokens, None if there are none; and mean
+            and deviation of each image's states (images, 2 * width), None if not known.
+        Raises: InputError if the number of features is neither of these two numbers of placeholders.
         """
         token = int(getattr(model.config, f"{kind}_token_id", None) or -1)
         holders = ids == token
@@ -216,7 +216,8 @@ def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Te
     """Compute the M-RoPE position ids of a prompt.
 
     model: the model without its LM head. given: position ids from the caller or `generate`, (B, C) or (3 or 4, B, C);
-        others are ignored, because `generate` may have computed them from state that another call left on the model.
+        position ids of other shapes are ignored, because `generate` may have computed them from state that another call
+        left on the model.
     Returns: position ids (3, B, F) of the F new tokens; and offsets (3, B): what later tokens add to their index in the
         text.
     Raises: InputError if the positions of the images in a given cache are unknown.
@@ -324,11 +325,11 @@ class MediaTarget(DecoderTarget):
 
     @staticmethod
     def takes(model: PreTrainedModel) -> bool:
-        """Return whether this is a model of a tested family."""
+        """Return whether this is a model of one of `FAMILIES`, which tests cover."""
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Raise InputError if its language model cannot score drafts or roll them back."""
+        """Raise InputError if the model's language model cannot score drafts or roll them back."""
         text = model.config.get_text_config(decoder=True)
         check_decoder(type(model).__name__, text)
         if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:  # the configuration may name any language model
@@ -345,7 +346,8 @@ class MediaTarget(DecoderTarget):
         self._prepares = own is not stock  # whether the class overrides `prepare_inputs_for_generation`
 
     def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the caller's inputs. Returns: those for `model.generate`, and those that go to `prefill` directly.
+        """Split the caller's inputs. Returns: the inputs for `model.generate`, and the inputs that go to `prefill`
+        directly.
 
         Pixels go to `prefill`, so that the vision tower's time is measured with decoding. So do position ids on three
         axes, because `model.generate` would store them on the model.
@@ -371,8 +373,8 @@ class MediaTarget(DecoderTarget):
         return {name: value for name, value in prepared.items() if name not in self._vision} | {HELD: seen}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Return each batch row's number of prompt positions. With M-RoPE, an image takes only as many as its longer
-        side has tokens."""
+        """Return each batch row's number of prompt positions. With M-RoPE, an image takes only as many positions as its
+        longer side has tokens."""
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in self._vision}

@@ -2,8 +2,8 @@
 
 The small model has two layers, in float64 (or float32). It reads padded prompts of several lengths, longer than its
 attention window. Then several trees are scored and partly accepted, one after another. Each node's logits are compared
-with those of token-by-token decoding along its path. They differ much if the model uses cache indices as positions,
-attends to fewer tokens than its cache holds, or mixes rows.
+with those of token-by-token decoding along its path. The logits differ much if the model uses cache indices as
+positions, attends to fewer tokens than its cache holds, or mixes rows.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ SIZES: dict[str, int] = {  # field of a configuration -> its maximum in the smal
     "index_head_dim": 16,
 }
 OWN = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
-# maximum difference of logits, relative to the largest logit. Of 190 model classes, correct ones are below 1e-6 and
-# wrong ones above 0.2.
+# maximum difference of logits, relative to the largest logit; of 190 model classes, correct ones differed by less than
+# 1e-6, and wrong ones by more than 0.2
 BOUND = 1e-3
 MOST = 3_000_000  # maximum parameters of the small model; if it has more, the class is refused, to save time and memory
 SPREAD = 0.3  # standard deviation of the random weights, large enough that attention is not uniform
 PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # [round][node]: the node's parent, -1 at the root
-LEAVES = ((3, 4, 5), (2, 4))  # [round]: nodes whose paths are compared; the path to the last one is accepted
-# the same for models whose drafts must be chains
+LEAVES = ((3, 4, 5), (2, 4))  # [round]: nodes whose paths are compared; the path to the last of them is accepted
+# `PARENTS` and `LEAVES` for models whose drafts must be chains
 CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
 CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
 LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in tokens
@@ -111,8 +111,8 @@ LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in tokens
 def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     """Make a configuration of the same class with two small layers. changes: fields to override.
 
-    All known sizes become small. Of several kinds of layers, two remain. Attention windows become `WINDOW` tokens, so
-    that a short text exceeds them. Boolean settings do not change.
+    The fields in `SIZES` become small. If there are several types of layers, two of them remain. Attention windows
+    become `WINDOW` tokens, so that a short text exceeds them. Boolean settings do not change.
     """
     given = {name: value for name, value in config.to_dict().items() if name not in OWN}
     names = dict(config.attribute_map)
@@ -163,7 +163,7 @@ def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> di
     """Choose sizes of the small model's second layer, for models whose layers have different sizes.
 
     settings: layer index -> the fields in which this layer differs. given: fields of the whole model.
-    Returns: the small model's layer index -> fields. Their ratios to the other layers' sizes stay the same.
+    Returns: the small model's layer index -> fields. The ratio of each field to that of other layers stays the same.
     """
     kinds: list[Any] = given.get("layer_types") or []
     other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
@@ -173,7 +173,8 @@ def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> di
 
 
 def _both(kinds: list[Any]) -> list[Any]:
-    """Choose the kinds of the small model's two layers: two different ones if `kinds`, those of all layers, differ."""
+    """Choose two entries for the small model's two layers. kinds: each layer's entry. The two differ if not all are
+    equal."""
     other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
     return [kinds[0], other]
 
@@ -224,7 +225,7 @@ def _worst(model: Any, target_of: Scorer) -> float:
 
 def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
     """Decode one batch of the small model in rounds. Returns the largest relative difference between logits in a tree
-    and in a path alone. lengths: of the batch's prompts, in tokens."""
+    and in a path alone. lengths: those of the batch's prompts, in tokens."""
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
 
     def draw(width: int) -> Tensor:
@@ -309,8 +310,8 @@ def _apart(scores: Tensor, expected: Tensor) -> float:
 
 
 def numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
-    """Return the names of integer fields that may be attention windows. For a class from outside transformers these are
-    fields of any name. given: the configuration's fields."""
+    """Return the names of integer fields that may be attention windows. They are needed only for a class from outside
+    transformers, whose fields may have any name; else the list is empty. given: the configuration's fields."""
     if kind.__module__.startswith("transformers.models."):
         return []
     sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}

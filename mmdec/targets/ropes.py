@@ -1,9 +1,10 @@
-"""Rotary positions that change with the text's length. Beyond a certain length, "longrope" has other frequencies, and
-"dynamic" has new frequencies at each further token. Keys in the cache keep the frequencies with which they were made.
+"""Finds rotary positions (RoPE) that change with the text's length. Beyond a certain length, "longrope" has other
+frequencies, and "dynamic" has new frequencies at each further token. Keys in the cache keep the frequencies with which
+they were made.
 
-With drafts, frequencies are right if the text stays below that length, or, with "longrope", if already the prompt is
+With drafts, frequencies are right if the text stays below that length, or, with "longrope", if the prompt alone is
 longer. A text that crosses the length is decoded without drafts by transformers' own loop, which chooses the
-frequencies of all rows by the longest one.
+frequencies of all rows by the longest row.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from transformers import PreTrainedConfig
 @final
 @dataclass(frozen=True)
 class GrowingRope:
-    """Rotary positions (RoPE) whose frequencies depend on the length of the text: their kind, and at which length the
-    frequencies change."""
+    """Rotary positions (RoPE) whose frequencies depend on the length of the text: their `rope_type`, and the length at
+    which the frequencies change."""
 
     kind: str
     length: int  # longest text, in positions, at which the frequencies are still those of short texts
@@ -52,7 +53,7 @@ def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
 def longest(config: Any) -> int | None:
     """Read the maximum number of positions from a language model's configuration; None if it has no such field.
 
-    It is the size of its position table, or the length to which its rotary positions are extended.
+    This number is the size of the model's table of positions, or the length to which its rotary positions are extended.
     """
     most = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}

@@ -2,7 +2,7 @@
 
 If activations are quantised with one scale for a whole pass, the scale changes with the other nodes and rows. Even with
 one scale per token, small rounding differences become whole quantisation steps. Quantised weights alone do no harm. The
-check is made once for each model whose kind of layers or format of weights may mean quantised activations.
+check is made once for each model whose classes of layers or weights may quantise activations.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
 PATH = (0, 1, 3, 6)  # nodes of the tree whose logits are compared: a path from the root down
 CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes, for models whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
-ROWS = 8  # batch rows: with one, a tiny quantised model may show no difference; with 8, at least 5 of 32 nodes differed
+ROWS = 8  # batch rows: 1 row of a tiny quantised model may show no difference; in 8 rows, at least 5 of 32 nodes did
 PROMPT = 4  # tokens of each batch row's prompt
 FRAMES = 5  # encoder states per batch row, for encoder-decoder models
 
 OWN = ("torch.nn.modules.", "transformers.")
 QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
-# model -> {(classes of its parts, dtype, device) when measured -> result}
+# model -> {(classes of its modules and weights, dtype, device) -> whether siblings matter}
 _known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()
 _lock = Lock()
 
@@ -45,8 +45,8 @@ _lock = Lock()
 def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
     """Return whether other nodes in a pass change a node's logits by more than rounding noise.
 
-    If so, the first call for a model warns. If all layers and weights are plain ones of torch and transformers, it
-    returns False without measuring.
+    If so, the first call for a model warns. If no class of layers or weights can quantise activations, False is
+    returned without a measurement.
     """
     kinds = _kinds(model)
     if all(map(_is_plain, kinds)):
@@ -70,7 +70,7 @@ def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
 
 def _kinds(model: nn.Module) -> frozenset[type]:
     """Return the classes of the model's modules, of their weights and of replaced `forward`s. Quantising a model in
-    place changes at least one of them."""
+    place changes at least one of these classes."""
     kinds = set[type]()
     for part in model.modules():
         kinds.add(type(part))
@@ -92,8 +92,8 @@ def _is_plain(kind: type) -> bool:
 def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
     """Measure how much a node's logits change if only its path is scored instead of the whole tree.
 
-    Returns: the largest difference over several rows, and the largest that rounding noise may cause; both relative to
-        the largest logit.
+    Returns: the largest difference over several rows, and the largest difference that rounding noise may cause; both
+        relative to the largest logit.
     """
     device, order = target.device, torch.Generator().manual_seed(0)
     plain = _plain_tokens(model, target)

@@ -1,15 +1,14 @@
 """Models with recurrent or convolutional layers (Mamba and others): removes rejected drafts from the layers' states.
 
 A pass returns the recurrent states only after its last token. If all tokens of a pass are accepted, a batch row takes
-the new states. Else it keeps the old ones, and its accepted tokens become its "backlog": the next pass reads them again
-before
-its draft. A long backlog is read in an extra pass. A convolutional state is just the last inputs of the layer: a model
-without recurrent states can keep any number of tokens and reads nothing twice.
+the new states. Else the row keeps its old states, and its accepted tokens become its "backlog": the next pass reads
+these tokens again before its draft. A long backlog is read in an extra pass. A convolutional state is just the last
+inputs of the layer: a model without recurrent states can accept any number of tokens and reads nothing twice.
 
 A pass reads its tokens in order, so a draft must be a chain. In a batch, shorter rows are padded on the right.
 
-transformers reads one token with a recurrence, but several with a scan. `DraftReader` is a copy of a model that shares
-its weights and reads a draft exactly as the model reads single tokens. It avoids three differences of the scan:
+transformers reads one token with a recurrence, but several tokens with a scan. `DraftReader` is a copy of a model that
+shares its weights and reads a draft exactly as the model reads single tokens. It avoids three differences of the scan:
 - The scan pads tokens to chunks of, say, 256. The copy's chunks are as long as the draft.
 - The scan may limit time steps; the recurrence does not. The copy has no limit.
 - The scan of Mamba 1 begins with an empty state. The copy reads token by token; only the projections, which hold most
@@ -40,15 +39,15 @@ from mmdec.decode.tree import chains, int_list, int_rows
 from mmdec.targets.cache import KVPool, RowLayout, empty_cache, stock_layer
 from mmdec.types import CACHE, Draft, InputError, Scores
 
-BACKLOG = 8  # if a row must read more accepted tokens again than this, they are read in an extra pass, not with drafts
+BACKLOG = 8  # a row reads up to this number of accepted tokens again with a draft, and more of them in an extra pass
 Pass = Callable[[Draft], Scores]
 LEAST = 16  # least tokens of a scan's chunk on a GPU, because scan kernels there multiply blocks of at least 16
 STATE_CACHE = "cache_params"  # name of the cache argument of a model without attention before transformers 5.24
 
 
 class States(LinearAttentionLayer):
-    """A cache layer with recurrent and convolutional states. A pass makes new states. The old ones are stored until
-    `keep` chooses between them for each batch row."""
+    """A cache layer with recurrent and convolutional states. A pass makes new states. The old states are stored until
+    `keep` chooses between old and new states for each batch row."""
 
     def _take(self, given: LinearAttentionLayer) -> None:
         """Take over the states and settings of a cache layer of transformers."""
@@ -81,8 +80,8 @@ class States(LinearAttentionLayer):
         }
 
     def keep(self, kept: Sequence[int], columns: int) -> None:
-        """End a pass over `columns` tokens: each row takes its new states or returns to the old ones. kept: how many of
-        these tokens each batch row accepts; in a model with recurrent states all or none."""
+        """End a pass over `columns` tokens: each row takes its new states or returns to its old states. kept: how many
+        of these tokens each batch row accepts; in a model with recurrent states all or none."""
         convolved, recurrent = self.before
         self.before, self.record_past = ({}, {}), False
         for index, full in self.conv_states.items():
@@ -167,7 +166,7 @@ class StateStore:
 
     def __init__(self, cache: DynamicCache, rows: int, steps: bool = False) -> None:
         """cache: filled by the pass over the prompt; its layers are replaced. rows: number of batch rows.
-        steps: whether passes read token by token, and may so write into the state tensors.
+        steps: whether passes read token by token, and so may write into the state tensors.
 
         Raises: InputError if the pass over the prompt left no states in the cache.
         """
@@ -217,12 +216,12 @@ class StateStore:
         )
 
     def accept(self, rows: RowLayout, path: Tensor) -> None:
-        """Keep the cached states of the accepted nodes, and drop those of the others. After the pass over the prompt,
-        which has no draft, nothing changes.
+        """Keep the cached states of the accepted nodes, and drop those of the other nodes. After the pass over the
+        prompt, which has no draft, nothing changes.
 
-        Recurrent states are known only after the last token of a pass. So in a model that has them, a batch row that
-        does not accept all of these tokens returns to its states before the pass, and its accepted tokens become its
-        backlog.
+        Recurrent states are known only after the last token of a pass. So in a model with recurrent states, a batch row
+        that does not accept all tokens of the pass returns to its states before the pass, and its accepted tokens
+        become its backlog.
 
         path: (B, A), accepted nodes, padded with -1.
         """
@@ -233,11 +232,11 @@ class StateStore:
         self._keep(rows, read)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
-        """Move the keys and values, if any, of each batch row's accepted tokens behind its text. Then keep only the
-        first `length` cached tokens.
+        """Move the keys and values, if any, of each batch row's accepted tokens to the end of its text. Then keep only
+        the first `length` cached tokens.
 
         columns: [r]: indices of row r's accepted tokens along the cache's sequence axis. begins: [r]: index to which
-            the first of them moves; the others follow.
+            row r's first accepted token moves; its other accepted tokens follow.
         """
         if self.pool is not None:
             self.pool.commit(columns, begins, length)
@@ -261,8 +260,8 @@ class StateStore:
         """Read the beginnings of long backlogs (accepted tokens that the states do not include) in a pass without a
         draft.
 
-        All rows read the same number of tokens; rows with shorter backlogs keep them. The number is chosen so that the
-        pass reads the most tokens in all.
+        All rows read the same number of tokens; rows with shorter backlogs keep their backlogs. The number is chosen so
+        that the pass reads the most tokens in all.
         """
         lengths = [len(backlog) for backlog in self.backlogs]
         width = max(lengths, key=lambda length: length * sum(other >= length for other in lengths))
@@ -324,7 +323,7 @@ def has_states_alone(config: PreTrainedConfig) -> bool:
 
 def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> dict[str, Any]:
     """Return the cache and the position ids (B, N) under the names that the model's `forward` gives them. Position ids
-    are left out if it has no such argument."""
+    are left out if `forward` has no such argument."""
     names = inspect.signature(model.forward).parameters
     named = {STATE_CACHE if STATE_CACHE in names else CACHE: cache}
     return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
@@ -333,7 +332,7 @@ def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> di
 def cached_columns(cache: DynamicCache) -> int:
     """Return the number of tokens per batch row in a cache, padding included.
 
-    Raises: InputError if it holds only recurrent states, from which the number cannot be known.
+    Raises: InputError if the cache holds only recurrent states, from which the number cannot be known.
     """
     if attention_layers(cache) or not cache.layers:
         return cache.get_seq_length()
@@ -364,8 +363,8 @@ class Projected(nn.Module):
 
 @final
 class Stepwise(nn.Module):
-    """Replaces a recurrent layer whose scan cannot continue from a state: reads tokens one by one. The layer's input
-    and output projections are applied to all tokens at once."""
+    """Replaces a recurrent layer whose scan cannot continue from a state. This module reads tokens one by one. The
+    layer's input and output projections are applied to all tokens at once."""
 
     def __init__(self, mixer: Any) -> None:
         """mixer: a copy of the layer. Its two projections are replaced, so it must not be used otherwise."""
@@ -407,8 +406,8 @@ class DraftReader:
             scan.chunk_size = min(size, most)
 
     def _copied(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
-        """Return a copy of a module that contains a scan; None if it contains none. done: id of an original module ->
-        its copy, for the modules seen so far."""
+        """Return a copy of a module that contains a scan; None if the module contains no scan. done: id of an original
+        module -> its copy, for the modules seen so far."""
         if id(part) in done:
             return done[id(part)]
         below = {name: self._copied(child, done) for name, child in part._modules.items() if child is not None}

@@ -1,7 +1,8 @@
 """Decoder-only language models of transformers as targets: Llama, Qwen2, and similar ones.
 
 Passes over trees do not return hidden states and attentions. If a call asks for them, the model reads the finished text
-again in two passes: first the prompt, as in transformers' loop, then all new tokens, one for each decoding step.
+again in two passes: the first reads the prompt, as in transformers' loop, the second all new tokens. The outputs of the
+second are then split into decoding steps of one token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mmdec.targets.states import cache_arguments, cached_columns
 from mmdec.targets.windows import Window, Windows
 from mmdec.types import CACHE, InputError, Scores
 
-# parts of argument names that only models of images, video or sound have
+# beginnings of argument names that only models of images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
 KINDS = ("hidden_states", "attentions")
 FLAGS = tuple(f"output_{kind}" for kind in KINDS)
@@ -44,7 +45,8 @@ class TextTarget(DecoderTarget):
         return is_decoder_only(model)
 
     def __init__(self, model: PreTrainedModel, *, checked: bool = False) -> None:
-        """model: a loaded language model. checked: True skips the check that it can score drafts and roll them back.
+        """model: a loaded language model. checked: True skips the check that the model can score drafts and roll them
+        back.
 
         Raises: InputError if the model fails this check.
         """
@@ -67,13 +69,14 @@ class TextTarget(DecoderTarget):
         return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the inputs of `prefill`, without the flags for hidden states and attentions, which `output` adds."""
+        """Return the inputs of `prefill`, without the flags for hidden states and attentions. `output` computes
+        both."""
         given = {name: value for name, value in inputs.items() if name not in FLAGS}
         return super().prepare_inputs(ids, config, given)
 
     def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
-        empty if mmdec's loop can. inputs: prepared by `model.generate`."""
+        empty if mmdec's loop can decode it. inputs: prepared by `model.generate`."""
         kinds, cache, reasons = wanted(config), inputs.get(CACHE), list[str]()
         cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # other caches raise an error later
         if kinds and (self.chains or cached):
@@ -101,8 +104,8 @@ class TextTarget(DecoderTarget):
     ) -> GenerateDecoderOnlyOutput:
         """Make transformers' output object, with hidden states and attentions if `config` asks for them.
 
-        sequences: (B, L). lengths: each batch row's number of new tokens. scores, logits: for each new token (B, V), if
-            recorded.
+        sequences: (B, L). lengths: each batch row's number of new tokens. scores, logits: (B, V) for each new token;
+            None: not recorded.
         """
         found = super().output(inputs, sequences, lengths, config, scores, logits)
         if kinds := wanted(config):
@@ -150,8 +153,8 @@ def step_outputs(
 
     sequences: (B, L), prompts and new tokens. mask, positions: (B, P), of the prompts; mask None: nothing is masked.
     kinds: "hidden_states", "attentions" or both.
-    Returns: for each kind, a tuple of steps, of which the first is the prompt; a step is a tuple of one tensor for each
-        layer, as `model.generate` returns it.
+    Returns: for each of `kinds`, a tuple of steps, of which the first is the prompt; a step is a tuple of one tensor
+        for each layer, as `model.generate` returns it.
     """
     columns, windows = positions.shape[1], Windows.of(model.config)
     flags, cache = {f"output_{kind}": True for kind in kinds}, DynamicCache(config=model.config)
@@ -188,7 +191,7 @@ def _pass(
 
 
 def _window(model: PreTrainedModel, windows: Windows | None, layer: int) -> int | None:
-    """Return how many tokens a step attends to in a layer, its own token included; None: all."""
+    """Return how many tokens a decoding step attends to in a layer, its own token included; None: all."""
     if windows is None:
         return None
     window = windows.layers[layer] if windows.kinds is None else windows.kinds[model.config.layer_types[layer]]

@@ -68,14 +68,14 @@ class UnitTarget:
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
 
     def commit(self, session: UnitSession, verdict: Verdict) -> None:
-        """Move the accepted nodes to the end of their row in the cache, and drop the draft's others."""
+        """Move the accepted nodes to the end of their row in the cache, and drop the draft's other nodes."""
         columns, begins = session.rows.commit(verdict.path.tolist())
         for part in (part for pair in session.cache.own for part in pair):  # (B, H, size, D)
             kv_gather(part, columns, begins)
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The other rows have ended."""
         cache = session.cache
         cache.own = [(keys[live], values[live]) for keys, values in cache.own]
         cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]

@@ -60,8 +60,8 @@ class WhisperTarget(EncodedTarget):
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
-        """together: computes passes for several recordings at once; None: it is not used. Raises InputError if the
-        model's attention implementation cannot take tree masks."""
+        """together: computes passes for several recordings at once; None: not used. Raises InputError if the model's
+        attention implementation cannot take tree masks."""
         super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
         self._together = together
 
@@ -73,15 +73,15 @@ class WhisperTarget(EncodedTarget):
         return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        """Run the decoder over the prompt, as `EncodedTarget.prefill` does. If recordings share passes, the thread that
-        started them computes it."""
+        """Run the decoder over the prompt, as `EncodedTarget.prefill` does. If recordings share passes (`Together`),
+        the thread that called `Together.run` computes this pass."""
         if self._together is not None:
             return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         return super().prefill(inputs, needs)
 
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
         """Return the logits after each node of a draft. If recordings share passes (`Together`), this draft is scored
-        in one pass with those of others."""
+        in one pass with the drafts of other recordings."""
         if self._together is None:
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
@@ -91,8 +91,8 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
-        """Score drafts of several recordings in one pass. drafts: (session, draft) of each, with one batch row; the
-        session's reader must be a `FastDecoder`. Returns: the scores of each."""
+        """Score drafts of several recordings in one pass. drafts: (session, draft) of each recording, with one batch
+        row; the session's reader must be a `FastDecoder`. Returns: each recording's scores."""
         pieces = list[Piece]()
         for session, draft in drafts:
             tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
@@ -146,8 +146,8 @@ class WhisperTarget(EncodedTarget):
         return Scores(logits, self._features(out, layers))
 
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """Run the decoder over a finished text. For word timestamps, "eager" attention replaces "sdpa", because it
-        returns attention maps."""
+        """Run the decoder over a finished text. For word timestamps, "eager" attention replaces "sdpa", because only
+        "eager" returns attention maps."""
         maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
         decoder = eager_twin(self.model.model.decoder) if maps else None
         return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
@@ -216,7 +216,7 @@ def without_own_warnings() -> Iterator[None]:
     """In this context, hide warnings of transformers (5.23) about arguments that its own `generate` passes."""
     log = logging.getLogger("transformers.generation.utils")
 
-    def drop(record: logging.LogRecord) -> bool:  # a new function, so that each thread removes its own
+    def drop(record: logging.LogRecord) -> bool:  # new in each call: each thread removes only its own filter
         return not record.getMessage().startswith(OWN_WARNINGS)
 
     log.addFilter(drop)

@@ -4,8 +4,8 @@ attention maps for word timestamps.
 The copies share the model's weights. A call changes nothing that other threads see.
 
 The encoder may read only the sound and a margin of silence, instead of always 30 s. This changes results, because the
-model was trained on windows of 30 s. The decoder needs some silence to end its text; without it, it repeats itself.
-`runs_away` recognises such texts.
+model was trained on windows of 30 s. The decoder needs some silence to end its text; without silence, the decoder
+repeats itself. `runs_away` recognises such texts.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ FRAMES = 100  # mel frames per second of audio
 STEP = FRAMES  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
 TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
 COMPRESSIBLE = 1.35  # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
-SOUND = "sound"  # attribute of the encoder's output under which the features that it has read are stored
+SOUND = "sound"  # attribute of the encoder's output that holds the features which the encoder has read
 
-BLOCK = 64  # number of frames of sound that are computed is a multiple of this, so that few shapes occur
+BLOCK = 64  # the number of mel frames that are computed is a multiple of this number, so that few shapes occur
 
 
 def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate: int, long: bool) -> dict[str, Tensor]:
-    """Compute what transformers' extractor gives for a recording, bit for bit, in a fifth of the time for short ones.
+    """Compute the same features of a recording as transformers' extractor, bit for bit. Short recordings take a fifth
+    of the extractor's time.
 
-    Frames of the silence that fills a window are all alike: they are not computed, but copied from the first of them.
+    Frames of the silence that fills a window are all alike: they are not computed, but copied from the last computed
+    frame.
 
-    samples: (T,) of the recording, with `rate` samples a second. long: keep all of it, instead of one window.
+    samples: (T,) of the recording, with `rate` samples a second. long: keep the whole recording, instead of one window.
     Returns: input_features (1, mels, F) and attention_mask (1, F), by name.
     """
     call = partial(extractor, sampling_rate=rate, return_tensors="pt", return_attention_mask=True)
     if long:
         return dict(call(samples.numpy(), padding="longest", truncation=False))
     hop, window = extractor.hop_length, extractor.nb_max_frames
-    # Number of frames to compute. The last of them is of silence alone, as are all later frames of the window.
+    # Number of frames to compute. The last of them contains only silence, as do all later frames of the window.
     computed = -(-(len(samples) + extractor.n_fft) // (hop * BLOCK)) * BLOCK
     if computed >= window or extractor.dither or type(extractor) is not WhisperFeatureExtractor:
         return dict(call(samples.numpy()))
@@ -67,7 +69,8 @@ def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate
 def can_twin(model: WhisperForConditionalGeneration) -> bool:
     """Return whether a copy of this model's decoder may use another attention implementation than the model itself.
 
-    It may not if a module's `forward` was replaced, because that function reads the settings of the original module.
+    The copy may not if a module's `forward` was replaced, because the new function reads the settings of the original
+    module.
     """
     return not any("forward" in vars(module) for module in model.model.decoder.modules())
 
@@ -106,7 +109,7 @@ def encoding_once(
     own_config: whether the copy gets a copy of the configuration, so that `generate` may set it to "eager" attention
         for word timestamps.
     margin: a single window is encoded only up to this many seconds after its sound; None: to its end.
-    together: computes the encoder's passes in another thread; None: they are computed in this one.
+    together: computes the encoder's passes in another thread; None: they are computed in this thread.
     Returns: the copy, and the object that replaces its encoder's `forward`.
     """
     outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
@@ -134,11 +137,12 @@ class RememberingEncoder:
         together: Together | None = None,
     ) -> None:
         """on_pass: called with features (B, mels, T) and seconds of each call. margin: a single window is encoded up to
-        this many seconds after its sound; None: to its end. together: computes passes in another thread, or None."""
+        this many seconds after its sound; None: to its end. together: computes passes in another thread; None: not
+        used."""
         self._on_pass, self._together = on_pass, together
         own = not can_shorten(encoder)
         self._margin = None if own else margin
-        self._encoder, self._quick = encoder, None if own else shallow(encoder)  # the copy has its hooks
+        self._encoder, self._quick = encoder, None if own else shallow(encoder)  # the copy keeps the hooks
         if self._quick is not None:
             vars(self._quick)["forward"] = self._read
         self._last: Tensor | None = None  # features (B, mels, T) of the last windows
@@ -164,13 +168,13 @@ class RememberingEncoder:
 
     @property
     def seconds(self) -> float | None:
-        """Return how many seconds of the last window were encoded; None if all of it was."""
+        """Return how many seconds of the last window were encoded; None if the whole window was."""
         if self._margin is None or self._last is None or 2 * self._states.shape[1] >= self._last.shape[-1]:
             return None
         return 2 * self._states.shape[1] / FRAMES
 
     def whole(self) -> BaseModelOutput:
-        """Encode the last window to its end. Returns its states, which replace the stored ones."""
+        """Encode the last window to its end. Returns the window's states, which replace the stored states."""
         features, margin = self._last, self._margin
         assert features is not None
         self._last = self._margin = None
@@ -213,7 +217,7 @@ class RememberingEncoder:
 def context_frames(features: Tensor, margin: float) -> int:
     """Return how many frames of a window to encode: up to `margin` seconds after its last sound, in whole seconds.
 
-    Frames at the end that equal the last one are padding or digital silence.
+    Frames at the end that equal the last frame are padding or digital silence.
 
     features: (1, mels, T).
     """
@@ -225,7 +229,8 @@ def context_frames(features: Tensor, margin: float) -> int:
 def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
     """Return the encoder's states (B, frames / 2, H) of the first `frames` frames of features (B, mels, T).
 
-    transformers' layers are computed without the overhead of their `forward`; in float32 on a CPU, by oneDNN.
+    transformers' layers are computed without the overhead of their `forward`; in float32 on a CPU, oneDNN computes
+    them.
     """
     x = gelu(encoder.conv1(features[..., :frames]))
     x = gelu(encoder.conv2(x)).transpose(1, 2)
@@ -269,7 +274,7 @@ def _linear(module: Any, x: Tensor) -> Tensor:
 
 
 def can_shorten(encoder: nn.Module) -> bool:
-    """Return whether `encode` may replace the encoder's `forward`: only if it is transformers' own."""
+    """Return whether `encode` may replace the encoder's `forward`: only if no `forward` in the encoder was replaced."""
     return not any("forward" in vars(module) for module in encoder.modules())
 
 
@@ -283,7 +288,7 @@ def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
 
 
 def compression(content: bytes) -> float:
-    """Return the ratio of the sizes before and after zlib: high for a text that repeats itself, 0 for an empty one."""
+    """Return the ratio of the sizes before and after zlib: high for a text that repeats itself, 0 for an empty text."""
     return len(content) / len(zlib.compress(content))
 
 

@@ -1,9 +1,9 @@
 """Scores drafts with Whisper's decoder layers, without the Python overhead of transformers' `forward`.
 
 In a small decoder's pass most time is overhead: `forward` builds masks that exist already, looks up attention
-implementations, calls dropout that has no effect, and collects outputs that are not needed. Without it, a draft takes
-about as long as a single token in transformers' loop. The operations are those of transformers; the sums in a matrix
-product may have another order.
+implementations, calls dropout that has no effect, and collects outputs that are not needed. Without this overhead, a
+draft takes about as long as a single token in transformers' loop. The operations are those of transformers; the sums in
+a matrix product may have another order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear
 from mmdec.targets.whisper_vocabulary import copies_of
 from mmdec.types import CACHE
 
-LARGE = 2**17  # minimum numbers of weights that oneDNN multiplies on a CPU, and of keys for which `FEW` holds
-FEW = 6  # for up to this many queries on a CPU, cross-attention computes the product keys x queries: it is faster
+LARGE = 2**17  # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `FEW` holds
+FEW = 6  # for up to this many queries on a CPU, cross-attention computes keys x queries, which is faster
 Map = Callable[[Tensor], Tensor]
 Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head size)
 
@@ -38,7 +38,8 @@ Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head si
 @final
 class FastDecoder(nn.Module):
     """Replaces the decoder's `forward` once the cache holds the prompt and the encoder's keys and values. It holds the
-    decoder's layers with their projections. Make one for each `generate` call: hooks that are added later are ignored.
+    decoder's layers with their projections. Make a new object for each `generate` call: hooks that are added later are
+    ignored.
 
     Modules with hooks or adapters, and those of unknown classes, are called normally. Hooks on the decoder itself are
     called, too.
@@ -46,7 +47,7 @@ class FastDecoder(nn.Module):
 
     def __init__(self, decoder: WhisperDecoder) -> None:
         super().__init__()
-        # in a tuple, so that torch does not register them as submodules of this module
+        # in a tuple, so that torch does not register the embeddings as submodules of this module
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
         self.copies = copies_of(decoder)
         halves = self.copies.made(partial(_halves, decoder)) or [{}] * len(decoder.layers)
@@ -73,7 +74,8 @@ class FastDecoder(nn.Module):
     def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
         """Compute keys and values of the encoder's states (B, S, H), and store them in an empty cache.
 
-        This saves time, because transformers' pass would copy them once more (30 MB for the shipped Whisper).
+        This saves time, because transformers' pass would copy keys and values once more (30 MB for the shipped
+        Whisper).
         """
         memory = cache.cross_attention_cache
         for index, layer in enumerate(self.layers_of):
@@ -140,7 +142,7 @@ class Piece:
 
 
 class _Layer:
-    """One decoder layer, with its projections as plain functions, which are looked up once, when it is made."""
+    """One decoder layer, with its projections as plain functions, which are looked up once, when the object is made."""
 
     def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
         """layer: transformers' decoder layer. half: name -> half-precision copy of a weight; may be empty."""
@@ -220,7 +222,7 @@ def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
 
 
 def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend to the encoder's states. For few queries on a CPU it computes keys x queries, because that is faster.
+    """Attend to the encoder's states. For few queries on a CPU, keys x queries is computed, because that is faster.
 
     queries: (B, heads, N, D). keys, values: (B, heads, S, D).
     """
@@ -236,7 +238,7 @@ def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 def _direct(module: Any, many: bool = False) -> Map:
     """Return a function that computes what a torch module without hooks does, without the overhead of its `__call__`.
-    Other modules are returned unchanged. many: whether it is called with many positions at once."""
+    Other modules are returned unchanged. many: whether the function is called with many positions at once."""
     if plain_linear(module):
         large = (many or module.weight.numel() >= LARGE) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)

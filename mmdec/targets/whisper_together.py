@@ -1,12 +1,12 @@
 """Decodes several recordings at once: each has its own `generate` call, and their decoder passes are computed together.
 
-A job is one recording. It runs in a thread, but only one of these threads runs at a time: until its job needs a pass of
-the model. When all jobs wait, the caller's thread computes their passes together. Then each job goes on. If a job ends,
-the next one begins at once. So one recording may be in its first window while another is decoded again at a higher
-temperature, and nothing has to be padded.
+A job is one recording. Each job has a thread, but only one of these threads runs at a time, until its job needs a pass
+of the model. When all jobs wait, the caller's thread computes their passes together. Then each job goes on. If a job
+ends, the next job begins at once. So one recording may be in its first window while another is decoded again at a
+higher temperature, and nothing has to be padded.
 
-If torch has two threads or more, one of them runs the encoder for new jobs, while the others run decoder passes. The
-encoder is limited by arithmetic, and decoder passes are limited by memory bandwidth.
+If torch has two threads or more, one thread runs the encoder for new jobs, while the other threads run decoder passes.
+The encoder is limited by arithmetic, and decoder passes are limited by memory bandwidth.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class _Wish:
             return self.several(parts)
 
     def answer(self) -> tuple[Any, float]:
-        """Compute this job's request alone. Returns: the result, or the exception that was raised; and the seconds.
+        """Compute this job's request alone. Returns: the result, or the exception that was raised; and the seconds that
+        it took.
 
-        If another thread may compute it (`apart`), torch always uses one thread, so that all threads give the same
-        bits.
+        If another thread may compute the request (`apart`), torch always uses one thread, so that all threads give the
+        same bits.
         """
         stopwatch = Stopwatch()
         try:
@@ -211,7 +212,7 @@ class Together:
 
 
 def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
-    """Continue those jobs whose computations the second thread has finished. Returns whether there were any."""
+    """Continue those jobs whose computations the second thread has finished. Returns whether there were such jobs."""
     done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
     for job, later in done:
         job.later = None
@@ -221,7 +222,8 @@ def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> b
 
 
 def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
-    """If the other thread is busy, take back a job whose request it has not begun; None if there is none.
+    """If the other thread is busy, take back a job whose request that thread has not begun; None if there is no such
+    job.
 
     The caller then computes this request itself: two encoder passes at the same time take less time than one after the
     other.

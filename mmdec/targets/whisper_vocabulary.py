@@ -32,7 +32,7 @@ MOST = 32  # the output layer's half-precision copy is used for up to this many 
 class Copies:
     """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
-    usable: bool  # False: no copies, as changes of the weights would not be noticed, or the last attempt failed
+    usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
     state: list[tuple[int, int]]  # (address, version counter) of each weight, by which changes are noticed
     passes: int = 0
     _made: Any = None
@@ -69,8 +69,8 @@ def copies_of(module: nn.Module) -> Copies:
 def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
     """Return the logits (B, N, V) of hidden states (B, N, H).
 
-    On a CPU and in float32, a large output layer is computed from its half-precision copy after some passes, and by
-    oneDNN before. Both sum in another order than torch, so logits differ by up to 1e-5.
+    On a CPU and in float32, a large output layer is computed from its half-precision copy after `PAYS` passes, and by
+    oneDNN before. Both ways sum in another order than torch, so logits differ by up to 1e-5.
     """
     if not (plain_linear(output) and output.bias is None):
         return output(states)

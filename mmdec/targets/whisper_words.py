@@ -4,8 +4,8 @@ transformers' `token_timestamps` give each token one time, at which attention mo
 before it. Here each token gets a start and an end. Dynamic programming finds the best path through the window's frames:
 it visits the tokens in order, and may stay in a gap before a word. Attention shows which token a frame belongs to.
 Loudness shows whether the frame is speech at all.
-A token's attention is that of the step which predicts it. (transformers uses the step after it, which attends to the
-next token and is late by about one token.)
+A token's attention is that of the step which predicts this token. (transformers uses the following step, which attends
+to the next token and is late by about one token.)
 Source: the dynamic programming is Whisper's (Radford et al. 2022, `word_timestamps`); the gaps are an addition.
 """
 
@@ -30,7 +30,7 @@ SMOOTH = 5  # mel frames over which loudness is averaged
 GAP = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
 WIDTH = 7  # width of the median filter over attention, in encoder states
 LATE = 25  # encoder states: how long speech may go on after the timestamp that ends its text
-LEADS = (-2, 1, 4)  # encoder states by which attention may come before its sound; the best is chosen for each window
+LEADS = (-2, 1, 4)  # encoder states by which attention may come before its sound; each window gets the best lead
 NEVER = -1e9  # score of a forbidden transition
 
 Begins = Callable[[Sequence[int]], list[bool | None]]  # token ids -> for each, whether it begins a word; None: no sound
@@ -97,9 +97,9 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     """Find the frames of each token by dynamic programming. A frame is an encoder state, 20 ms.
 
     tokens: (N, S), how well each frame fits each token, in standard deviations of attention. loud: (S,), loudness from
-        -1 to 1. begins: (N,), whether a gap is allowed before the token; before the first token and after the last one
-        it always is.
-    Returns: two arrays (N,): each token's first frame, and the frame after its last.
+        -1 to 1. begins: (N,), whether a gap is allowed before the token; before the first token and after the last
+        token a gap is always allowed.
+    Returns: two arrays (N,): each token's first frame, and the frame after its last frame.
     """
     count, frames = tokens.shape
     if count >= frames:  # no path gives each token a frame: spread them evenly
@@ -134,8 +134,8 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
 class SpokenTokens:
     """Computes token times in one `generate` call: replaces the model's method `_extract_token_timestamps`.
 
-    It returns each token's start in seconds, and stores its duration as `token_seconds` in the output. Tokens without
-    sound (punctuation, timestamps) begin and end where the token before them ends.
+    A call returns each token's start in seconds, and stores each token's duration as `token_seconds` in the output.
+    Tokens without sound (punctuation, timestamps) begin and end where the token before them ends.
     """
 
     def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor], first_time: int) -> None:
@@ -156,7 +156,8 @@ class SpokenTokens:
 
         output: `generate`'s output for one window, with `cross_attentions`. alignment_heads: (layer, head) pairs, whose
             attention is read. time_precision: seconds of an encoder state.
-        num_frames: number of mel frames with sound, for all rows or for each. num_input_ids: number of prompt tokens.
+        num_frames: number of mel frames with sound, one number for all rows, or one for each. num_input_ids: number of
+            prompt tokens.
         """
         layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]
         maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # shape (B, H, L - 1, S)

@@ -1,8 +1,8 @@
-"""Layers that attend only to the last tokens (sliding windows) or to their own chunk of the text, by the configuration.
+"""Handles layers in which a token attends only to the last tokens (sliding window) or to its own chunk of the text.
 
 The cache keeps all tokens of these layers, so that rejected drafts can be removed. So its memory grows with the text,
-as that of other layers does. In a pass, such a layer gets only the part of the cache that its draft can see, so that
-the time of a pass does not grow. A "column" is one token's place along the cache's sequence axis.
+as the memory of other layers does. In a pass, such a layer gets only the part of the cache that its draft can see, so
+that the time of a pass does not grow. A "column" is one token's index along the cache's sequence axis.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Window:
 
     def first(self, rows: RowLayout) -> int:
         """Return the index, along the cache's sequence axis, of the first token to which any node of the next draft
-        attends. rows: which part of the cache holds which row's tokens."""
+        attends. rows: which cache columns hold which row's tokens."""
         if self.chunks:
             size = self.size
             return min(start + (end - start) // size * size for start, end in zip(rows.starts, rows.ends, strict=True))
@@ -53,7 +53,7 @@ class Windows:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Windows | None:
-        """Read the windows from a language model's configuration; None if there are none.
+        """Read the windows from a language model's configuration; None if no layer has a window.
 
         Raises: InputError if layers of one type have windows of several sizes.
         """
@@ -84,10 +84,11 @@ class Windows:
     ) -> tuple[Tensor | dict[str, Tensor | None], tuple[TreeMask, ...]]:
         """Make the masks of a draft's pass.
 
-        tree: the mask of layers without a window. firsts: window -> index of the first cached token in its mask.
+        tree: the mask of layers without a window. firsts: window -> index of the first cached token that its mask
+            covers.
         counted: positions (B, S) of the cached tokens, padding between them counted, and number of padding tokens (B,);
             None: there is no padding between tokens.
-        Returns: the model's argument `attention_mask`, and the tree masks of all kinds of layers.
+        Returns: the model's argument `attention_mask`, and the tree masks of all types of layers.
         """
         trees = {
             window: tree.within(window.size, chunks=window.chunks, first=firsts.get(window, 0), counted=counted)
@@ -104,7 +105,8 @@ class Windows:
 @final
 @dataclass(frozen=True)
 class Gaps:
-    """Padding between the tokens of prompts. A window counts it, but the cache drops it, so token positions differ."""
+    """Describes padding between the tokens of prompts. A window counts this padding, but the cache drops it. So a
+    token's index for the window differs from its cache column."""
 
     padding: Tensor  # (B,) int64, each batch row's number of padding tokens after its first token
     moved: Tensor  # (B, C) int64: index of a cached token in the padded prompt, minus its cache column and `padding`
@@ -129,7 +131,7 @@ class Gaps:
         return places, self.padding
 
     def select(self, live: Tensor) -> Gaps:
-        """Return the same for the batch rows with the indices `live` (K,) alone."""
+        """Return the `Gaps` of the batch rows with the indices `live` (K,) alone."""
         return Gaps(self.padding[live], self.moved[live])
 
 
