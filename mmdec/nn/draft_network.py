@@ -152,8 +152,7 @@ class Prompted:
     positions: Tensor  # (M,), position id of each state, counted from the row's first token after padding
     # what later positions need of this prompt: for ViSpec, a vector of the last image; else None
     carry: Any = None
-    # (visual tokens,) in [0, 1]: weight of each visual token after compression, 0: dropped; None: no image was
-    # compressed
+    # (visual tokens,) in [0, 1]: weight of each one after compression, 0 if dropped; None: no image was compressed
     kept: Tensor | None = None
     compressor: str | None = None  # name of the image compressor that was used; None: no image was compressed
     end: int | None = None  # position id of the first token after the prompt's states; None: L - 1
@@ -343,8 +342,7 @@ class DraftNetwork(nn.Module):
 
     def feature(self, hidden: Tensor) -> Tensor:
         """Return a substitute for a drafted token's features (..., k * H). Only the target could compute the true
-        features, which are the outputs of k of its layers. The substitute is the network's own output, repeated k
-        times.
+        features: outputs of k of its layers. The substitute is the network's own output, repeated k times.
 
         hidden: (..., H), this output.
         """

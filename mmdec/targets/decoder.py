@@ -114,8 +114,7 @@ class TextPrompt:
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
         """Return the cache to decode with. It is the caller's cache if there is one, and only one batch row, without
-        padding between its tokens; otherwise a copy or a new cache. Layers with sliding windows keep all tokens,
-        too."""
+        padding between its tokens; else a copy or a new cache. Layers with sliding windows keep all tokens, too."""
         cache = self.cache
         if cache is not None and (cache.layers or has_states(config)):
             kinds = [
@@ -173,8 +172,7 @@ def _check_given(cache: Any) -> None:
 
 @dataclass(frozen=True)
 class RopeOffsets:
-    """The numbers that a chat's next turn adds to a token's index in the text, to get its position on each M-RoPE
-    axis."""
+    """What a chat's next turn adds to a token's index in the text to get its position on each axis of M-RoPE."""
 
     offsets: Tensor  # (3 axes, B)
     columns: int  # number of cached tokens (with padding); the offsets are those of the tokens after them
@@ -255,9 +253,8 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model over ids (B, N); return logits and features. layers: those whose hidden states are returned;
-        `INPUTS` stands for the first layer's inputs. extra: further inputs. last: whether to compute only the last
-        token's logits."""
+        """Run the model over ids (B, N); return logits and features. layers: whose hidden states to return; `INPUTS`:
+        the first layer's inputs. extra: further inputs. last: whether to compute only the last token's logits."""
         more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
         if last and self._keeps:
             more["logits_to_keep"] = 1
@@ -481,8 +478,7 @@ class DecoderTarget(HfTarget, ABC):
         return {**inputs, "attention_mask": ids.new_ones(len(ids), length)}
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
-        """Return whether the caller may read the cache afterwards: because the caller passed it, or the output object
-        contains it."""
+        """Return whether the caller may read the cache afterwards: it passed the cache, or the output contains it."""
         cache = inputs.get(CACHE)
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 
