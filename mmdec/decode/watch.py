@@ -1,4 +1,5 @@
-"""Measures time: a stopwatch that waits for the GPU, and the seconds of a round in target, drafter and the rest."""
+"""Measures time: a stopwatch that waits for the GPU, and the seconds that a round spends in target, drafter and the
+rest."""
 
 from __future__ import annotations
 

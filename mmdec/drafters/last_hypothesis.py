@@ -32,7 +32,7 @@ class _Place:
 
 @dataclass
 class _Row:
-    """The drafter's state of one batch row: where it is in each earlier text (`places`), and its newest tokens."""
+    """The drafter's state of one batch row: its newest tokens, and where in each earlier text it is (`places`)."""
 
     places: list[_Place]
     text: list[int] = field(default_factory=list[int])

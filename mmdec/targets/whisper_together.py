@@ -41,7 +41,7 @@ class _Wish:
     several: Several  # the computation: a list of inputs -> a list of results
     part: Any  # this job's input
     shared: bool  # whether the inputs of all jobs are computed in one call of `several`
-    apart: bool  # whether it may be computed in another thread, at the same time as decoder passes
+    apart: bool  # whether `function` may run in another thread, at the same time as decoder passes
     inference: bool  # whether the job runs in torch's inference mode
 
     def run(self, parts: Sequence[Any]) -> Sequence[Any]:

@@ -132,9 +132,9 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
 
 @final
 class SpokenTokens:
-    """Computes token times in one `generate` call: replaces the model's method `_extract_token_timestamps`.
+    """Computes token times: replaces the model's method `_extract_token_timestamps` during one `generate` call.
 
-    A call returns each token's start in seconds, and stores each token's duration as `token_seconds` in the output.
+    Calling it returns each token's start in seconds, and stores each token's duration as `token_seconds` in the output.
     Tokens without sound (punctuation, timestamps) begin and end where the token before them ends.
     """
 

@@ -258,8 +258,8 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
 def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """Yield the tables (title, headings, rows) for a report with many pairs of methods.
 
-    There is one table for each baseline that is not also a subject: all subjects, by length. The last table is by task,
-    with a column for each subject, against the first baseline.
+    For each baseline that is not also a subject, one table compares all subjects with it; a row is an input length. The
+    last table compares all subjects with the first baseline; a row is a task, a column a subject.
     """
     shown = [row for row in comparisons if row.timed == WALL]
     subjects = list(dict.fromkeys(row.subject for row in shown))

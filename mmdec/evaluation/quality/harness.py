@@ -99,7 +99,7 @@ class Harness(ABC, Generic[Input]):
     """Compares decoding methods of one model on the same inputs. A subclass holds the model, and defines how one batch
     is decoded and measured."""
 
-    what: ClassVar[str] = "recording"  # name of one input in messages
+    what: ClassVar[str] = "recording"  # what error messages call one input
     clock: ClassVar[str] = "decoder"  # name, in reports, of the time in `Measurement.decoder`
 
     @abstractmethod

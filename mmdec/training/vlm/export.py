@@ -43,8 +43,8 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
 def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> LlavaForConditionalGeneration:
     """Replace the model's weights by a weighted average with those of another model.
 
-    other: the other model's folder. share: weight of `model` in the average, 0 to 1; the other's is 1 - share. Returns:
-        the other model.
+    other: the other model's folder. share: weight of `model` in the average, 0 to 1; the other model's is 1 - share.
+    Returns: the other model, unchanged.
     """
     earlier = type(model).from_pretrained(other, dtype=torch.float32)
     weights = earlier.state_dict()

@@ -1,1 +1,1 @@
-"""Training of a small Whisper, whose exported model transformers can load."""
+"""Trains a small Whisper, and exports it in the format that the library transformers loads."""
