@@ -256,19 +256,21 @@ class Ctc:
         end: int,
         model: PieceModel | None = None,
         languages: Sequence[int] = (),
+        refused: Sequence[int] = (),
     ) -> None:
         """head: reads the encoder's states. pieces: the head's vocabulary of subwords, and how these become tokens.
         first_time: id of the timestamp token of 0 seconds. end: id of the end-of-text token.
         model: an n-gram model of pieces, for a beam search; None: the head's best path is drafted.
         languages: ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
             Empty: the drafter drafts in every language.
+        refused: ids of prompt tokens with which a row gets no drafts, such as a task whose text is in another language.
         """
         if head.config.pieces != len(pieces):
             raise InputError(
                 f"`pieces` must be the {head.config.pieces} that the head writes, but are {len(pieces)}. Use its own."
             )
         self.head, self.pieces, self.first_time, self.end = head.eval(), pieces, first_time, end
-        self.model, self.languages = model, frozenset(languages)
+        self.model, self.languages, self.refused = model, frozenset(languages), frozenset(refused)
 
     @property
     def name(self) -> str:
@@ -292,21 +294,27 @@ class Ctc:
         if weight.device != target.device:
             raise InputError(f"`drafter` must be on {target.device}, but is on {weight.device}. Move it there.")
 
+    def knows(self, prompt: Sequence[int]) -> bool:
+        """Return whether the head drafts for a row with this prompt: it knows the language, and refuses no token."""
+        return self.refused.isdisjoint(prompt) and (not self.languages or not self.languages.isdisjoint(prompt))
+
     def start(self, context: Context) -> Memory:
-        """Run the head over the encoder's states of the rows whose language it knows. Returns the drafter's state."""
+        """Run the head over the encoder's states of the rows that it knows. Returns the drafter's state."""
+        return Memory(self.begin(context, [at for at, row in enumerate(context.tokens.tolist()) if self.knows(row)]))
+
+    def begin(self, context: Context, known: Sequence[int]) -> list[Row]:
+        """Return the state of each batch row. The head is run over the rows with the indices `known` alone."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
         begun = "" if self.model is None else self.model.beginning
-        prompts = context.tokens.tolist()
-        rows = [Row(row[-1] != untimed, self.first_time, context=begun) for row in prompts]
-        known = [at for at, row in enumerate(prompts) if not self.languages or not self.languages.isdisjoint(row)]
+        rows = [Row(last != untimed, self.first_time, context=begun) for last in context.tokens[:, -1].tolist()]
         if known:
             read = heard_states(context.memory, context.sound)
-            heard = self._listen(context.memory[known], [read[at] for at in known])
+            heard = self._listen(context.memory[list(known)], [read[at] for at in known])
             for at, logprobs in zip(known, heard, strict=True):
                 rows[at].alignment = Alignment(logprobs)
-        return Memory(rows)
+        return rows
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each batch row: the transcript after the accepted text. The chain ends where the estimated
@@ -467,14 +475,12 @@ class CtcByLanguage:
             head.check(target)
 
     def start(self, context: Context) -> Memory:
-        """Run each head over the rows whose language it knows. Returns the drafter's state."""
-        memory = Memory([], [])
-        states = [head.start(context).rows for head in self.heads]
-        for rows in zip(*states, strict=True):
-            best = next((at for at, row in enumerate(rows) if row.alignment is not None), 0)
-            memory.rows.append(rows[best])
-            memory.heads.append(self.heads[best])
-        return memory
+        """Run over each row the first head that knows its language. Returns the drafter's state."""
+        prompts = context.tokens.tolist()
+        chosen = [next((head for head in self.heads if head.knows(row)), None) for row in prompts]
+        begun = [head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads]
+        heads = [self.heads.index(head) if head else 0 for head in chosen]
+        return Memory([begun[head][at] for at, head in enumerate(heads)], [self.heads[head] for head in heads])
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row, as `Ctc` does."""

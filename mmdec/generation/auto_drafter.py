@@ -1,4 +1,5 @@
 """Chooses the drafter for drafter="auto": one in the model's folder, else one shipped for its weights, else "lookup".
+CTC heads for different languages are joined.
 
 A folder of shipped drafters has a file `drafters.json`, which lists the drafters. The list is empty if the folder holds
 only a confidence.json for the model. The file identifies the model by some values of each of its weight matrices. These
@@ -58,8 +59,8 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     model: the loaded target model. folder: the folder that it was loaded from; None: it is read from the model object.
     load: makes the drafter from its folder. None: `load_drafter`; its result is reused while the folder is unchanged.
     Returns: the first drafter that fits: in the model's folder or next to it, else one shipped for its weights, else
-        "lookup". CTC heads that know some languages only are combined: each row is drafted by the first head that
-        knows its language.
+        "lookup". If it is a CTC head that knows some languages only, it is joined with the CTC heads that follow: each
+        row is drafted by the first of them that knows its language.
     """
     folder = folder or source_folder(model)
     heads: list[Ctc] = []
@@ -70,11 +71,12 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
         except InputError as error:
             _tell(model, f'drafter="auto" passes over {path.name}, because it cannot be used: {error}')
             continue
-        if isinstance(drafter, Ctc):
-            heads.append(drafter)
-        if not isinstance(drafter, Ctc) or not drafter.languages:
+        if not isinstance(drafter, Ctc):
             if not heads:
                 return drafter
+            break
+        heads.append(drafter)
+        if not drafter.languages:
             break
     if len(heads) > 1:
         return CtcByLanguage(heads)

@@ -41,6 +41,7 @@ class HeardTokens:
 
     base: the model's name. languages: ids of the tokens of the languages that the head was trained for; empty: all
         languages.
+    refused: ids of prompt tokens with which nothing is drafted, such as a task whose text is in another language.
     """
 
     first_time: int  # id of the timestamp token <|0.00|>
@@ -48,6 +49,7 @@ class HeardTokens:
     vocab_size: int
     base: str = ""
     languages: Sequence[int] = ()
+    refused: Sequence[int] = ()
 
 
 def token_merges(tokenizer: Any) -> Merges:
@@ -102,7 +104,7 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
                 f"{tokens.base or 'another model'}; use a drafter trained for this model."
             )
     head = head.to(model.device, model.dtype)
-    return Ctc(head, pieces, tokens.first_time, tokens.end, ngram, tokens.languages)
+    return Ctc(head, pieces, tokens.first_time, tokens.end, ngram, tokens.languages, tokens.refused)
 
 
 def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:
@@ -136,8 +138,8 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
 def _merges(pairs: tuple[bytes, str], merged: tuple[bytes, str], alphabet: tuple[bytes, str]) -> Merges:
     """Make the BPE from stored tables, once for all heads of a model. Each table: its bytes, and the dtype of its
     numbers."""
-    left_right = np.frombuffer(*pairs).reshape(-1, 2).tolist()
-    tokens = np.frombuffer(*merged).tolist()
+    left_right, tokens = (np.frombuffer(*table).tolist() if table[0] else [] for table in (pairs, merged))
+    left_right = list(zip(left_right[::2], left_right[1::2], strict=True))
     if len(tokens) == 1:  # only the first number is stored if they are consecutive
         tokens = range(tokens[0], tokens[0] + len(left_right))
     rows = [(left, right, token) for (left, right), token in zip(left_right, tokens, strict=True)]
@@ -150,7 +152,8 @@ def _tables(pieces: TokenPieces) -> dict[str, Tensor]:
     pairs, merged = [row[:2] for row in merges.rows], [row[2] for row in merges.rows]
     if merged and merged == list(range(merged[0], merged[0] + len(merged))):
         merged = merged[:1]
-    small = torch.uint16 if max(*pieces.kept, *(row[2] for row in merges.rows)) < 2**16 else torch.int32
+    largest = max([*pieces.kept, *(token for row in merges.rows for token in row)], default=0)
+    small = torch.uint16 if largest < 2**16 else torch.int32
     unsigned = {"pieces": pieces.kept, "merges": pairs, "merged": merged}
     tables = {name: torch.tensor(table, dtype=torch.int32).to(small) for name, table in unsigned.items()}
     return {**tables, "alphabet": torch.tensor(merges.alphabet, dtype=torch.int32)}

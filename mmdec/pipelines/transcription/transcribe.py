@@ -139,7 +139,7 @@ def transcribe(
         drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
         "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
         Default "auto": the first drafter in the model's folder, else one shipped for the model's weights, else
-        "lookup".
+        "lookup"; CTC heads for different languages are joined.
     timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
         the times of words, by an alignment to the sound; a segment begins with its first word and ends with its last.
     language: a name or a code; a list has one for each recording. Default None: detected.

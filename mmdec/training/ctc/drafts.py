@@ -88,7 +88,10 @@ def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str
     if unknown:
         raise InputError(f"`languages` must be codes that the model knows, but has {unknown[0]!r}. Leave them out.")
     tokens = [known[f"<|{code}|>"] for code in languages]
-    return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name, tokens)
+    tasks: dict[str, int] = getattr(whisper.model.generation_config, "task_to_id", None) or {}
+    # a translation is English: a head of other languages would draft what was said, not what is written
+    refused = [tasks["translate"]] if languages and "en" not in languages and "translate" in tasks else []
+    return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name, tokens, refused)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

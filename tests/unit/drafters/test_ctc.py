@@ -139,7 +139,50 @@ def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
     alone = made[1].propose(apart[1], roots[:2], Plan(4, 4))
     size = int(draft.size[0])
     assert torch.equal(draft.tokens[0, :size], alone.tokens[0, :size])
+    made[0].select(apart[0], live)
+    alone = made[0].propose(apart[0], roots[:2], Plan(4, 4))
+    size = int(draft.size[1])
+    assert torch.equal(draft.tokens[1, :size], alone.tokens[1, :size])
     assert both.name == f"{made[0].name}+{made[1].name}"
+
+
+def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads for one language: the first one hears its rows, but for those that translate."""
+    made = [ctc("babbling", seed) for seed in (0, 1)]
+    for one in made:
+        one.languages, one.refused = frozenset([7]), frozenset([9])
+    heard: list[tuple[Ctc, int]] = []
+    monkeypatch.setattr(
+        Ctc, "_listen", lambda self, states, read: [heard.append((self, one)) or np.zeros((3, 9)) for one in read]
+    )
+    tokens = torch.tensor([[3, 7, 8], [3, 7, 9], [3, 6, 8]])
+    positions = torch.arange(3).expand(3, -1)
+    context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=torch.zeros(3, 40, 32))
+    memory = CtcByLanguage(made).start(context)
+    assert heard == [(made[0], 40)]
+    assert [row.alignment is not None for row in memory.rows] == [True, False, False]
+
+
+@pytest.mark.parametrize("last", [300, 70_000], ids=["16 bits", "32 bits"])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_a_tokenizers_tables_are_read_as_they_were(last: int, rows: int, tmp_path: Path) -> None:
+    """Merged ids that are consecutive or not; a byte's id that is larger than all others; no merges at all."""
+    alphabet = [*range(255), last]
+    merges = Merges([(0, last, 400), (1, 400, 401), (2, 401, 450)][:rows], alphabet)
+    made = ctc("random")
+    pieces = TokenPieces(merges, sorted({*range(29), last}))
+    tokens = HeardTokens(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
+    _, found, read, _ = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
+    assert (found.merges.rows, found.merges.alphabet, found.kept) == (merges.rows, alphabet, pieces.kept)
+    assert read.refused == [9]
+
+
+@pytest.mark.parametrize(("codes", "refused"), [(["fr"], ["translate"]), (["en", "fr"], []), ([], [])])
+def test_a_head_without_english_refuses_translations(codes: list[str], refused: list[str], tmp_path: Path) -> None:
+    whole = load_whisper(write(tmp_path / "whisper", with_heads=False))
+    settings = whole.model.generation_config
+    settings.lang_to_id = {**settings.lang_to_id, "<|fr|>": 5}
+    assert heard_tokens(whole, "", codes).refused == [settings.task_to_id[name] for name in refused]
 
 
 def test_a_head_reads_the_sound_and_some_silence() -> None:

@@ -145,6 +145,13 @@ def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> 
     assert [set(head.languages) for head in found.heads] == [set(known.languages), {5}]
     assert found.name == auto_drafter(whisper.model).name
     assert words(whisper) == words(whisper, drafter=None)
+    save_ctc(shipped / "ctc-all", head, pieces, replace(known, languages=()))
+    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-all", "ctc-1"])
+    joined = auto_drafter(load_whisper(bare, "cpu").model)
+    assert isinstance(joined, CtcByLanguage)
+    assert [set(head.languages) for head in joined.heads] == [set(known.languages), set()]
+    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "medusa"])
+    assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Ctc)
     ship(shipped, whisper.model, "some/whisper", ["medusa", "ctc-0"])
     assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Medusa)
     (shipped / "ctc-1" / "model.safetensors").write_bytes(b"no")
