@@ -345,7 +345,7 @@ def main(
 
 def advice(folder: Path) -> str:
     """Return a sentence for the user: what to do with the improved model in `folder`."""
-    # the model was just trained, so `mmdec promote` has no older one in models/ to compare it with
+    # models/ has no translator of this name, so `mmdec promote` has nothing to compare the new one with
     if folder.name == daspeech.MODEL:
         return f"It stays where it is: python -m mmdec translate recording.wav --model {folder} --output out"
     return f"Into models/, if it is better there, too: python -m mmdec promote {folder}"
