@@ -1,2 +1,2 @@
-"""Training: one folder for each kind of model or drafter, and code that all of them share. To use a trained model, none
-of it is imported."""
+"""Training: one folder for each type of model or drafter, and modules that all these folders share. The code that uses
+a trained model does not import this package."""

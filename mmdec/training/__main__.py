@@ -1,4 +1,5 @@
-"""The command line of all training: Lightning's CLI. A recipe is the YAML file with its options, for example:
+"""The command line of all training: Lightning's CLI. A recipe is a YAML file with the options of one training, for
+example:
 `python -m mmdec.training fit --config recipes/daspeech/phrasebook/units.yaml`."""
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_lo
 from mmdec.training.processes import end_as_told, only_one, started_here
 from mmdec.types import InputError, MmdecError, told
 
-set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names code to run, so it must be local
+set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names classes to run, so it must be a local file
 
 NAMED = ("best", "last", "hpc")  # values of --ckpt_path that are keywords, not file names
 
@@ -49,7 +50,7 @@ def keep_metrics(folder: Path) -> None:
 
 
 class TrainingCLI(LightningCLI):
-    """LightningCLI for all recipes. It passes the data module's vocabulary to the model as its argument `units`.
+    """LightningCLI for all recipes. It passes the data module's vocabulary to the model as the argument `units`.
 
     It adds exact resumption, an error for NaN losses or weights, an orderly end after SIGTERM, and locks of the output
     folders. State: `held`, the open locks.
@@ -62,7 +63,7 @@ class TrainingCLI(LightningCLI):
         with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
             # this warning is wrong here: `Resumption` makes the data loader resumable
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable")
-            # harmless: a trial may have fewer batches than the interval of logging
+            # this warning is harmless: a short training may have fewer batches than Lightning's interval of logging
             warnings.filterwarnings("ignore", ".*smaller than the logging interval")
             try:
                 super().__init__(*args, **{"trainer_defaults": always, **kwargs})
@@ -75,14 +76,14 @@ class TrainingCLI(LightningCLI):
                 ) from error
 
     def _restoring(self) -> bool:
-        """Return whether Lightning is restoring a checkpoint at the moment. An error raised then comes from the
+        """Return whether Lightning is restoring a checkpoint now. If so, a raised error comes from the
         checkpoint."""
         trainer = getattr(self, "trainer", None)
         return trainer is not None and bool(trainer._checkpoint_connector._loaded_checkpoint)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments, and check --ckpt_path before Lightning takes the model's options from that file. Raises
-        InputError if the file is damaged or belongs to another model class."""
+        """Parse the arguments, and check the checkpoint --ckpt_path before Lightning takes the model's options from it.
+        Raises InputError if the checkpoint is damaged or belongs to another model class."""
         super().parse_arguments(parser, args)
         recipe = self.config.get(str(self.config.get("subcommand"))) or {}
         path = recipe.get("ckpt_path")
@@ -108,7 +109,7 @@ class TrainingCLI(LightningCLI):
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        # Lightning's messages below the level of a warning advertise its products, so they are hidden.
+        # Lightning's messages below level WARNING advertise its products, so these messages are hidden.
         with lightning_says(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
@@ -154,7 +155,8 @@ class TrainingCLI(LightningCLI):
 
 
 def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
-    """Run the training command line. arguments: its words; None: those of this process. Returns the CLI object."""
+    """Run the training command line. arguments: the command line's words; None: those of this process. Returns the CLI
+    object."""
     return TrainingCLI(
         LightningModule,
         LightningDataModule,

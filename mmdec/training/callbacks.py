@@ -24,9 +24,10 @@ from mmdec.training.processes import TERMINATED
 
 
 class PlainProgress(Callback):
-    """Logs a line every `every` training steps: step, samples per second, losses. It suits log files better than a bar.
+    """Logs a line every `every` training steps: step, samples per second, losses. These lines suit log files better
+    than a progress bar.
 
-    State: the number of samples since the last line, and the time of that line.
+    State: the number of samples since the last logged line, and that line's time.
     """
 
     def __init__(self, every: int = 50) -> None:
@@ -61,12 +62,13 @@ class Deadline(Callback):
     """Ends training before a given time, after the last epoch that still fits.
 
     After each epoch it estimates how many more epochs fit, with their validations. It sets the trainer's `max_epochs`
-    and `max_steps` accordingly. At least one epoch is trained. The last epoch is validated, whatever the trainer's
-    `check_val_every_n_epoch`. Checkpoints store none of this: a resumed run has a new time limit.
+    and `max_steps` accordingly. At least one epoch is trained. A validation follows the last epoch, even if the
+    trainer's `check_val_every_n_epoch` would skip it. Checkpoints do not store the time limit: a resumed run has a new
+    one.
 
     at: the time limit, in seconds since 1970.
     decay: let the learning rate of the module's trapezoid schedule fall to zero at the end.
-    epochs: the most epochs in all.
+    epochs: maximum number of epochs; None: no maximum.
     """
 
     def __init__(self, at: float, decay: bool = False, epochs: int | None = None) -> None:
@@ -84,7 +86,7 @@ class Deadline(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """After an epoch's last step and before its validation: if no further epoch fits, let Lightning validate."""
+        """After an epoch's last step: if no further epoch fits, let Lightning validate after this epoch."""
         if self.every is None or batch_idx + 1 != trainer.num_training_batches:
             return
         done, now = self._done(trainer) + 1, time.time()
@@ -108,10 +110,11 @@ class Deadline(Callback):
         took = max(now - self.since - self.looked, 1e-3)
         self.since, self.looked = now, 0.0
         done = self._done(trainer)
-        # before the first validation, assume that one takes as long as an epoch
+        # before the first validation, assume that a validation takes as long as an epoch
         look = took if self.look is None else self.look
         more = epochs_that_fit(self.at - now, took, look, done, self.every)
-        total = done + (more if self.last else max(more, 1))  # the last one is validated, and this may not have been
+        # training must end with a validated epoch, which the current epoch may not be
+        total = done + (more if self.last else max(more, 1))
         if self.epochs is not None:
             total = max(done, min(total, self.epochs))
         # all processes get the same number, so that they stop at the same step
@@ -135,8 +138,8 @@ def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, 
 
     epoch, validation: seconds of one epoch, and of one validation.
     done: number of epochs already trained.
-    every: a validation follows each `every`-th epoch, counted from the start of training, and the last one; None: none
-        is counted.
+    every: a validation follows each `every`-th epoch, counted from the start of training, and the last epoch; None: do
+        not count the time of validations.
     """
     more = max(int(seconds / epoch), 0)
     while more and every and more * epoch + (-(-(done + more) // every) - done // every) * validation > seconds:
@@ -271,7 +274,7 @@ def _start_again(progress: dict[str, Any]) -> None:
 
 
 def _pass_over(data: LightningDataModule, done: int) -> None:
-    """Let the next training data loader skip its first `done` batches. The loaders after it skip nothing."""
+    """Let the next training data loader skip its first `done` batches. Later data loaders skip nothing."""
     make = data.train_dataloader
 
     def rest() -> Any:
@@ -292,8 +295,8 @@ def _pass_over(data: LightningDataModule, done: int) -> None:
 
 
 class _Rest:
-    """An iterable over `batches` that skips the first `done`. Its length includes the skipped ones, because Lightning
-    counts them as trained."""
+    """An iterable over `batches` that skips the first `done` batches. Its length includes the skipped batches, because
+    Lightning counts them as trained."""
 
     def __init__(self, batches: list[Any], done: int) -> None:
         self.batches, self.done = batches, done
@@ -308,9 +311,9 @@ class _Rest:
 class Termination(Callback):
     """Ends training after SIGTERM with exit code 143.
 
-    During training it ends before the next step, after saving `last.ckpt`. Before and after training it ends at once.
-    During a validation, a single process ends between two batches. Several processes wait for each other, so they end
-    at the next training step. If it is the last validation, training just finishes.
+    During training, the process ends before the next step, after saving `last.ckpt`. Before and after training, it ends
+    at once. During a validation, a single process ends between two batches. Several processes wait for each other, so
+    they end at the next training step. If SIGTERM comes during the last validation, training finishes normally.
 
     State: `asked`, whether SIGTERM has come; `training`, whether training is in progress.
     """
@@ -320,7 +323,7 @@ class Termination(Callback):
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Handle SIGTERM within the `with` block. In other threads than the main one this does nothing."""
+        """Handle SIGTERM within the `with` block. Outside the main thread, this does nothing."""
         before = signal.getsignal(signal.SIGTERM)
         self._listen()
         try:

@@ -35,8 +35,8 @@ RATES = ("lr", "learning_rate")  # option names under which recipes set the lear
 class FiniteNumbers(Callback):
     """Ends training with an error if a loss after a step, or a weight after an epoch, is NaN or infinite.
 
-    Several processes stop together at the next step. Otherwise the others would wait forever for the one that stopped.
-    State: `fault`, words that say what is not finite; "" while all is finite.
+    Several processes stop together at the next step. If one process stopped alone, the others would wait for it
+    forever. State: `fault`, words that say what is not finite; "" while all is finite.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def any_process(trainer: Trainer, flag: bool) -> bool:
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str:
-    """Say for a message which weights of a state dict are NaN or infinite; "" if there are none."""
+    """Return words for a message: which weights of a state dict are NaN or infinite; "" if none are."""
     names = [name for name, value in state.items() if isinstance(value, Tensor) and not is_finite(value)]
     return f"{len(names)} of {len(state)} weights hold NaN or infinity, '{names[0]}' first" if names else ""
 
@@ -141,7 +141,7 @@ class WholeCheckpoints(CheckpointIO):
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a checkpoint to the CPU. Code in the file is never run, even if `weights_only` is false. Raises
-        InputError for a damaged file, and names the newest undamaged checkpoint in its folder."""
+        InputError for a damaged file; the message names the newest undamaged checkpoint in the same folder."""
         if Path(path).name == HANDED:
             return torch.load(path, map_location="cpu", weights_only=True)
         return read_resumed(path)
@@ -211,9 +211,8 @@ def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
 
 
 def _without_units(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Move `units`, the vocabulary, from the checkpoint's hyperparameters to the checkpoint's top level. Among the
-    hyperparameters, jsonargparse (4.53) would copy everything once for each token, which takes minutes. Returns a new
-    dict."""
+    """Move `units`, the vocabulary, from the checkpoint's hyperparameters to the checkpoint's top level. Otherwise
+    jsonargparse (4.53) would copy all hyperparameters once for each token, which takes minutes. Returns a new dict."""
     options = dict(checkpoint.get("hyper_parameters") or {})
     if UNITS not in options:
         return checkpoint
@@ -315,7 +314,7 @@ def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Pa
     """
     last = read_checkpoint(checkpoints[-1])
     try:
-        # Names with a leading underscore are Lightning's notes, no options of the module.
+        # Lightning stores data of its own under names with a leading underscore. They are no options of the module.
         module = build({name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")})
         step = int(last["global_step"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -1,15 +1,15 @@
 """Implements `make train MINUTES=25`: trains all models and drafters that can be trained here, and prints the results.
 
-The models and drafters (in the code, systems) share the time. The time limit covers everything except building a
+The models and drafters (the code calls them systems) share the time. The time limit covers everything except building a
 missing corpus: loading, validation, export and comparison. Results are in runs/; `mmdec promote` copies them to
 models/. The speech translator that is trained here learns a corpus of synthetic voices (the phrasebook), and stays in
 runs/. The shipped translator, for human voices, is trained separately (docs/train/hearing.md).
 
 Training continues from an earlier result in runs/ if it was an improvement, else from the shipped model or drafter.
 Training a drafter does not change its model; a better drafter is put into a copy of the model's folder in runs/. Medusa
-heads are first trained together with a new Whisper, and then on the text that this Whisper decodes. A vision-language
-model has a phase that trains its encoder alone. It is skipped if training begins from an exported model, because the
-auxiliary heads of this phase are not exported.
+heads are first trained together with a new Whisper, and then on the text that this Whisper decodes. The training of the
+vision-language model begins with a phase that trains its vision encoder alone. This phase is skipped if training begins
+from an exported model, because the auxiliary heads of this phase are not exported.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from mmdec.training.whisper.window_data import SECONDS, WindowData, data_options
 from mmdec.types import InputError
 
 SETTLED = 3.0  # divisor of the learning rate if training begins with trained weights, which large steps would spoil
-VISION = 0.15  # largest share of the time for the phase that trains the encoder alone, from random weights
+VISION = 0.15  # largest share of the time for the phase that trains the vision encoder alone
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -76,7 +76,7 @@ def fit_whisper(data: Recipe, model: Recipe, start: Path | None, seconds: float)
 
 def next_token_loss(model: Path, recipe: Recipe) -> float:
     """Return the loss of the next token on the development split. It is infinite if the model's vocabulary differs from
-    the recipe's, because losses then cannot be compared.
+    the recipe's, because the two losses then cannot be compared.
 
     model: a checkpoint, or the folder of an exported model.
     """
@@ -135,7 +135,7 @@ def fit_heads(data: Recipe, model: Recipe, start: Path | None, seconds: float) -
     if start is not None:
         shape = json.loads((start / "config.json").read_text(encoding="utf-8"))["heads"]
         model |= {"kind": shape["kind"], "heads": shape["heads"]}
-    # For half of the time, decoder states are computed and stored (4 s a step); then the windows come again.
+    # In the first half of the time, decoder states are computed and stored (4 s a step). Then the same windows repeat.
     data["repeat_after"] = max(1, int(seconds / 2 / (4.0 * data["steps_per_epoch"])))
     model["keep_states"] = model["kind"] == "linear"
 
@@ -192,7 +192,8 @@ def fit_vlm(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> 
 
 
 def keep_tokenizer(start: Path, folder: Path) -> None:
-    """Copy the start model's tokenizer into `folder` if there is none, so that training does not learn another one."""
+    """Copy the start model's tokenizer into `folder` if there is none, so that training does not learn another
+    tokenizer."""
     if not (folder / TOKENIZER[0]).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         for name in TOKENIZER:
@@ -208,7 +209,7 @@ def share_right(model: Path, recipe: Recipe) -> float:
         module = VlmModule(**{**started(recipe, model, VlmShape), "units": data.units, "compiled": False})
     else:
         module = load_vlm([model])[0]
-    # set to 0 for the validation, which would skip answers in the first phase
+    # 0: no phase for the encoder alone, because in this phase a validation skips the answers
     module.options = replace(module.options, vision_steps=0)
     return validate(module, data)["dev/mean"]
 
@@ -237,7 +238,7 @@ VLM = System(
 
 
 def fit_drafter(data: Recipe, model: Recipe, start: Path | None, seconds: float) -> None:
-    # A third of the time goes to the target model's answers and features, at about six samples a second.
+    # In a third of the time, the target computes answers and features, at about six samples a second.
     data["samples"] = max(32, min(data["samples"], int(seconds / 3 * 6)))
     data["steps_per_epoch"] = epoch_steps(seconds / 2, 0.6, data["steps_per_epoch"])
     model["warmup"] = min(model["warmup"], data["steps_per_epoch"])
@@ -273,7 +274,7 @@ EAGLE = System(
     comparison=40.0,
 )
 
-ONE_STAGE = (WHISPER, MEDUSA, VLM, EAGLE)  # in order of priority: if time is short, the last ones are skipped
+ONE_STAGE = (WHISPER, MEDUSA, VLM, EAGLE)  # in order of priority: if time is short, the last systems are skipped
 
 
 RECIPES = Path("recipes")
@@ -281,14 +282,14 @@ RECIPES = Path("recipes")
 
 @dataclass(frozen=True)
 class Wish:
-    """A system in the form that `main` needs to share the time. It may have several training stages, unlike a `System`,
-    which has one."""
+    """What `main` must know of a system to give it a share of the time. Its training may have several stages; that of a
+    `System` has one."""
 
     name: str
-    share: float  # share of the time if all systems are trained
+    share: float  # share of the time, relative to the sum of the shares of all trained systems
     least: float  # seconds; with less time, the system is skipped
     missing: Callable[[], str]  # builds a missing corpus; returns "" or why training is impossible
-    train: Callable[[Allowance, Runner, bool], Outcome]  # the bool: from random weights
+    train: Callable[[Allowance, Runner, bool], Outcome]  # the bool: begin with random weights
 
 
 SYSTEMS: tuple[Wish | System, ...] = (
@@ -344,17 +345,18 @@ def main(
 
 def advice(folder: Path) -> str:
     """Return a sentence for the user: what to do with the improved model in `folder`."""
-    # the model was just trained, so `mmdec promote` has no older one in models/ to compare it with
+    # models/ has no translator of this name, so `mmdec promote` has nothing to compare the new one with
     if folder.name == daspeech.MODEL:
         return f"It stays where it is: python -m mmdec translate recording.wav --model {folder} --output out"
     return f"Into models/, if it is better there, too: python -m mmdec promote {folder}"
 
 
 def affordable(wishes: Sequence[tuple[str, float, float]], seconds: float) -> list[str]:
-    """Choose the systems to train. Systems are dropped from the end until each one's share of the time is long enough.
-    The first is always chosen.
+    """Choose the systems to train. Systems are dropped from the end of the list until each remaining system gets enough
+    time. The first system is always chosen.
 
-    wishes: for each system its name, its share of the time, and the least seconds that it needs.
+    wishes: for each system its name, its share of the time (relative to the sum of all shares), and the least seconds
+        that it needs.
     seconds: the whole time. Returns: the names of the chosen systems.
     """
     fitting = list(wishes)

@@ -32,10 +32,10 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
-    """Seed torch's generators for one training step. A resumed training then draws the same numbers as an uninterrupted
-    one.
+    """Seed torch's generators for one training step. A resumed training then draws the same random numbers as an
+    uninterrupted training.
 
-    step: number of the step within the epoch. rank: number of the process; each process draws other numbers.
+    step: number of the step within the epoch. rank: number of the process; each process draws different numbers.
     """
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
@@ -44,9 +44,9 @@ def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLR
     """Return an optimizer with its learning-rate schedule in the form that Lightning's `configure_optimizers` must
     return.
 
-    rate: maps the number of an optimizer step to the factor on the learning rate. It must be a function. torch would
-        store an object's attributes in checkpoints and restore them, so a resumed training could not change its
-        schedule.
+    rate: maps the number of an optimizer step to the factor on the learning rate. It must be a function, not a callable
+        object: torch would store the object's attributes in checkpoints and restore them, so a resumed training could
+        not change its schedule.
     """
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, rate), "interval": "step"}}
 
@@ -55,7 +55,7 @@ class MuonAdamW(Optimizer):
     """Optimizer: Muon (Jordan et al. 2024) for a network's inner weight matrices, AdamW for all other parameters.
 
     Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, section 2.2), so that one learning rate suits
-    both. State: the two optimizers.
+    both optimizers. State: the two optimizers.
 
     matrices: two-dimensional parameters for Muon. others: parameter groups for AdamW.
     """
@@ -106,7 +106,8 @@ class MuonAdamW(Optimizer):
     @torch.no_grad()
     def _step_matrices(self) -> None:
         """Make Muon's step, for all matrices of one shape at once, in a dtype in which the processor is fast. (torch's
-        own Muon updates them one by one in bfloat16, which without AVX-512 is 16 times slower than float32.)"""
+        own Muon updates the matrices one by one in bfloat16. On a CPU without AVX-512, bfloat16 is 16 times slower than
+        float32.)"""
         for group in self.muon.param_groups:
             orthogonalize = partial(
                 orthogonal, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
@@ -139,8 +140,8 @@ class MuonAdamW(Optimizer):
 
 
 def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `function` to N matrices (N, rows, columns). With several processes, each computes a part of the N, and all
-    get the whole result."""
+    """Apply `function` to N matrices (N, rows, columns). With several processes, each process computes a part of the N
+    matrices, and all processes get the whole result."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return function(matrices)
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -177,9 +178,9 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
 class Schedule:
     """A learning-rate schedule. Called with a step, it returns the learning rate as a share of its peak, from 0 to 1.
 
-    All kinds first rise linearly for `warmup` steps. Then "inverse-sqrt" falls as 1/sqrt(step). "trapezoid" is constant
-    until step `decay_from`, and then falls linearly to zero within `decay_steps` (None: it does not fall). "cosine"
-    falls to zero within `decay_steps` after the warm-up.
+    With each `kind`, the rate first rises linearly for `warmup` steps. Then "inverse-sqrt" falls as 1/sqrt(step).
+    "trapezoid" is constant until step `decay_from`, and then falls linearly to zero within `decay_steps`; if
+    `decay_from` is None, it stays constant. "cosine" falls to zero within `decay_steps` after the warm-up.
     """
 
     kind: Literal["inverse-sqrt", "trapezoid", "cosine"] = "inverse-sqrt"
@@ -200,7 +201,8 @@ class Schedule:
 
     def ending(self, step: int, end: int) -> Schedule:
         """Return a schedule that has the same value at `step` and falls linearly to zero at step `end`. This schedule
-        must be a trapezoid. It is itself returned if it is zero at `step`, or if `end` is not after `step`."""
+        must be a trapezoid. Returns this schedule unchanged if it is zero at `step`, or if `end` is not after
+        `step`."""
         flat = self.decay_from is None or step <= self.decay_from
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
@@ -224,7 +226,7 @@ def sized_batches(order: Iterable[int], sizes: Sequence[int], most: int) -> list
 
     The size of a batch is that of its largest item times its number of items, as with padding.
 
-    sizes: size of each item, by the item's index. most: the largest size of a batch. A larger item is a batch alone.
+    sizes: size of each item, by the item's index. most: the largest size of a batch. A larger item forms a batch alone.
     """
     batches: list[list[int]] = [[]]
     largest = 0
@@ -243,7 +245,7 @@ def token_weight(count: Tensor) -> Tensor:
 
     count: one or several counts, a tensor of the same shape in every process.
     Returns: a factor for each count. It is 1 in a single process. It is also 1 if gradients are off, as in validation:
-    there, processes may have different numbers of batches, and one that called this alone would wait forever.
+    there, processes may have different numbers of batches, and a process that called this alone would wait forever.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.is_grad_enabled()):
         return torch.ones_like(count, dtype=torch.float32)

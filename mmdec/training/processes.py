@@ -50,7 +50,7 @@ def started_here() -> dict[str, str]:
 
 def end_as_told() -> None:
     """If the environment variable `MMDEC_PARENT` holds a process id, end this process when that process has ended.
-    Processes that this one starts will end with it in the same way."""
+    Child processes of this process will end with it in the same way."""
     parent = os.environ.get(WATCHED)
     if parent is None:
         return
@@ -73,7 +73,7 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
     """Lock `folder` for this process, until the `with` block or the process ends.
 
     The operating system locks the empty file `folder`/.lock. The file .owner beside it names the holder. Both files
-    remain. Raises InputError if another process, or another call in this one, holds the lock.
+    remain. Raises InputError if another process, or another call in this process, holds the lock.
 
     what: the work that locks the folder, for messages.
     """

@@ -1,7 +1,7 @@
 """Training with a time limit, for `make train`: the remaining time, the stages, their processes and results.
 
 Everything is written to runs/. Suppose that a new model scores better than the model that its training began from. Then
-the next training begins from the new one, and `mmdec promote` may copy it to models/.
+the next training begins from the new model, and `mmdec promote` may copy it to models/.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mmdec.types import MmdecError
 
 RUNS, MODELS = Path("runs"), Path("models")
 LEAST = 20.0  # seconds; a stage is not started if less time is left
-EXPORT = 4.0  # seconds that are reserved for writing a model, the most that it takes
+EXPORT = 4.0  # seconds that are reserved for writing a model; writing takes no longer
 COMPARED = "compared"  # key under which provenance.json stores a training's Outcome
 
 Runner = Callable[..., None]  # runs a Python module with command-line arguments in a child process
@@ -42,7 +42,7 @@ Recipe = dict[str, Any]  # the options of a training for LightningCLI, as nested
 
 @dataclass(frozen=True)
 class Allowance:
-    """A time limit. end: in seconds since 1970. now: the clock that is compared with it."""
+    """A time limit. end: in seconds since 1970. now: the clock, in seconds since 1970, too."""
 
     end: float
     now: Callable[[], float] = time.time
@@ -69,7 +69,7 @@ class Allowance:
 class Outcome:
     """The result of training one model or drafter, which becomes a line of the table that `make train` prints."""
 
-    system: str  # its name in this table
+    system: str  # name of the model or drafter in this table
     trained: str  # words for the table: what was trained, or why nothing was
     measure: str = ""  # name of the score, which is measured on the development split
     before: float | None = None  # score of the old model, which the new one would replace
@@ -141,7 +141,8 @@ def train_stages(
 class System:
     """How `make train` trains a system, that is, a model or a drafter of a model, in one stage.
 
-    share: share of the time if all systems are trained. least: seconds; with less, the system is skipped.
+    share: share of the time, relative to the sum of the shares of all trained systems. least: seconds; with less time,
+        the system is skipped.
     needs: files that the corpus must have. builder: script that builds the corpus. programs: commands that it calls.
     untrained: words for messages: what is not trained. new: words for the log: what training without a start model
         begins from.
@@ -149,11 +150,11 @@ class System:
     kept: names of options that a resumed training keeps. size: name of the option for the batch size.
     fit: changes options in place. It gets the data options, the model options, the start model's folder (or None) and
         the number of seconds to train.
-    measure: name of the score. score: computes it on the development split, for a checkpoint or a model's folder.
+    measure: name of the score. score: computes this score on the development split, for a checkpoint or a folder.
     comparison: seconds to reserve for scoring the new model if there is no old one.
     export: for a model: writes its folder from a checkpoint.
-    part: for a drafter: its folder inside the model's folder; "" for a model. fits: for a drafter: whether a resumable
-        checkpoint belongs to the current model, by the checkpoint's entry `base`.
+    part: for a drafter: its folder inside the model's folder; "" for a model. fits: for a drafter: takes the entry
+        `base` of a resumable checkpoint; returns whether the checkpoint belongs to the current model.
     """
 
     name: str
@@ -211,9 +212,9 @@ class System:
         return folder if (folder / ("config.json" if self.part else "model.safetensors")).is_file() else None
 
     def train(self, time: Allowance, runner: Runner, fresh: bool = False) -> Outcome:
-        """Score the old model, train, score the new one and write it to runs/, all until `time` ends.
+        """Score the old model, train, score the new model and write it to runs/, all until `time` ends.
 
-        An interrupted training is resumed. A drafter is written only if it is better than the old one.
+        An interrupted training is resumed. A new drafter is written only if it is better than the old one.
 
         runner: runs a Python module in a child process.
         fresh: begin with random weights. The folder of an earlier training is then renamed, not resumed.
@@ -243,7 +244,7 @@ class System:
             found = last_checkpoint([checkpoints])
             if found is not None and (self.fits is None or self.fits(read_checkpoint(found)["base"])):
                 return True
-        if not (self.part and scheduled):  # a drafter's folder also has its model's stored outputs
+        if not (self.part and scheduled):  # a drafter's folder also has its target's stored outputs, which are kept
             set_run_aside(self.run)
             return False
         for left in (checkpoints, *(self.run / f"{self.stage}{end}" for end in ("", ".part", ".old"))):
@@ -315,7 +316,7 @@ def start_model(name: str) -> Path:
 
 
 def better_run(run: Path) -> bool:
-    """Return whether a model in runs/ scored better than the one that its training began from. run: the model's
+    """Return whether a model in runs/ scored better than the model that its training began from. run: the model's
     folder."""
     try:
         provenance = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
@@ -325,8 +326,8 @@ def better_run(run: Path) -> bool:
 
 
 def run_folder(name: str, better: bool) -> Path:
-    """Return the folder in runs/ for a new model. better: whether it scored better than the old one. If it did not, and
-    runs/ has a better one of this name, its folder gets another name."""
+    """Return the folder in runs/ for a new model. better: whether the new model scored better than the old one. If not,
+    and runs/ already has a better model of this name, the folder gets another name."""
     run = RUNS / name
     return RUNS / f"{name}-not-better" if better_run(run) and not better else run
 

@@ -1,4 +1,5 @@
-"""Checks of a corpus: its lists must name files inside it, and only a small share of its rows may be bad.
+"""Checks of a corpus: its lists may name only files inside the corpus's folder, and only a small share of its rows may
+be bad.
 
 Recordings and pictures are read once as a check before training. Later training runs check only the files whose size or
 modification time has changed.
@@ -57,7 +58,7 @@ class Admission:
 
     allow_absolute_paths: allow absolute paths in the corpus's lists, and symbolic links that lead out of the corpus.
     max_bad_share: the largest share of a split's rows that may be bad. With more bad rows, training stops with an
-        error. With fewer, they are left out; their names and number are logged.
+        error. With fewer bad rows, these are left out; their names and number are logged.
     """
 
     allow_absolute_paths: bool = False
@@ -91,8 +92,8 @@ ANYWHERE = Admission(allow_absolute_paths=True)
 
 
 class Names:
-    """Turns file names in a corpus's list into paths, and checks that they are inside one folder. If the folder is a
-    symbolic link, its target counts. State: `inside`, a cache of folders that were checked."""
+    """Turns file names in a corpus's list into paths, and checks that the paths are inside `folder`. If `folder` is a
+    symbolic link, they must be inside the link's target. State: `inside`, a cache of folders that were checked."""
 
     def __init__(self, folder: Path, allow_absolute_paths: bool = False) -> None:
         self.folder, self.allow = folder, allow_absolute_paths
@@ -166,13 +167,13 @@ Measure = Callable[[Path], float]
 
 
 def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
-    """Return the duration of each recording in seconds; for a bad one, a text that says what is wrong. kept: folder
-    that caches the results; None: no cache."""
+    """Return the duration of each recording in seconds; for a bad recording, a text that says what is wrong. kept:
+    folder that caches the results; None: no cache."""
     return _inspected(paths, kept, "recordings", sound_seconds)
 
 
 def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
-    """Return the number of pixels of each picture; for a bad one, a text that says what is wrong. kept: folder that
+    """Return the number of pixels of each picture; for a bad picture, a text that says what is wrong. kept: folder that
     caches the results; None: no cache. side: width and height that each picture must have; None: any."""
     return _inspected(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
@@ -228,8 +229,8 @@ def _measured(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
 
 
 def _value(path: Path, measure: Measure) -> float | str:
-    """Return the measured value of a file. For a bad file, return the first part of the error message: the rule that it
-    breaks."""
+    """Return the measured value of a file. For a bad file, return the first part of the error message: the rule that
+    the file breaks."""
     try:
         return round(measure(path), 3)
     except InputError as error:

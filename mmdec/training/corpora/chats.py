@@ -2,11 +2,11 @@
 
 | file | format |
 |---|---|
-| .json | as llava_v1_5_mix665k: a list of `conversations` (`from`, `value`), each with `image` or without |
-| .jsonl | on each line `messages` (`role`, `content`), `conversations` as above, or a `question`; perhaps `image` |
+| .json | as llava_v1_5_mix665k: a list of rows with `conversations` (each `from`, `value`); perhaps `image` |
+| .jsonl | on each line `messages` (each `role`, `content`), `conversations`, or a `question`; perhaps `image` |
 | .txt | one question a line |
 
-A .json list may also hold rows in a format of .jsonl. A single question may also be named `prompt` or `text`. If
+A .json list may also hold rows in a format of .jsonl. The field `question` may also be named `prompt` or `text`. If
 `turns` is a list of questions, as in Spec-Bench, only the first is taken.
 """
 
@@ -25,8 +25,8 @@ SUFFIXES = (".json", ".jsonl", ".txt")
 ASKED = ("question", "prompt", "text")  # possible names of the field with a single question
 LAYOUTS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 SPEAKERS = {"user": 0, "human": 0, "assistant": 1, "gpt": 1}
-SYSTEM = "system"  # the key of the system message in a conversation's notes
-MAX_LIST_BYTES = 8_000_000_000  # size limit of a .json file, to save memory; llava_v1_5_mix665k's has 1 GB
+SYSTEM = "system"  # the key of the system message in `Conversation.notes`
+MAX_LIST_BYTES = 8_000_000_000  # size limit of a .json file, to save memory; llava_v1_5_mix665k.json has 1 GB
 MAX_TURNS = 1000  # the most (question, answer) pairs in a conversation; more are an error
 IMAGE = "<image>"
 PARTS = ("text", "image")  # types of the parts that a message's content may consist of
@@ -36,7 +36,7 @@ PARTS = ("text", "image")  # types of the parts that a message's content may con
 class Conversation:
     """One conversation, read from one row of a file.
 
-    images: its pictures.
+    images: paths of its pictures.
     turns: (question, answer) pairs. Questions are without the image token. The last answer may be "".
     notes: the row's other fields, by name, and the system message under the key "system".
     """
@@ -172,6 +172,6 @@ def _text(content: object) -> str | None:
 
 
 def malformed(place: str, rule: str, value: object) -> InputError:
-    """Build the error of a malformed row. place: where the row is. rule: what it must have. value: what it has
-    instead."""
+    """Build the error of a malformed row. place: where the row is. rule: what the row must have. value: what the row
+    has instead."""
     return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")

@@ -7,7 +7,7 @@
 <cvss>/{split}.alignment.tsv                name, "phone:end-second ..." (a forced aligner's output; see data/README)
 <cvss>/{split}.references.tsv               name, every accepted translation (optional)
 
-Training needs all but the references. Scoring needs the clips, the recordings and their translations.
+Training needs all these files but the references. Scoring needs the clips, the recordings and their translations.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
 
 
 def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, str]:
-    """Map each recording's name to the text of its alignment, such as "pau:0.224 w:0.262". required: raise InputError
-    if the table is missing; otherwise return {}."""
+    """Map each recording's name to the text of its alignment, such as "pau:0.224 w:0.262". required: whether a missing
+    table raises InputError; if not, it gives {}."""
     table = cvss / f"{split}.alignment.tsv"
     if required:
         _check_exists(table)
@@ -187,8 +187,8 @@ def normalise(text: str) -> str:
 
 
 def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
-    """Give each source sentence a single target. All its recordings get the translation, alignment and English
-    recording of the first one by name. Returns the pairs sorted by name."""
+    """Give each source sentence a single target. All recordings of a sentence get the translation, alignment and
+    English recording of the recording whose name is first in alphabetical order. Returns the pairs sorted by name."""
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):

@@ -2,11 +2,11 @@
 
 | file of questions | format |
 |---|---|
-| .jsonl | a user's own, and LLaVA-Bench-in-the-Wild's: `image`, `text` or `question`; perhaps `answer`, `category` |
-| .jsonl with `turns` | MMSpec's: `image` in images/ beside the list, `topic`; the first of the `turns` is asked |
+| .jsonl | a user's own list, or LLaVA-Bench-in-the-Wild: `image`, `text` or `question`; perhaps `answer`, `category` |
+| .jsonl with `turns` | MMSpec: `image` in images/ beside the list, `topic`; the first of the `turns` is asked |
 | .json with `data` | TextVQA 0.5.1: pictures are {image_id}.jpg |
 | .json with `questions` | VQAv2: pictures are COCO_{subset}_{image_id}.jpg; annotations lie beside the file |
-| .json, a list | llava_v1_5_mix665k's, and that of the built-in synthetic test pictures |
+| .json, a list | llava_v1_5_mix665k, or the built-in synthetic test pictures, in the same format |
 | .tsv | `data/samples/images`: columns `file`, `task`, `question`, `answer`; pictures beside the list |
 """
 
@@ -33,16 +33,16 @@ SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's prompt
 
 @dataclass(frozen=True)
 class ImageQuestion:
-    """One question about pictures. In `question`, the text `<image>` marks where each picture belongs; without it, all
-    pictures come first."""
+    """One question about pictures. In `question`, the text `<image>` stands where a picture belongs; without this text,
+    all pictures come before the question."""
 
     id: str
     question: str
     images: tuple[Path | bytes, ...]
     task: str  # name of the group of questions for which scores are averaged
     scoring: str = ""  # the rule by which an answer is scored: "exact" or "claims"; "": answers are not scored
-    answers: tuple[str, ...] = ()  # all answers that count as right; in VQAv2 and TextVQA those of ten people
-    # facts that a right answer states; each is a list of words that occur in this order
+    answers: tuple[str, ...] = ()  # all answers that count as right; in VQAv2 and TextVQA the answers of ten people
+    # facts that a right answer states; each fact is a tuple of words that the answer must have in this order
     claims: tuple[tuple[str, ...], ...] = ()
     reference: str = ""  # a right answer as a whole sentence
 
@@ -52,7 +52,9 @@ def read_questions(
 ) -> list[ImageQuestion]:
     """Read the questions of a file, whose format is recognised. Picture files are not opened.
 
-    images: folder of the pictures. Default: the usual folder of the file's format.
+    images: folder of the pictures. Default, beside the file: "train_images" for TextVQA, a folder such as "val2014" for
+        VQAv2, "images" for llava_v1_5_mix665k; for .tsv and .jsonl the file's own folder, and for .jsonl also "images"
+        in it.
     limit: take this many questions of each task, evenly spaced; None: all.
     Raises: InputError for a file that is missing, too large or in no known format. The message names the row.
     """
@@ -128,7 +130,7 @@ def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
 
 def _check_once(seen: dict[str, str], name: str, place: str) -> str:
     """Check that a question's id is new, and return it. Raises InputError if it is repeated. seen: where each id was
-    found so far; the new one is added. place: where this one is."""
+    found so far; the new id is added. place: where the new id is."""
     if seen.setdefault(name, place) != place:
         raise InputError(
             f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "

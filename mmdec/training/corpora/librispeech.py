@@ -117,8 +117,8 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
 
 
 def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Utterance]:
-    """Select the rows of a split; None: all. rows: each with the value in its column `split`, or None if it has no such
-    column. Raises InputError if only some rows have a split."""
+    """Select the rows of a split; None: all. rows: pairs of a row and the value in its column `split`; None if it has
+    no such column. Raises InputError if only some rows have a split."""
     if split is None:
         return [row for row, _ in rows]
     if rows and all(own is None for _, own in rows):
@@ -162,8 +162,7 @@ def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
 
 
 def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, object]]:
-    """Yield the rows of a manifest after a check, each with the value in its column `split`, or None without this
-    column."""
+    """Yield the checked rows of a manifest, each with the value in its column `split`, or None without this column."""
     names, lines = admission.names(file.parent), dict[Path, int]()
     for number, row in _rows(file):
         place = f"line {number} of {shown(file)}"

@@ -108,8 +108,8 @@ def check_text(text: str, argument: str, place: str) -> str:
 
 
 def problem_of(error: InputError) -> str:
-    """Return the middle of an error message: what is wrong with the value. Left out are the rule before it and the
-    advice after it."""
+    """Return the middle of an error message: what is wrong with the value. The rule before this and the advice after it
+    are left out."""
     return str(error).partition(", but ")[2].rpartition(". ")[0]
 
 
@@ -155,7 +155,7 @@ class TextPair:
     """A source sentence with all its accepted translations, the preferred one first."""
 
     name: str
-    group: str  # name of the group of sentences that share a translation, directly or through others
+    group: str  # name of the group of sentences that share a translation, directly or through other sentences
     source: str
     references: tuple[str, ...]
 
@@ -180,7 +180,8 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
     """Find the reference translations of each recording.
 
-    names: recordings' names, each a folder's name, a hyphen and a sentence's name. Other folders are not read.
+    names: recordings' names, each a folder's name, a hyphen and a sentence's name. Folders that no name begins with are
+        not read.
     Returns: for each recording its accepted translations. Raises: InputError for a name that no folder has.
     """
     known = {
@@ -212,8 +213,8 @@ def held_sources(folders: Iterable[str | Path]) -> set[str]:
 
 
 def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
-    """Read the training pairs of each folder. Left out are pairs whose sentence or translation is in the dev or test
-    split of another folder. Raises InputError for a table that is missing or has a row without a translation."""
+    """Read the training pairs of each folder. Pairs whose sentence or translation is in the dev or test split of
+    another folder are left out. Raises InputError for a table that is missing or has a row without a translation."""
     training = []
     for folder in folders:
         others = list(_held(Path(other) for other in folders if other != folder))

@@ -55,8 +55,8 @@ class SpeechEncoder(Protocol):
     def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
         """Encode recordings.
 
-        sounds: 16 kHz samples (T,) of each. tail: how many seconds of the silence after each recording are encoded,
-            too.
+        sounds: 16 kHz samples, a tensor (T,) for each recording. tail: seconds of silence after each recording that are
+            also encoded.
         Returns: states (B, S, width), padded, and the number of states of each recording (B,).
         """
         ...
@@ -66,8 +66,8 @@ class SpeechEncoder(Protocol):
 class WhisperReader:
     """The encoder of a Whisper, without its last `top` layers.
 
-    If `top` is not 0, `read` ignores `tail` and returns the states of all silence after a recording. The last layers,
-    which are trained later, attend to them.
+    If `top` is not 0, `read` ignores `tail` and returns the states of all silence after a recording. These states are
+    input of the last layers, which are trained later and attend to all of them.
     """
 
     encoder: WhisperEncoder
@@ -142,11 +142,11 @@ CHUNK = 512  # number of recordings that are sorted by length together, so that 
 
 @dataclass(frozen=True)
 class Distortion:
-    """The probability of each random augmentation of a recording. Its loudness is always changed.
+    """The probability of each random augmentation of a recording. The recording's loudness is always changed.
 
     voice: another vocal tract length. room: reverberation. noise: added noise. telephone: a telephone's frequency band.
-    silence: up to this many seconds of silence are added at each end, because users' recordings have silence there and
-        corpora do not.
+    silence: no probability, but seconds: up to this much silence is added at each end, because users' recordings have
+        silence there and corpora do not.
     """
 
     voice: float = 0.5
@@ -192,7 +192,8 @@ def keep_states(
 ) -> FrameStore:
     """Compute the encoder states that the store in `folder` lacks, and return the store.
 
-    It first logs how many are missing and their size in GB. A killed process loses at most the last `CHUNK` recordings.
+    It first logs the number of missing recordings, and the size of their states in GB. A killed process loses at most
+    the last `CHUNK` recordings.
 
     rows: (recording, version) pairs; version 0 is the recording itself, n its n-th augmented version.
     how: the probabilities of augmentations.
@@ -267,7 +268,7 @@ class KeptStates(Dataset[CtcBatch]):
 class StoredBatches(LightningDataModule):
     """Base class of the data modules of CTC heads: it makes their data loaders. Subclasses set its fields.
 
-    In one process, a batch has at most `batch_states` encoder states, padding included.
+    The batch of each process has at most `batch_states` encoder states, padding included.
     """
 
     store: FrameStore
@@ -305,7 +306,7 @@ class StoredBatches(LightningDataModule):
         """Group recordings of about equal length into batches. Returns the names of each batch's recordings.
 
         draw: source of random numbers for the batches' order; None: by length.
-        world: number of processes that will share each batch, which is larger by this factor.
+        world: number of processes that share each batch; a batch is larger by this factor.
         """
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         lengths = [self.store.length(name) for name in names]
@@ -329,7 +330,8 @@ class SentenceData(StoredBatches, LightningDataModule):
         more augmented ones.
     batch_states: the most encoder states in one process's batch, padding included.
     limit: use only the first `limit` training recordings; None: all.
-    top: number of last Whisper layers that are trained together with the head. The stored states are taken below them.
+    top: number of last Whisper layers that are trained together with the head. The stored states are the input of these
+        layers.
     """
 
     def __init__(
@@ -378,8 +380,8 @@ class SentenceData(StoredBatches, LightningDataModule):
         return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
 
     def prepare_data(self) -> None:
-        """Compute the missing encoder states. Lightning calls this in one process only: two would damage the store's
-        files."""
+        """Compute the missing encoder states. Lightning calls this in one process only: two processes would damage the
+        store's files."""
         self.setup("fit")
 
     def setup(self, stage: str) -> None:

@@ -4,9 +4,9 @@ python -m mmdec.training.ctc.drafts --checkpoint runs/drafts/checkpoints/last.ck
     --model MODEL --corpus data/passages/manifest.tsv --split dev --states runs/drafts --out models/NAME-ctc
 
 Each recording is one window, cut to 30 s. Prints, for chains of 4, 8 and 16 tokens, the tokens per round and the
-drafted tokens per round if every round has a draft; and the word error rate of the head's text against the Whisper's.
-Transcripts are stored in `--states`: the Whisper decodes only windows that have none there. `--text` adds an n-gram;
-`--out` writes the folder that `drafter=FOLDER` takes.
+drafted tokens per round if every round has a draft; and the word error rate of the head's text against the Whisper's
+text. Transcripts are stored in `--states`: the Whisper decodes only windows without a stored transcript. `--text` adds
+an n-gram; `--out` writes the folder that `drafter=FOLDER` takes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
     """Simulate speculative decoding of a text that is known, and count its rounds.
 
     states: (S, D) the window's encoder states. prompt: token ids of the decoder's prompt.
-    text: token ids of the Whisper's transcript, end token included; a drafted token is accepted if it agrees.
+    text: token ids of the Whisper's transcript, end token included; a drafted token is accepted if it equals the
+        transcript's token.
     plan: the size of each draft.
     """
     ids = torch.tensor([prompt])

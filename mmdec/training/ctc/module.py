@@ -1,5 +1,4 @@
-"""Training of a CTC head on stored encoder states. The encoder is frozen, except for its last layers if that is asked
-for."""
+"""Training of a CTC head on stored encoder states. The encoder is frozen, except for its last `top` layers."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class CtcOptions:
     d_states: channels of an encoder state. stride: number of encoder states for each output frame.
     d_model, layers, kernel: the head's channels, number of layers and width of convolutions in frames.
     warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
-        to zero from step `decay_from` on, within `decay_steps`; None: it does not fall.
+        to zero from step `decay_from` on, within `decay_steps`. If `decay_from` is None, it does not fall.
     time_masks: number of masked spans in each recording, each up to `mask_states` states long.
     channels: share of the state channels that are masked in a whole recording.
     start: file or folder to take initial weights from: a checkpoint, a speech translator, or a CTC drafter.
@@ -107,8 +106,8 @@ class CtcModule(LightningModule):
         states, lengths = batch.states, batch.lengths
         if self.training:
             states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
-        # The layers in `top` read all silence after a recording. The head reads only the beginning of it, so the
-        # rest is cut off.
+        # The layers in `top` read all silence after a recording. The head reads only the beginning of this silence, so
+        # the states of the rest are cut off.
         if self.top is not None:
             states = self.top(states, lengths)
             # a recording that fills the window has hardly any silence after it, so nothing is cut off

@@ -1,10 +1,10 @@
 """Training data of a CTC head that drafts for a Whisper: encoder states of windows, and the Whisper's own transcripts.
 
 Recordings are joined to windows of at most 30 s, as in decoding. The stored states are those of the speech and of some
-silence after it. The Whisper decodes each window greedily, with timestamps. The recording's known text is its draft
-(speculative decoding), so a transcript needs only a few decoder passes instead of one for each token. With `agreement`,
-one decoder pass scores the known text, which becomes the transcript if the model agrees with it. This takes a third to
-a half of the time of decoding with drafts.
+silence after it. The Whisper decodes each window greedily, with timestamps. The known text of the window's recordings
+is the draft (speculative decoding), so a transcript needs only a few decoder passes instead of one for each token. With
+`agreement`, one decoder pass scores the known text, which becomes the transcript if the model agrees with it. This
+takes a third to a half of the time of decoding with drafts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MARGIN = 5.0  # seconds of silence after the sound that the encoder reads if a w
 
 @final
 class KnownText:
-    """A drafter that drafts texts which are known beforehand, one for each sequence in the batch ("row").
+    """A drafter that drafts texts which are known beforehand, one text for each row of the batch.
 
     The model may write numbers, names and punctuation differently. So after each round, the drafter uses the accepted
     tokens to find its place in the text again.
@@ -91,7 +91,7 @@ class KnownText:
                 row[2] = -1 if token == last else token
 
     def select(self, memory: list[list[Any]], live: Tensor) -> None:
-        """Keep only the sequences of the batch whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the rows of the batch whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
 
 
@@ -240,8 +240,9 @@ class WindowReader:
     def read(
         self, windows: Sequence[JoinedWindow], how: Distortion, whole: bool = True
     ) -> Iterable[tuple[str, Tensor, list[int]]]:
-        """Encode and decode windows. Yields name, encoder states (S, D) and transcript's token ids of each. Without an
-        end after `LIMIT` tokens, the model has repeated itself: then the transcript is empty.
+        """Encode and decode windows. Yields for each window its name, encoder states (S, D) and transcript's token ids.
+        If a transcript has no end token after `LIMIT` tokens, the model has repeated itself; then an empty transcript
+        is yielded.
 
         how: probabilities of augmentations. whole: pad the windows to 30 s, as in decoding.
         """
@@ -383,13 +384,13 @@ def keep_transcripts(
 ) -> None:
     """Compute and store the encoder states and transcripts that the stores lack.
 
-    Windows of like length are read together. Windows that are not augmented are padded to 30 s, as in decoding. Of the
-    augmented ones those of every fourth batch are; the others, and all whose known text is compared, have `MARGIN`
-    seconds of silence after them, which is cheaper.
+    Windows of similar length are read together. Windows that are not augmented are padded to 30 s, as in decoding; so
+    are the augmented windows of every fourth batch. All other windows, and all windows if `agreement` is given, have
+    `MARGIN` seconds of silence after them, which is cheaper.
 
     how: probabilities of augmentations.
     agreement: a window's known text becomes its transcript if the model agrees with this share of its words, from 0 to
-        1. Else an empty transcript is stored. None: the Whisper decodes all windows.
+        1. Otherwise an empty transcript is stored. None: the Whisper decodes all windows.
     """
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
     missing.sort(key=lambda window: window.seconds)

@@ -1,7 +1,7 @@
 """Training of text-to-speech: FastSpeech 2 learns mel frames from phones (the second of DASpeech's three stages).
 
-Its data are the distinct English recordings of the corpus. An alignment is a line like "pau:0.224 w:0.262 eh:0.325":
-each phone and its end in seconds. Silence (`pau`) at both ends is removed; inside a sentence it is a phone.
+The training data are the distinct English recordings of the corpus. An alignment is a line like "pau:0.224 w:0.262
+eh:0.325": each phone and its end in seconds. Silence (`pau`) at both ends is removed; inside a sentence it is a phone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
     """Compute FastSpeech 2's targets from 16 kHz samples (T,) and phones [(phone, end in seconds), ...].
 
     Starts and ends are rounded to frames before durations are computed, so that rounding errors do not add up. A phone
-    without frames gets pitch and energy of the frame at its place. Pitch is interpolated over unvoiced frames. Raises
+    without frames gets pitch and energy of the frame at its start. Pitch is interpolated over unvoiced frames. Raises
     InputError if the sound ends before the last phone.
     """
     span = spoken([phone for phone, _ in phones_with_ends])
@@ -156,7 +156,8 @@ class EnglishSpeech:
 
     @staticmethod
     def folder(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
-        """Return the cache folder for rows (name, translation, alignment): a hash of these and of file sizes."""
+        """Return the cache folder for rows (name, translation, alignment). Its name has a hash of the rows and of the
+        recordings' file sizes."""
         digest = hashlib.blake2b(f"{root.resolve().name}\n".encode(), digest_size=8)
         for row in rows:
             size = (root / split / f"{row[0]}.wav").stat().st_size
@@ -180,8 +181,8 @@ class EnglishSpeech:
         return torch.from_numpy(part.astype(np.float32))
 
     def phones(self, item: int) -> Tensor:
-        """Return (3, K) for a recording's K phones: duration in frames, pitch in Hz, energy. The last one is EOS, with
-        zeros."""
+        """Return (3, K) for a recording's K phones: duration in frames, pitch in Hz, energy. The last phone is EOS,
+        whose three values are 0."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
@@ -190,7 +191,7 @@ class EnglishSpeech:
         return {key: item for item, key in enumerate(keys)}
 
     def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
-        """Join recordings: phones (3, K) and mel (F, 80). pause: put 0.2 s of silence between each two of them."""
+        """Join recordings: phones (3, K) and mel (F, 80). pause: put 0.2 s of silence between two recordings."""
         phones, mels = self.phones(items[0]), [self.mel(items[0])]
         for item in items[1:]:
             silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
@@ -209,7 +210,8 @@ class EnglishSpeech:
         return pad_sequence(units, batch_first=True, padding_value=1), targets
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the mel's mean (80,) and deviation (80,), and (mean, deviation) of log(Hz + 1), log(energy + 1)."""
+        """Return four tensors: mean (80,) and standard deviation (80,) of the mel; and (mean, standard deviation) of
+        log(Hz + 1) of the pitch, and of log(energy + 1)."""
         count, total, squares = 0, np.zeros(MELS), np.zeros(MELS)
         for start in range(0, len(self._mel), 1 << 16):
             part = self._mel[start : start + (1 << 16)].astype(np.float64)
@@ -217,7 +219,8 @@ class EnglishSpeech:
         mean = total / count
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
         spoken = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
-        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2): of pitch and of energy
+        # (2, 2): rows: pitch, energy; columns: mean, standard deviation
+        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)
         mean, deviation, pitch, energy = (torch.from_numpy(array).float() for array in (mean, deviation, *pairs))
         return mean, deviation, pitch, energy
 
@@ -277,8 +280,8 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
 def both_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
-    """Read the training and the development speech. limit, dev_rows: the most rows of each. Raises InputError if they
-    share recordings or too many rows are bad."""
+    """Read the training and the development speech. limit, dev_rows: the most rows of the training and of the
+    development split. Raises InputError if the splits share recordings or too many rows are bad."""
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
@@ -342,7 +345,8 @@ class AcousticData(LightningDataModule):
     """A data module for text-to-speech: phones and acoustic targets of English recordings.
 
     `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch has `steps_per_epoch`
-    batches, drawn from (seed, epoch) alone: after a resumption at an epoch's end, they are the same as without.
+    batches, drawn from (seed, epoch) alone: a training that was resumed at an epoch's end has the same batches as an
+    uninterrupted training.
     `max_bad_share`: largest share of bad rows. `allow_absolute_paths`: allow files outside `root`.
     """
 
@@ -408,7 +412,7 @@ class AcousticData(LightningDataModule):
             self.trainer.current_epoch,
         )
         mine = [[self.train_items[number] for number in batch[rank::world]] for batch in batches]
-        numbers: Any = range(len(train))  # the dataset is the recordings' numbers; `collate_fn` reads them
+        numbers: Any = range(len(train))  # the dataset holds indices; `collate_fn` reads the recordings
         return DataLoader(numbers, batch_sampler=mine, collate_fn=lambda items: train.batch(items, self.units))
 
     def val_dataloader(self) -> DataLoader[Step]:
@@ -475,7 +479,7 @@ class AcousticModule(LightningModule):
         return Schedule("inverse-sqrt", self.warmup)
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
-        # A resumed training draws the same dropout as an uninterrupted one. Each process draws its own.
+        # A resumed training draws the same dropout masks as an uninterrupted training. Each process draws other masks.
         torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 64 + self.global_rank)
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:

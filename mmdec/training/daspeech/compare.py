@@ -1,7 +1,7 @@
-"""Compares models by the phone errors of both decoders on the development split.
+"""Compares models by the phone errors of their graph decoder and their autoregressive decoder on the development split.
 
-`phone_errors` counts as validation does, against the translation that training used. Runs that used different
-translations are compared by this command, which counts errors against the nearest accepted English reference:
+The function `phone_errors` counts errors as validation does, against the translation that training used. To compare
+trainings that used different translations, this command counts errors against the nearest accepted English reference:
 
 python -m mmdec.training.daspeech.compare runs/ablation/*/checkpoints
 """

@@ -2,7 +2,8 @@
 
 The batches of an epoch follow from (seed, epoch) only. So a training that was killed and resumed has the same batches,
 and losses, as an uninterrupted one. Shards are files of the package litdata: `chunk-*.bin` with features, and
-`index.json` with their places. Beside them, `rows.jsonl` has the texts and the number of frames of each sentence pair.
+`index.json` with the positions of the features in them. Beside them, `rows.jsonl` has the texts and the number of
+frames of each sentence pair.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class FeatureStore:
     i.
 
     If there is no file, `jobs` processes compute it. State: `lengths`, the number of frames of each recording, 0 for a
-    bad one; `reasons`, name of a bad recording -> what is wrong.
+    bad recording; `reasons`, name of a bad recording -> what is wrong.
     """
 
     def __init__(self, folder: Path, clips: Sequence[Path], jobs: int) -> None:
@@ -242,10 +243,11 @@ def joined_batches(
     rank: int,
     world: int,
 ) -> list[list[tuple[int, ...]]]:
-    """Draw one epoch's `steps` batches for process `rank` of `world`. Returns tuples of row numbers to join, for each
-    batch.
+    """Draw one epoch's `steps` batches for process `rank` of `world`. Returns for each batch its items: tuples of row
+    numbers to join.
 
-    lengths: number of frames of each row. A batch has items of similar length. batch_size: of one process.
+    lengths: number of frames of each row. A batch has items of similar length. batch_size: number of items in one
+        process's batch.
     concatenate: share of the items that join two rows.
     """
     generator = np.random.default_rng([seed, epoch])
@@ -386,7 +388,7 @@ class SpeechTranslationData(LightningDataModule):
             self.trainer.global_rank,
             self.trainer.world_size,
         )
-        # Any: torch's type of a loader names the dataset's items, but it loads the batches of `collate`.
+        # Any: torch types a loader by the dataset's items, but this loader yields the batches that `collate` makes.
         loader: Any = DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)
         return loader
 
@@ -428,7 +430,7 @@ def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megab
 class Shards:
     """Reads the shards that `write_shards` wrote. shards[i] is the features (N, 80) of pair i.
 
-    State: `pairs`, the sentence pairs; `lengths`, the number of frames of each.
+    State: `pairs`, the sentence pairs; `lengths`, the number of frames of each pair.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Builds a model's directory from checkpoints, whose weights are averaged, a vocoder and tables.
+"""Builds a model's folder from checkpoints (their weights are averaged), a vocoder, and tables of words.
 
 python -m mmdec.training.daspeech.export --joint runs/joint/checkpoints --vocoder runs/vocoder \
     --out runs/daspeech-phrasebook
@@ -34,7 +34,8 @@ def assemble(
 ) -> Path:
     """Write a speech translator's folder, and return it.
 
-    checkpoints: of the joint training; their weights are averaged. vocoder_folder: output of the vocoder's training.
+    checkpoints: files from the joint training; their weights are averaged. vocoder_folder: output of the vocoder's
+        training.
     common_voice, cvss: folders of the corpora, from whose training translations the words and their order are learned.
     lexicon: file of English pronunciations, with which phones become words.
     """

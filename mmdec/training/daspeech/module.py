@@ -35,11 +35,11 @@ from mmdec.types import InputError
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augments a padded batch with SpecAugment masks (Park et al. 2019) and warps. Random numbers: torch's global
-    generator.
+    """Augments a padded batch with SpecAugment masks (Park et al. 2019) and warps. It draws random numbers from torch's
+    global generator.
 
-    The defaults are DASpeech's: always one frequency mask (F=27) and one time mask (T=100), and no warp. Warps imitate
-    other voices and another speaking rate; they help on corpora with few speakers.
+    The defaults are those of the DASpeech paper: always one frequency mask (F=27) and one time mask (T=100), and no
+    warp. Warps imitate other voices and another speaking rate; they help on corpora with few speakers.
     """
 
     frequency_width: int = 27  # largest width of a frequency mask, in mel bands
@@ -128,7 +128,8 @@ def glance(
     unit_lengths: Tensor,
     ratio: float,
 ) -> tuple[Tensor, Tensor]:
-    """Run GLAT's first decoder pass, and choose vertices that are shown their target token ("number-random").
+    """Run GLAT's first decoder pass, and choose the vertices to which the second pass shows their target token (GLAT's
+    strategy "number-random").
 
     Vertices are drawn at random from the best path for the target. Their number is `ratio` times the number of target
     tokens that this pass predicts wrong on this path. The second pass draws the same dropout.
@@ -136,7 +137,7 @@ def glance(
     states: (B, S, H) encoder states. frame_lengths: (B,) lengths that set the graphs' sizes.
     units: (B, M) target tokens, padded.
     Returns: `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for
-    `graph_loss`: its index in the target, or -1.
+    `graph_loss`: the index of this token in the target, or -1.
     """
     devices = [states.device] if states.is_cuda else []
     with torch.random.fork_rng(devices):  # the random state is restored, so that the second pass draws the same dropout
@@ -153,8 +154,8 @@ def glance(
 
 
 def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
-    """Compute the cross-entropy of logits (B, M-1, V) with target tokens (B, M) without the first, <s>. Padding is
-    ignored."""
+    """Compute the cross-entropy of logits (B, M-1, V) with target tokens (B, M). The first target token, <s>, and
+    padding are ignored."""
     target = units[:, 1:]
     mean = F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
     return mean * token_weight((target != PAD).sum())
@@ -191,10 +192,10 @@ class DASpeechOptions:
     """Options of `DASpeechModule` that a recipe (YAML file) sets.
 
     The defaults are the paper's recipe for the stage of speech to phones (Adam .9/.999, 5e-4, warm-up 10k,
-    inverse-sqrt, GLAT .5 to .1 over 100k updates). One loss is added: `ar_weight` times that of an autoregressive
-    baseline on the same encoder. With `ar_weight` 0 it is left out, as in the paper.
+    inverse-sqrt, GLAT .5 to .1 over 100k updates). One loss is added: `ar_weight` times the loss of an autoregressive
+    baseline on the same encoder. With `ar_weight` 0 this loss is left out, as in the paper.
 
-    size: of the network. model: sizes that differ from it, by dotted name, such as {"dag.layers": 2}.
+    size: name of the network's sizes. model: sizes that differ from these, by dotted name, such as {"dag.layers": 2}.
     warmup, decay_from, decay_steps: steps of the learning-rate schedule.
     """
 
@@ -304,7 +305,7 @@ class DASpeechModule(LightningModule):
         return parts
 
     def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
-        """Compute FastSpeech 2's loss, when it reads each phone's expected hidden state (section 3.3).
+        """Compute FastSpeech 2's loss. Its input is each phone's expected hidden state (DASpeech, section 3.3).
 
         The state of phone i is z_i = sum_j P(a_i = j | X, Y) v_j: the mean of the vertices' states v_j, weighted by the
         probability that phone i is on vertex j. Gradients reach the states v_j, but not P.

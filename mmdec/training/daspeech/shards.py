@@ -1,4 +1,4 @@
-"""CVSS as shards for the first stage, and a data module that reads them.
+"""Writes CVSS as shards for training from speech to phones. The data module `ShardedData` reads these shards.
 
 python -m mmdec.training.daspeech.shards --common-voice data/common_voice/fr --cvss data/cvss_c --out data/cvss_shards
 
@@ -33,8 +33,8 @@ from mmdec.types import InputError, told
 
 
 class ShardedData(SpeechTranslationData):
-    """A data module like `SpeechTranslationData`, but it reads shards. Only for speech to phones: shards have no
-    English speech.
+    """A data module like `SpeechTranslationData`, but it reads shards. It serves only for training from speech to
+    phones, because shards have no English speech.
 
     shards: folder with one folder of shards for each split.
     options: arguments of `SpeechTranslationData`; the corpus folders among them are not read.

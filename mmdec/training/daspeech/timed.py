@@ -44,8 +44,8 @@ SAMPLE = 24  # number of recordings from which the time for all is estimated
 
 
 def affordable_rows(data: dict[str, Any], time: Allowance, acoustic: bool) -> int | None:
-    """Estimate for how many training rows features can be computed in this time. At least 48, or all rows if there are
-    fewer. Returns None if the time is enough for all.
+    """Estimate for how many training rows features can be computed in this time. Returns at least 48, or the number of
+    rows if it is smaller; None if the time is enough for all rows.
 
     data: arguments of `SpeechTranslationData`. acoustic: whether acoustic targets of English speech are computed, too.
     """
@@ -176,8 +176,8 @@ def total_batches(recipe: dict[str, Any]) -> int:
 
 
 def batches_done(checkpoint: Path) -> int:
-    """Return the number of batches that a checkpoint was trained on. (Lightning's step counts both optimizers of a
-    vocoder.)"""
+    """Return the number of batches that a checkpoint was trained on. (Lightning's step number counts the steps of both
+    optimizers of a vocoder.)"""
     return read_checkpoint(checkpoint)["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
 
 
@@ -224,9 +224,9 @@ def configuration(stage: str, time: Allowance, start: Path | None) -> Recipe:
 def begin_joint(start: Path | None) -> None:
     """Prepare joint training.
 
-    start: the model to begin from; an unfinished joint training from it stays and will be resumed, a finished one's
-        checkpoints are deleted. None: begin from the earlier stages; checkpoints of an earlier joint training are
-        deleted, after its weights are saved, because the new one takes its acoustic model from them.
+    start: the model to begin from. An unfinished joint training stays and will be resumed; the checkpoints of a
+        finished one are deleted. None: begin from the earlier stages. The weights of an earlier joint training are
+        saved, because the new training takes its acoustic model from them; then its checkpoints are deleted.
     """
     finished, checkpoints = JOINT / "finished", JOINT / "checkpoints"
     if last("joint").is_file() and (start is None or finished.is_file()):

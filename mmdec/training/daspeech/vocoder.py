@@ -67,7 +67,7 @@ class SpectrogramDiscriminator(nn.Module):
 
 class Discriminators(nn.Module):
     """Spectrogram discriminators, one for each STFT window size in `SIZES`. Calling it returns (patch scores, inner
-    features) of each."""
+    features) of each discriminator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,16 +107,16 @@ def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> 
 
 
 def spectra(samples: Tensor, size: int) -> Tensor:
-    """Compute STFT magnitudes (B, bins, frames) of samples (B, T), linear and differentiable. size: of the window, in
-    samples; the hop is a quarter of it."""
+    """Compute STFT magnitudes (B, bins, frames) of samples (B, T), linear and differentiable. size: length of the
+    window in samples; the hop is a quarter of it."""
     window = torch.hann_window(size, device=samples.device)
     spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
     return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
 
 
 def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
-    """Compute spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), averaged over window sizes. Both
-    sounds: samples (B, T)."""
+    """Compute spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), averaged over window sizes.
+    generated, truth: samples (B, T)."""
     total = generated.new_zeros(())
     for size in SPECTRA:
         a, b = spectra(generated, size), spectra(truth, size)
@@ -255,7 +255,8 @@ def _continuous(contour: Tensor) -> Tensor:
 def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
     """Read a recording into memory, padded with silence to at least `least` frames.
 
-    item: its index. teacher: an acoustic model that predicts its mel, and the model's phones; None: no prediction.
+    item: the recording's index. teacher: an acoustic model that predicts the recording's mel, and the model's phones;
+        None: no prediction.
     """
     samples = load_audio(speech.wav(item))
     frames = max(samples.shape[0] // HOP, least)
@@ -279,8 +280,8 @@ def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[st
 
 
 def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2, list[str]]:
-    """Load the acoustic model in the output folder of its training. Returns it, and its phones ordered by id. argument:
-    the folder's name in messages. Raises InputError for damaged files."""
+    """Load the acoustic model in the output folder of its training. Returns the model, and its phones ordered by id.
+    argument: the folder's name in messages. Raises InputError for damaged files."""
     described = read_settings(folder / "tts.json", argument)
     state = read_weights([checked_file(folder, "tts.safetensors", argument)], argument)
     try:
@@ -331,7 +332,7 @@ class VocoderModule(LightningModule):
         self.batches = 0  # batches trained on, also before a resumption; Lightning's step counts both optimizers
         torch.manual_seed(seed)
         self.vocoder = Vocoder(VocoderConfig())
-        # made even if they are not trained, so that all checkpoints have the same weights
+        # made even if they are not trained, so that all checkpoints have weights of the same names
         self.discriminators = Discriminators()
 
     def setup(self, stage: str) -> None:

@@ -100,7 +100,7 @@ def ends(model: WhisperForConditionalGeneration) -> list[int]:
 
 def fingerprint(model: WhisperForConditionalGeneration) -> str:
     """Return a hash of the model: of its sizes, its generation settings and some numbers of each weight. Models with
-    different hashes may decode different texts, so stored texts are not shared."""
+    different hashes may decode different texts, so they do not share stored texts."""
     digest = hashlib.blake2b(digest_size=8)
     sizes = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     digest.update(json.dumps(sizes, sort_keys=True, default=str).encode())
@@ -119,15 +119,15 @@ def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.devic
 
 
 DETECT = -1  # in a prompt: replaced later by the token of the language that the model detects
-SHORT = 4.0  # seconds; smallest random length of speech that a batch's windows are filled with
-TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds: each kind of random choice has its own generator
+SHORT = 4.0  # seconds; the windows of a batch are filled with speech of a random length, which is at least this
+TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds: training windows, development windows, order of batches
 FORMAT = 1  # part of the windows' keys: after a change, stored labels are not found and are decoded anew
 
 
 @dataclass
 class HeadBatch:
-    """A batch of B windows of sound, 30 s each. `features` is None and the other lists are empty if decoder states are
-    stored; `names` and `rows` are always set."""
+    """A batch of B windows of sound, 30 s each. If the decoder states of all windows are stored, `features` is None,
+    and `prompts`, `truth` and `timed` are empty."""
 
     features: Tensor | None  # log mel (B, mels, frames); None if the decoder states of all windows are stored
     prompts: list[list[int]]  # ids of the decoder's first tokens in each window, before the text
@@ -200,7 +200,8 @@ class HeadWindows(Dataset[HeadBatch]):
     """A dataset of batches. A batch's sound and tokens are composed when it is read.
 
     how: random changes of the windows. mels: number of mel bands. batches: the windows of each batch.
-    stored: keys of windows whose decoder states are stored. A batch of such windows alone is returned without sound.
+    stored: keys of windows whose decoder states are stored. If all windows of a batch are stored, the batch is returned
+        without sound.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class HeadWindows(Dataset[HeadBatch]):
         names, rows = [self.name(window) for window in windows], [window.rows for window in windows]
         if all(name in self.stored for name in names):
             return HeadBatch(None, [], [], [], names, rows)
-        spelling: Any = self.spelling  # Any: not a tokenizer, but `compose` needs no more
+        spelling: Any = self.spelling  # Any: no tokenizer, but it has all that `compose` needs
         composed = [compose(window, self.utterances, spelling, self.how) for window in windows]
         sounds = torch.zeros(len(composed), SECONDS * SAMPLE_RATE)
         for row, example in enumerate(composed):
@@ -232,7 +233,7 @@ class HeadWindows(Dataset[HeadBatch]):
         return HeadBatch(whisper_mel(sounds, self.mels), list(prompts), list(truth), list(timed), names, rows)
 
     def name(self, window: Window) -> str:
-        """Return the key of a window and its prompt: a hash of everything that they are made from."""
+        """Return the key of a window and its prompt: a hash of everything from which window and prompt are made."""
         digest = hashlib.blake2b(digest_size=12)
         for row in window.rows:
             utterance = self.utterances[row]

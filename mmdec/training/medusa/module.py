@@ -134,7 +134,7 @@ def first_heads(
 
     base: name or folder of the Whisper. count: number of heads.
     start: folder of saved heads; they are extended or cut to `count`. None: new heads.
-    Raises: InputError if `start` holds heads of another kind.
+    Raises: InputError if `start` holds heads of another `kind`.
     """
     shape = model.config
     block = kind == "block"
@@ -165,8 +165,8 @@ CELLS = 1 << 25  # the most logits (positions x vocabulary) in memory at a time
 
 
 class _FrozenOutput(torch.autograd.Function):
-    """Computes the loss and already its gradient in the forward pass, for some rows at a time. So the logits of all
-    rows never have to be in memory together."""
+    """Computes the loss and also its gradient in the forward pass, for some of the N states at a time. So the logits of
+    all states never have to be in memory together."""
 
     @staticmethod
     def forward(  # type: ignore[override] # torch declares it with any arguments
@@ -247,16 +247,17 @@ class TextPositions:
 class MedusaOptions:
     """Options of `MedusaModule` that a recipe (YAML file) sets.
 
-    kind, heads: kind and number of the heads. The decoder layer of "block" heads begins as a copy of the model's last
-        one.
+    kind: "linear" or "block" (heads after an additional decoder layer, which begins as a copy of the model's last
+        decoder layer). heads: number of heads.
     start: folder of saved heads to begin from; additional heads begin as identity mappings.
     labels: the text to learn: "own": what the model itself decodes greedily; "truth": the transcripts.
     weights: loss weights of heads k = 1 ... K: "medusa": 0.8^k; "mean": all equal, as in arXiv 2409.15869.
     kl: weight of KL(model || head), the divergence from the model's own distribution of the same token.
     max_tokens: the most tokens of a text that the model decodes.
     draft_nodes: number of tokens that the heads draft in each round while the model decodes labels.
-    keep_states: store decoder states on disk, 2 H bytes a token. Windows that come again are then not encoded again.
-    tree_nodes: size of the tree whose tokens per round decide which heads are the best and saved.
+    keep_states: store decoder states on disk, 2 H bytes a token. Windows that repeat are then not encoded again.
+    tree_nodes: number of nodes of the draft tree in validation. The heads with the most tokens per round with this tree
+        are saved.
     base_dtype: dtype of the frozen Whisper.
     warmup, decay_from, decay_steps: steps of the learning rate: it rises for `warmup` steps, and falls to zero from
         step `decay_from` on, within `decay_steps`.
@@ -370,7 +371,7 @@ class MedusaModule(LightningModule):
         where = torch.cat(columns).to(self.device)
         features = hidden.flatten(0, 1)[where].float()
         if self.states is not None:
-            features = features.half().float()  # round the features to half precision, as those of stored states are
+            features = features.half().float()  # round the features to half precision, as stored states are
             parts = features.split([len(text) for text in texts])
             fresh = zip(batch.names, texts, parts, strict=True)
             self.states.add({name: (text, part) for name, text, part in fresh if name not in self.states})
@@ -478,7 +479,7 @@ class MedusaModule(LightningModule):
         missing = [row for row, name in enumerate(batch.names) if self.labels.get(name) is None]
         if missing:
             nodes, asked = self.options.draft_nodes, [prompts[row] for row in missing]
-            # The heads in training may have another dtype than the model, so they are converted.
+            # The heads in training may have another dtype than the model, so a converted copy drafts.
             drafter = Medusa(copy.deepcopy(self.heads).to(self.base.dtype), self.base.proj_out) if nodes else None
             timed = [batch.timed[row] for row in missing]
             fresh = own_text(self.base, states[missing], asked, timed, self.options.max_tokens, drafter, nodes)

@@ -20,7 +20,7 @@ from mmdec.training.metrics.text import Lexicon, normalise_words
 from mmdec.types import InputError
 
 SAMPLE_RATE = 16_000  # sample rate in Hz that the acoustic model reads
-SPELLED = {"ax": "AH", "axr": "ER"}  # names of phones, lexicon -> acoustic model; the others differ by case only
+SPELLED = {"ax": "AH", "axr": "ER"}  # names of phones, lexicon -> acoustic model; other names differ only by case
 PHONES = frozenset(
     "AA AE AH AO AW AY B CH D DH EH ER EY F G HH IH IY JH K L M N NG OW OY P R S SH T TH UH UW V W Y Z ZH".split()  # noqa: SIM905 # a list would take 40 lines
 )
@@ -44,7 +44,7 @@ class Recogniser:
         texts = [spoken_words(sentence) for sentence in sentences]
         model = NGram.build([text for text in texts if text])
         pronunciations = dictionary(model.vocabulary, lexicon, Path(get_model_path("en-us/cmudict-en-us.dict")))
-        # words that it cannot recognise, because they have no pronunciation
+        # words that pocketsphinx cannot recognise, because they have no pronunciation
         self.unknown = tuple(sorted(model.vocabulary - pronunciations.keys()))
         with tempfile.TemporaryDirectory() as folder:
             words, grams = Path(folder) / "words.dict", Path(folder) / "words.arpa"

@@ -117,7 +117,7 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
     """Return the edit distance from phones to the nearest pronunciation of the nearest reference text. Pauses are
     ignored.
 
-    lexicon: lower-case word -> pronunciations; each word may have any of its own.
+    lexicon: lower-case word -> pronunciations; each word may be spoken with any of its pronunciations.
     Returns: the distance; None if each reference has a word that the lexicon lacks.
     """
     phones = [phone for phone in phones if phone != PAUSE]
@@ -177,7 +177,8 @@ def span_kind(span: str) -> str:
 
 def number_accuracy(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, Rate]:
     """Return the share of hypotheses that have the same numbers, times and prices, in any order, as one of their
-    references. Sentences without any in their references are not counted. Keys: all, numbers, times, prices."""
+    references. Sentences whose references have no numbers, times or prices are not counted. Keys: all, numbers, times,
+    prices."""
     _check_aligned(hypotheses, references)
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -211,7 +212,7 @@ def heard_alike(
     transcripts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Normalise transcripts, and the references of each, for ASR-BLEU: no case, no punctuation, figures spelled out.
-    Returns both."""
+    Returns the normalised transcripts and references."""
     return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
 
 
@@ -263,8 +264,8 @@ def paired_scores(
 
 
 def _chance(result: Any, first: Any) -> float | None:
-    """Return the p value of a system's result against the first system's. For equal scores it is 1, where sacrebleu
-    reports 0.001. None for the first system."""
+    """Return the p value of a system's result against the first system's. For equal scores the p value is 1; sacrebleu
+    reports 0.001. Returns None for the first system."""
     if result.p_value is None:
         return None
     return 1.0 if result.score == first.score else float(result.p_value)
@@ -333,8 +334,8 @@ def _corpus_score(metric: Any, hypotheses: Sequence[str], references: Sequence[S
 
 
 def _columns(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """Arrange references as sacrebleu wants them: list k holds the k-th reference of each sentence, or None if it has
-    fewer."""
+    """Arrange references as sacrebleu wants them: list k holds the k-th reference of each sentence, or None if the
+    sentence has fewer references."""
     _check_aligned(hypotheses, references)
     if any(not accepted for accepted in references) or not references:
         raise InputError("`references` must hold at least one text for each sentence, but lack some. Leave them out.")
@@ -372,8 +373,8 @@ def plain_answer(text: str) -> str:
 
 
 def right_answer(answer: str, reference: str, expected: str, task: str) -> bool:
-    """Return whether a short answer equals the reference, apart from case and full stop. For the task "count", only the
-    last number in the answer must be right: it must equal `expected`."""
+    """Return whether a short answer equals the reference, apart from case and a full stop at the end. For the task
+    "count", only the last number in the answer must be right: it must equal `expected`."""
     if task == "count":
         numbers = _NUMBER.findall(answer)
         return bool(numbers) and numbers[-1] == expected
@@ -431,8 +432,9 @@ def character_edits(reference: str, hypothesis: str) -> Edits:
 
 
 def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
-    """Compute the error rate over all utterances. Returns a JSON object: value, low and high (95 % interval; all from
-    0, and None if all references are empty), and the sums substitutions, deletions, insertions and length."""
+    """Compute the error rate over all utterances. Returns a JSON object: value (the error rate, from 0), low and high
+    (its 95 % interval), each None if all references are empty; and the sums substitutions, deletions, insertions and
+    length."""
     bounds = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
     named = zip(("value", "low", "high"), bounds, strict=True)
     counts = ("substitutions", "deletions", "insertions", "length")

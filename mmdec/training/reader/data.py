@@ -27,8 +27,8 @@ from mmdec.types import InputError
 
 @dataclass
 class PairBatch:
-    """A batch of B sentences: source pieces padded to N positions, and the pieces of one translation each, padded to
-    M."""
+    """A batch of B sentences: source pieces padded to N positions, and for each sentence the pieces of one translation,
+    padded to M pieces."""
 
     pieces: Tensor  # (B, N, K) source piece ids, padded with 0; K alternatives at each position
     weights: Tensor  # (B, N, K) probabilities of the alternatives, from 0 to 1
@@ -77,7 +77,7 @@ class Pairs(Dataset[PairBatch]):
         )
 
     def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return what the reader gets for a sentence: source pieces (N, K) and their probabilities (N, K). Either the
+        """Return what the reader gets for a sentence: source pieces (N, K) and their probabilities (N, K). They are the
         exact text, or the text with imitated errors of a CTC head. text: the sentence's piece ids."""
         if self.confusions is not None and draw.random() < self.share:
             return self.confusions.imitate(text, draw)

@@ -4,7 +4,7 @@ python -m mmdec.training.reader.evaluate --checkpoint runs/reader/checkpoints/la
     --english runs/reader/english.json --text data/everyday --split test
 ... --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --corpus data/natural/manifest.tsv    # from speech
 
-BLEU (sacrebleu's 13a, case and punctuation kept) and chrF against all references of each sentence.
+Prints BLEU (sacrebleu's 13a, case and punctuation kept) and chrF against all references of each sentence.
 """
 
 from __future__ import annotations

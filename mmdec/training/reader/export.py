@@ -74,7 +74,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
 
     average: number of last checkpoints of the head, and of the reader, whose weights are averaged.
     strategy: the default decoding strategy. None: "lookahead", or "autoregressive" if there is no graph decoder (one
-        that decodes in parallel); with `runs.model`, that model's.
+        that decodes in parallel); with `runs.model`, the strategy of that model.
     Raises: InputError if a component is damaged, missing, or was trained on other pieces.
     """
     missing = [field.name for field in fields(runs) if getattr(runs, field.name) is None and field.name not in OPTIONAL]
@@ -136,8 +136,8 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
 
 
 def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
-    """Load the voice, an acoustic model, from the output folder of its training. Returns it, and its phones ordered by
-    id. Raises InputError for damaged files."""
+    """Load the voice, an acoustic model, from the output folder of its training. Returns the voice, and its phones
+    ordered by id. Raises InputError for damaged files."""
     tts, phones = load_acoustic(folder, "voice")
     voice = PhoneVoice(tts.config, len(phones))
     voice.tts = tts

@@ -1,10 +1,10 @@
-"""Imitates a CTC head's errors in text: draws from its errors on recordings that it was not trained on.
+"""Imitates a CTC head's errors in text: draws from the head's errors on recordings that it was not trained on.
 
 python -m mmdec.training.reader.imitation --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --pieces \\
     runs/ctc/pieces.json --corpus data/natural/manifest.tsv --skip 4000 --out runs/reader/confusions.safetensors
 
-`--skip` is the number of recordings that the head was trained on (`limit` in its recipe): on these it makes too few
-errors.
+`--skip` is the number of recordings that the head was trained on (`limit` in its recipe): on these recordings the head
+makes too few errors.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Confusions:
         least 1.
 
         For each piece one of its outcomes is drawn. A rare piece (fewer than `ENOUGH` outcomes) takes an outcome of any
-        correctly recognised piece, and replaces the likeliest piece in it. text: piece ids. draw: source of random
-        numbers.
+        correctly recognised piece, and replaces the likeliest piece at the outcome's first position. text: piece ids.
+        draw: source of random numbers.
         """
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
@@ -89,8 +89,8 @@ class Confusions:
 
     @cached_property
     def right(self) -> list[int]:
-        """Return the indices of the outcomes in which the head recognised the piece: it is the likeliest at the first
-        position."""
+        """Return the indices of the outcomes in which the head recognised the piece: the true piece is the likeliest at
+        the first position."""
         some = self.starts[1:] > self.starts[:-1]
         first = self.pieces[self.starts[:-1].clamp(max=len(self.pieces) - 1), 0]
         return (some & (first == self.said)).nonzero()[:, 0].tolist()

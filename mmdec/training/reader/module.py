@@ -33,8 +33,8 @@ class ReaderOptions:
     ar_weight: weight of the autoregressive loss. 0: only the graph decoder is trained; the rest is frozen.
     glat_start, glat_end, glat_steps: GLAT shows the graph decoder a share of the wrong target tokens. The share falls
         linearly from `glat_start` to `glat_end` in `glat_steps` training steps.
-    start: a checkpoint, or a speech translator's folder, to begin from. If it has no graph decoder, the new one begins
-        with the autoregressive decoder's layers.
+    start: a checkpoint, or a speech translator's folder, to begin from. If `start` has no graph decoder, the new graph
+        decoder begins with the layers of the autoregressive decoder.
     warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
         to zero from step `decay_from` on, within `decay_steps`.
     """

@@ -35,8 +35,8 @@ LEARNED = 40_000  # the tokenizer is learned from at most this many conversation
 class Question:
     """A question about a picture, with what is needed to judge an answer.
 
-    reference: the training set's answer, a sentence. task: the kind of question, such as "count" or "describe".
-        expected: the right short answer.
+    reference: the corpus's answer, a sentence. task: the kind of question, such as "count" or "describe". expected: the
+        right short answer.
     claims: for the task "describe", the facts that a right description states. A fact is a list of words that must
         occur in this order in one clause.
     """
@@ -95,7 +95,8 @@ def choose(conversations: Sequence[Conversation], count: int) -> list[Question]:
 
 def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
     """Return for each question of a conversation a dict with the keys "task", "expected" (the right short answer) and
-    "claims" (the facts of a right description). Raises InputError, which names the row, if they are malformed."""
+    "claims" (the facts of a right description). Raises InputError, which names the row, if these fields are
+    malformed."""
     notes = conversation.notes.get("turns")
     kinds = {"task": str, "expected": str, "claims": list}
     if (
@@ -113,7 +114,7 @@ def notes_of(conversation: Conversation) -> list[dict[str, Any]]:
 
 @dataclass
 class Asked:
-    """A batch of Q validation questions as inputs of `generate`, padded on the left to L tokens.
+    """A batch of Q validation questions, as inputs of `generate`. The questions are padded on the left to L tokens.
 
     pixels: (Q, 3, H, W) uint8. tokens, mask: (Q, L), token ids and attention mask.
     """
@@ -127,10 +128,10 @@ class Asked:
 class Rows(Dataset[tuple[np.ndarray, ...]]):
     """A dataset of training rows: each has one picture, and questions about it packed one after another.
 
-    An index is (conversation, seed). The seed sets the order of the conversation's questions; those that fit are packed
-    in this order.
-    encoded: all conversations as tokens. cells: labels of the picture cells of each conversation. side: height and
-        width of a picture in pixels. lead: ids of the tokens before the first question.
+    An index is (conversation, seed). The seed sets the order of the conversation's questions; the questions that fit
+    are packed in this order.
+    encoded: all conversations as tokens. cells: for each conversation, the labels of its picture's cells. side: height
+        and width of a picture in pixels. lead: ids of the tokens before the first question.
     length: number of tokens in a row. pad: id of the padding token. prefer_reading: from 0 to 1: how strongly questions
         about printed text are preferred if not all fit.
     """
@@ -351,8 +352,8 @@ class SceneData(LightningDataModule):
     def order(self, lap: int, length: int) -> np.ndarray:
         """Return the picture indices of one pass over the training set, shuffled.
 
-        lap: number of the pass, from 0. length: number of pictures, from `lap_length`: all; or, to reach
-            `printed_share`, all with printed text and a random part of the others.
+        lap: number of the pass, from 0. length: number of pictures, as `lap_length` returns it. If it is not the number
+            of all pictures, the pass has all pictures with printed text and a random part of the other pictures.
         """
         draw = np.random.default_rng([self.options.seed, lap])
         if length == self.whole.sum():
@@ -361,7 +362,7 @@ class SceneData(LightningDataModule):
         return draw.permutation(np.concatenate([printed, draw.permutation(rest)[: length - len(printed)]]))
 
     def val_dataloader(self) -> DataLoader:
-        """Make the loader of the validation questions of this process: every n-th one if there are n processes."""
+        """Make the loader of the validation questions of this process: every n-th question if there are n processes."""
         assert self.trainer is not None
         dataset = Questions(self.questions, self.tokenizer, self.options.image, self.lead)
         return question_loader(dataset, self.trainer.global_rank, self.trainer.world_size)

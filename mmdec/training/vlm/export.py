@@ -41,7 +41,7 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[VlmModule, int]:
 
 @torch.no_grad()
 def mix(model: LlavaForConditionalGeneration, other: Path, share: float) -> LlavaForConditionalGeneration:
-    """Replace the model's weights by a weighted average with those of another model.
+    """Replace the model's weights by the weighted average of its weights and those of another model.
 
     other: the other model's folder. share: weight of `model` in the average, 0 to 1; the other model's is 1 - share.
     Returns: the other model, unchanged.
@@ -76,8 +76,8 @@ def export(
     """Write the trained model's folder, in half precision. If writing fails, an existing folder stays as it was. An
     existing model card is kept.
 
-    checkpoints: training checkpoints; their weights are averaged. tokenizer_folder: the folder of its tokenizer. out:
-        the folder to write.
+    checkpoints: training checkpoints; their weights are averaged. tokenizer_folder: the folder of the model's
+        tokenizer. out: the folder to write.
     mean_with: folder of the model from which the training began; the exported weights are the average of its weights
         and the trained ones (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
     share: weight of the trained model in this average, 0 to 1.

@@ -45,7 +45,7 @@ TASKS = (
     "price", "price_of", "relation", "route", "shape", "size", "time", "time_of",
     "town_of", "where", "word", "yes_no",
 )  # fmt: skip
-CELLS = 8  # number of cells of one image patch; each has labels of what it shows
+CELLS = 8  # number of cells of one image patch; each cell has labels of what it shows
 LONGEST = (48, 200)  # maximum new tokens in validation: of a short answer, and of a description
 
 
@@ -96,8 +96,8 @@ class VlmModule(LightningModule):
     L_answers: cross-entropy of the answer tokens. L_cells: cross-entropy of what each cell of each image patch shows.
         L_guide teaches the language model to read printed text, by two terms. First, attention: in the layers `guided`,
         the first head learns to attend to the image patch with the character that comes next in the answer. Second,
-        position: from the middle one of these layers, a linear layer predicts in which cell of the patch the character
-        is. Without L_guide, the model learns the form of the answers long before it learns to read.
+        position: from the output of the middle layer of `guided`, a linear layer predicts in which cell of the patch
+        the character is. Without L_guide, the model learns the form of the answers long before it learns to read.
 
     units: the tokens, ordered by id. options: fields of `VlmOptions`.
     """
@@ -239,7 +239,7 @@ class VlmModule(LightningModule):
         scalars.
 
         A patch holds two or three letters, so knowing the patch is not enough to tell which letter comes next. states:
-        (B, L, H), the output of the middle one of the layers `guided`.
+        (B, L, H), the output of the middle layer of `guided`.
         """
         row, query = (batch.patches != NOWHERE).nonzero(as_tuple=True)
         kinds = self.printed[batch.labels[row, query]]
@@ -264,8 +264,8 @@ class VlmModule(LightningModule):
         self._counts = defaultdict(lambda: [0.0, 0.0])
 
     def validation_step(self, batch: Asked, batch_idx: int) -> None:
-        """Answer a batch of validation questions greedily, and count the right answers. Skipped in the first phase,
-        which trains the encoder alone."""
+        """Answer a batch of validation questions greedily, and count the right answers. In the first phase, which
+        trains the encoder alone, this does nothing."""
         if self.global_step < self.options.vision_steps and not self.trainer.sanity_checking:
             return
         for question, answer in zip(batch.questions, self.answer(batch), strict=True):
@@ -336,8 +336,8 @@ def turn_weights(turns: Tensor, asked: Tensor, power: float) -> Tensor:
 
 
 def spelled(units: list[str], tokens: list[int], end: int) -> str:
-    """Convert an answer's token ids to text, up to the token `end`. units: the byte-level spelling of each token.
-    Correct only for ASCII text, such as that of the synthetic pictures."""
+    """Convert an answer's token ids to text, up to the token `end`. units: the byte-level spelling of each token. The
+    text is correct only if it is ASCII, as for the synthetic pictures."""
     if end in tokens:
         tokens = tokens[: tokens.index(end)]
     return "".join(units[token] for token in tokens).replace("Ġ", " ").replace("Ċ", "\n").strip()

@@ -101,8 +101,8 @@ def see(model: LlavaForConditionalGeneration, pixels: Tensor, dtype: torch.dtype
     """Run the vision encoder. Returns: the input of the projector (B, patches, vision width).
 
     pixels: (B, 3, H, W), from -1 to 1. dtype: dtype of matrix products; the residual stream stays in float32.
-    layer: the function that computes one layer: `vision_layer` or its compiled version. It gets the weights as
-        arguments, so that a single compiled function serves all layers.
+    layer: the function that computes one layer: `vision_layer` or its compiled version. This function gets the weights
+        as arguments, so that a single compiled function serves all layers.
     """
     tower = model.model.vision_tower
     patches = tower.embeddings.patch_embedding
@@ -237,12 +237,12 @@ def turned(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 class Whitening(nn.Module):
     """The projector's first layer during training. It first whitens the encoder's states: mean 0, variance 1 in all
-    directions. Holds their mean, the whitening matrix, and the linear layer.
+    directions. It holds the mean of the states, the whitening matrix, and the linear layer.
 
     LLaVA's projector reads the encoder's residual stream directly. In a trained encoder, a few directions have nearly
-    all of its variance, and what distinguishes letters is not among them: without whitening, the language model learned
-    colours and places, but not to read. `fold` merges whitening and linear layer into the first layer of the exported
-    model, which gives the same output without whitening.
+    all of the variance, and the directions that distinguish letters are not among these. Without whitening, the
+    language model learned colours and positions, but not to read. `fold` merges whitening and linear layer into the
+    first layer of the exported model, which gives the same output without whitening.
     """
 
     def __init__(self, width: int, out: int, shrink: float = 0.01) -> None:
@@ -316,7 +316,7 @@ class CellHeads(nn.Module):
 
 def cell_loss(scores: Tensor, labels: Tensor, empty: float) -> Tensor:
     """Return the weighted mean cross-entropy. scores: logits (..., classes). labels: (...), 0 for an empty cell. empty:
-    loss weight of empty cells; others have 1."""
+    loss weight of empty cells; other cells have weight 1."""
     losses = F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long(), reduction="none")
     weights = torch.where(labels.flatten() == 0, empty, 1.0)
     return (losses * weights).sum() / weights.sum() * token_weight(weights.sum())

@@ -209,8 +209,8 @@ MASKED = -1e4  # added to the attention scores of tokens that must not be attend
 class Batch:
     """A batch of B rows of L tokens, each row with one picture and several packed questions.
 
-    pixels: (B, 3, H, W) uint8. tokens: (B, L), token ids. positions: (B, L), position ids; each question's begin right
-        after the picture's.
+    pixels: (B, 3, H, W) uint8. tokens: (B, L), token ids. positions: (B, L), position ids; the ids of each question
+        begin right after the ids of the picture.
     labels: (B, L), the next token if it belongs to an answer, else IGNORED.
     turns: (B, L), 0 for the text before the first question, then the number of the question from 1; -1 for padding.
     patches: (B, L) uint8, index of the image patch in which the next token's character is printed; NOWHERE if there is
@@ -238,8 +238,8 @@ def pack(
 
     prefix: tokens before the first question. turns: each as (question tokens, answer tokens, patch indices), as from
         `Encoded.turns`. length: number of tokens in the row. pad: id of the padding token.
-    Returns: tokens, labels (the next token where it is an answer's), turns (number of each token's question), positions
-        and patches, each (length,). The positions of each turn begin right after the prefix.
+    Returns: tokens, labels (the next token if it belongs to an answer, else IGNORED), turns (number of each token's
+        question), positions and patches, each (length,). The positions of each turn begin right after the prefix.
     """
     tokens = np.full(length, pad, np.int64)
     labels = np.full(length, IGNORED, np.int64)

@@ -30,7 +30,7 @@ from mmdec.types import InputError, Needs
 class Ramp:
     """The share of training samples with pictures, which rises over `epochs` epochs as in MSD's paper.
 
-    It is 0 in the first half of the epochs, then rises linearly, and is 1 in the last one.
+    It is 0 in the first half of the epochs, then rises linearly, and is 1 in the last epoch.
     """
 
     epochs: int = 40
@@ -97,7 +97,7 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
 
 TRAIN, MIXED, GROUPED = 5, 6, 7  # first numbers of seeds, so that different random choices are independent
 GROUP = 16  # this number of batches is sorted by length together, so that a batch needs little padding
-PARTS = 4  # a group sorted by the lengths of whole texts is cut into these parts, which are sorted by those of answers
+PARTS = 4  # a group, sorted by length of prompt and answer, is cut into 4 parts; each is sorted by length of answer
 CHARACTERS = 4  # estimated number of characters of a token
 
 
@@ -111,7 +111,7 @@ class DraftDataOptions:
     ramp: makes the share of samples with pictures rise over the epochs, as in MSD; null: the share is that of the
         corpus. If a corpus has only questions with pictures, these are also used without their pictures.
     base_dtype: dtype of the target. kept: folder where answers and features are stored. answered: true: train only on
-        questions with a stored answer; false: the target first answers the others.
+        questions with a stored answer; false: the target first answers the other questions.
     answer_batch: number of questions answered at once.
     max_bad_share: maximum share of unreadable rows or pictures. allow_absolute_paths: whether rows may name pictures
         outside of the pictures' folder.
@@ -249,7 +249,7 @@ class DraftData(LightningDataModule):
         Each batch of answers is stored at once, so that the work can be interrupted and continued.
 
         part, parts: answer every `parts`-th of these questions, beginning with number `part` (from 0), so that several
-            processes can share the work. device: where the target runs; None: where it is.
+            processes can share the work. device: where the target runs; None: the device that it is on.
         until: time in seconds since 1970, after which no batch is begun. shown: called with (number of answered
             questions, number of all); None: progress is logged.
         Returns: the number of new answers.
@@ -378,7 +378,8 @@ class DraftData(LightningDataModule):
                 part = group[begin : begin + GROUP // PARTS * size]
                 part.sort(key=lambda index: (self._length(pool[index]), index))
                 batches += [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]
-        # In one training step, all processes get batches of similar length, because it waits for the slowest one.
+        # In one training step, all processes get batches of similar length, because the step waits for the slowest
+        # process.
         steps = [batches[start : start + world] for start in range(0, len(batches), world)]
         order = np.random.default_rng([GROUPED, self.seed, epoch]).permutation(len(steps)).tolist()
         return pool, [steps[index][rank] for index in order]
@@ -407,7 +408,7 @@ class DraftData(LightningDataModule):
         return len(self._answer(sample)) + 10_000 * sample.visual
 
     def _whole(self, sample: Sample) -> int:
-        """Return about how many tokens a sample's texts have, prompt and answer; one with pictures counts as longer."""
+        """Estimate the number of tokens in a sample's prompt and answer. A sample with pictures counts as longer."""
         asked = len(sample.question) + sum(len(text) for _, text in sample.history)
         return self._length(sample) + asked // CHARACTERS
 

@@ -1,8 +1,9 @@
 """Training of DFlash (Chen et al. 2026, arXiv 2602.06036), which drafts a block of tokens in one pass.
 
-A block is a root, which is a token of the answer, and mask tokens after it. It attends to the target's features before
-the root, and to itself in both directions. The k-th drafted token is compared with the target's distribution k tokens
-after the root in the true answer. Training draws some tokens of each answer as roots; validation takes all of them.
+A block is a root, which is a token of the answer, and mask tokens after the root. The block attends to the target's
+features before the root, and to itself in both directions. The k-th drafted token is compared with the target's
+distribution k tokens after the root in the true answer. Training draws some tokens of each answer as roots; validation
+takes all of them.
 
 In shapes: B texts, M positions of the longest prompt, N of the longest answer, R roots of a text, b tokens of a block,
 K drafted tokens of a block, H channels, P compared states.

@@ -84,8 +84,8 @@ class Eagle3Module(DraftModule):
     def first_network(self) -> DraftNetwork:
         """Return the network that training begins with: loaded from the folder `start`, or new.
 
-        A new one gets its draft vocabulary from the training answers. Its LM head begins as a copy of the target's, if
-        the sizes are equal.
+        A new network gets its draft vocabulary from the training answers. Its LM head begins as a copy of the target's
+        LM head, if both have the same hidden size.
         """
         network = cast(Eagle3, super().first_network())
         config = network.config

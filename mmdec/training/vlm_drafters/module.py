@@ -1,11 +1,12 @@
-"""Training of a drafter that reads its target's features (hidden states): what all kinds of drafters share.
+"""Training of a drafter that reads its target's features (hidden states): the code that all such drafters share.
 
 The target is frozen: no gradient passes through it, and Lightning neither saves nor moves it. One target pass over
 prompt and answer gives inputs and labels of all unrolled drafting steps. Features can be stored on disk, for samples
 that are used again. Only answer tokens count in the loss.
 
 Validation simulates decoding. For this it needs only the rank that the drafter gives to each true next token, with
-every answer token as a root. Accepted drafts equal the answer, so its features are those of real decoding.
+every answer token as a root. Accepted drafts equal the answer, so the features of the answer are those of real
+decoding.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Weights:
     """Weights of the parts of the loss. EAGLE, MSD and SpecVLM use 1 for `features` and 0.1 for `tokens`.
 
     features: SmoothL1 loss of the features, mean over channels. tokens: cross-entropy with the target's distribution.
-    distribution: L1 distance of the two distributions, summed over tokens. ranks: ListMLE of the target's ten best
-        tokens.
+    distribution: L1 distance of the drafter's and the target's distribution, summed over the vocabulary. ranks: ListMLE
+        of the target's ten best tokens.
     """
 
     features: float = 1.0
@@ -115,7 +116,7 @@ def losses(
     predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
     """Compare the drafter's features (P, H) with the target's. Returns name -> value: "loss", the weighted sum; its
-    parts; and "right", the share of positions at which both have the same likeliest token.
+    parts; and "right", the share of positions at which drafter and target have the same likeliest token.
 
     logits: the LM head, (P, H) -> (P, V). weights: of the loss's parts. cells: maximum logits in memory at a time.
     """
@@ -195,7 +196,8 @@ def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
 
 @contextmanager
 def whole_weights(trainer: Trainer) -> Iterator[None]:
-    """In this context, every process can read all weights, also if they are sharded. All processes must enter it."""
+    """Within the `with` block, every process can read all weights, even if these are sharded. All processes must enter
+    it."""
     wrapped = sharded(trainer)
     if wrapped is None:
         yield
@@ -212,7 +214,8 @@ def rank_texts(
     texts: Sequence[Reading],
     drafted: Tensor | None = None,
 ) -> list[Tensor]:
-    """Compute the rank that the drafter gives to each true token, for simulated decoding; its likeliest has rank 0.
+    """Compute the rank that the drafter gives to each true token, for simulated decoding; the drafter's likeliest token
+    has rank 0.
 
     steps: [d]: the drafter's features (B, N - d, H) at depth d, without noise; entry r belongs to root r. logits: the
         LM head, (..., H) -> (..., V). drafted: (V,), each token's index among the logits, -1 if it cannot be drafted;
@@ -320,14 +323,14 @@ class DraftModule(LightningModule):
 
     def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
         """Return the network's inputs for a batch. texts: the target's features, first those that the network reads,
-        then those for the loss. noise: random noise of up to noise * 512 / length is added to them."""
+        then those for the loss. noise: random noise of up to noise * 512 / length is added to the features."""
         config = self.network.config
         size = len(config.layers) * config.target_size
         return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
 
     def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. texts: the target's features. noise:
-        random noise of up to noise * 512 / length is added to them."""
+        random noise of up to noise * 512 / length is added to the features."""
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[Reading]) -> list[Tensor]:
@@ -367,7 +370,7 @@ class DraftModule(LightningModule):
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
-        # Random numbers depend only on the step's number, so that training continued from a checkpoint draws the same.
+        # Random numbers depend only on seed, process and step, so that a resumed training draws the same numbers.
         torch.manual_seed((self.options.seed << 40) + (self.global_rank << 32) + self.global_step)
         texts = self.read(batch)
         parts = self.loss(texts, self.options.noise)
@@ -428,8 +431,8 @@ class DraftModule(LightningModule):
             self.keep({})
 
     def keep(self, scores: dict[str, float]) -> Path:
-        """Save the network in half precision in the folder `drafter`, and replace the old one. scores: name -> score on
-        the development split. Returns the folder."""
+        """Save the network in half precision in the folder `drafter`, and replace the network that is there. scores:
+        name -> score on the development split. Returns the folder."""
         folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
@@ -450,7 +453,8 @@ class DraftModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients. If weights are sharded, the norm is that over all shards, which Lightning (2.6) cannot do."""
+        """Clip gradients. If weights are sharded, the norm is computed over all shards, which Lightning (2.6) cannot
+        do."""
         wrapped = sharded(self.trainer)
         if wrapped is None or gradient_clip_val is None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)

@@ -26,7 +26,7 @@ from mmdec.training.corpora.text_files import shown
 from mmdec.types import InputError
 
 Inputs = dict[str, Tensor]
-REMEMBERED = 1 << 16  # prompts without pictures whose tensors are kept in memory, about 1 kB each
+REMEMBERED = 1 << 16  # maximum prompts without pictures whose tensors are kept in memory, about 1 kB each
 
 
 class Prompting:
@@ -140,7 +140,7 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
 FORMAT = 1  # part of each sample's name (a hash); if it changes, stored answers are not found and are made again
 LONG = 20  # an answer in the corpus counts as long from this number of words on
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-SUBSET = 4  # first number of the seed for choosing questions; it differs from that of other random choices
+SUBSET = 4  # first number of the seed for choosing questions; other random choices have other first numbers
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ class Sample:
 class Choice:
     """Which questions of a corpus to take.
 
-    count: number of questions, which are chosen at random; None: all, in the corpus's order. long_share: share of them
-        with long answers; None: answers of any length. The random order begins with up to two questions of each
-        conversation, one with a long and one with a short answer.
+    count: number of questions, which are chosen at random; None: all, in the corpus's order. long_share: share of the
+        chosen questions that have long answers; None: answers of any length. The random order begins with up to two
+        questions of each conversation, one with a long and one with a short answer.
     """
 
     count: int | None = None
@@ -266,7 +266,7 @@ def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: 
 
 def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
     """Return the first questions with long answers and the first with short answers, as many as `choice` asks for. If
-    there are too few of one kind, more of the other are taken."""
+    there are too few questions with long answers, more with short answers are taken; and the other way round."""
     count, share = choice.count, choice.long_share
     if count is None or share is None:
         return list(questions if count is None else islice(questions, count))

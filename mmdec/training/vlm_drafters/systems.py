@@ -35,8 +35,8 @@ class MsdModule(DraftModule):
     only embeddings, no features.
 
     The stages are given by the data module's `ramp`: only text in the first half of the epochs, then more and more
-    pictures. The paper's text is ShareGPT. If a corpus has only questions with pictures, these are also used without
-    their pictures. The paper's settings are `unroll` 1, `noise` 0.1 and a `ramp` over all epochs.
+    pictures. The paper takes its text samples from ShareGPT. If a corpus has only questions with pictures, these are
+    also used without their pictures. The paper's settings are `unroll` 1, `noise` 0.1 and a `ramp` over all epochs.
     """
 
     system: ClassVar[str] = "msd"
@@ -58,8 +58,8 @@ class SpecVlmModule(DraftModule):
         self.hparams.update(cost=cost)
 
     def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", with that of the gate if `cost` is not 0, and values for the
-        log."""
+        """Return name -> value: the batch's "loss", which includes the gate's loss if `cost` is not 0, and values for
+        the log."""
         parts = dict(super().compare(columns, texts))
         network = cast(SpecVLM, self.network)
         if not self.cost or network.gate is None:
@@ -135,7 +135,7 @@ class FlashModule(DraftModule):
 
     def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
         """Draft with `count` slots from each of the N answer tokens as a root. Returns for each slot s from 0 its
-        features (B, N - s, H); those that predict a token beyond the answers' end are left out."""
+        features (B, N - s, H); features that predict a token beyond the answers' end are left out."""
         network = cast(FlashNetwork, self.network)
         slots = raw_slots(network, columns)
         embeds = text_embeds(columns, network.slots)

@@ -195,7 +195,8 @@ class ReadingStore:
         return name in self.features and (self.visual is None or name in self.visual)
 
     def get(self, name: str, answer: Sequence[int]) -> Reading:
-        """Return the stored features of a sample. answer: its token ids. Raises KeyError if they are not stored."""
+        """Return the stored features of a sample. answer: token ids of the sample's answer. Raises KeyError if the
+        features are not stored."""
         tokens, features = self.features.get(name)
         ids = torch.tensor(tokens, device=self.teacher.device)
         embeds, visual = self.teacher.embed(ids).float().cpu(), self.teacher.visual(ids).cpu()
@@ -238,7 +239,8 @@ class ReadingStore:
     def read(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
     ) -> list[Reading]:
-        """Return the features of each sample of a batch, on the CPU. Those that are not stored are computed and stored.
+        """Return the features of each sample of a batch, on the CPU. Features that are not stored are computed and
+        stored.
 
         names: the samples. prompts: the target's input tensors for each; None if all features are stored. answers:
             token ids of each answer.

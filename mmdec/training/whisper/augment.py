@@ -82,7 +82,8 @@ def _audiomentations() -> Any:
 
 @contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """Seed Python's and NumPy's global random generators within the `with` block. audiomentations uses no others.
+    """Seed Python's and NumPy's global random generators within the `with` block. audiomentations uses no other
+    generators.
 
     After the block their states are restored. Only one thread at a time may be in such a block. Other threads that use
     these generators meanwhile get numbers that depend on `seed`.
@@ -152,7 +153,7 @@ def reverberate(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 def telephone(sound: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Limit a sound to a telephone's frequency band, with soft edges. (T,) -> (T,).
 
-    The lower edge is drawn from 200 to 350 Hz, the upper one from 3,000 to 3,800 Hz.
+    The lower edge is drawn from 200 to 350 Hz, the upper edge from 3,000 to 3,800 Hz.
     """
     low, high = draw.uniform(200, 350), draw.uniform(3000, 3800)
     frequency = np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE)

@@ -32,19 +32,19 @@ from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step, toke
 from mmdec.training.whisper.window_data import END, IGNORED, LETTERS, START, Batch
 from mmdec.types import InputError
 
-FIRST_SCALE = 1.3  # factor on initial queries and keys, first encoder layer: attention spans about five positions
+FIRST_SCALE = 1.3  # factor on initial query and key weights, first encoder layer: attention spans about five positions
 LATER_SCALE = 3.0  # factor on the initial weights of queries and keys in all encoder layers but the first
 
 
 @torch.no_grad()
 def protect_positions(model: WhisperForConditionalGeneration) -> None:
-    """Keep some channels of the encoder's states free of everything but position embeddings. It is called after each
-    step.
+    """Keep some channels of the encoder's states free of everything but position embeddings. Call this function after
+    each training step.
 
-    `init_local_attention` makes attention read these channels. Otherwise, layer outputs grow to ten times the position
-    embeddings and hide them: in experiments, later layers lost local attention after a few hundred steps. So layers
-    write nothing to these channels. Their outputs in the other channels have zero mean, or layer norm would change
-    these channels, too. The layer norms of later layers add no bias to them.
+    `init_local_attention` makes attention read these channels. Without this function, layer outputs grow to ten times
+    the position embeddings and hide them: in experiments, later layers lost local attention after a few hundred steps.
+    So layers write nothing to these channels. The layers' outputs in all other channels have zero mean, because layer
+    norm would otherwise change these channels, too. The layer norms of later layers add no bias to these channels.
     """
     encoder: Any = model.model.encoder  # typed as `Any`, because type checkers take a module's attributes for tensors
     width, half = model.config.d_model, model.config.d_model // 2
@@ -67,7 +67,7 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
     """Let each head of a new encoder attend to positions at a fixed small distance, as a convolution does.
 
     Position embeddings are sinusoids. If query and key read the same frequencies, and one of them is rotated, they
-    match at positions that differ by this rotation. Training then adds attention to content. With usual random weights,
+    match at positions that differ by this rotation. Training then adds attention to content. With plain random weights,
     most of the training time would be needed to learn local attention.
     """
     encoder: Any = model.model.encoder  # typed as `Any`, because type checkers take a module's attributes for tensors
@@ -93,7 +93,7 @@ def init_local_attention(model: WhisperForConditionalGeneration) -> None:
 
 
 STATE_SECONDS = 0.02  # seconds of sound between two encoder states
-PARTS = (100, 250)  # encoder positions in a part, 100 to 249, in steps that encode windows in parts
+PARTS = (100, 250)  # in steps that encode windows in parts, a part has 100 to 249 encoder states
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class WhisperModule(LightningModule):
         """Compute L_guide: -log of the attention that the guided heads pay to the sound near each label's time. It is
         averaged over heads and tokens.
 
-        inputs: layer -> inputs (B, L, H) of its cross-attention's queries. states: (B, S, H), the encoder's.
+        inputs: layer -> inputs (B, L, H) of its cross-attention's queries. states: (B, S, H) encoder states.
         times: (B, L) when each label is spoken, in seconds; negative where unknown.
         """
         timed = times >= 0
@@ -265,7 +265,7 @@ class WhisperModule(LightningModule):
         return total / max(len(self.options.guided), 1) * weight
 
     def letter_loss(self, states: Tensor, batch: Batch) -> Tensor:
-        """Compute the CTC loss per letter, over the windows whose text is known. states: (B, S, H), the encoder's."""
+        """Compute the CTC loss per letter, over the windows whose text is known. states: (B, S, H) encoder states."""
         spelled = batch.letter_lengths > 0
         weight = token_weight(spelled.sum())
         if not bool(spelled.any()):

@@ -282,8 +282,8 @@ SHORTEST = 4.0  # seconds; lower limit of the random window lengths. Most senten
 
 
 class Windows(Dataset[Composed]):
-    """A dataset whose index is a `Window`. Its sound and tokens are composed when it is read. how: the random
-    changes."""
+    """A dataset whose index is a `Window`. A window's sound and tokens are composed when the window is read. how: the
+    random changes."""
 
     def __init__(self, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> None:
         self.utterances, self.tokenizer, self.how = utterances, tokenizer, how
@@ -304,7 +304,8 @@ class WindowOptions:
     lengths: (epoch, seconds) pairs: from this epoch on, windows have at most about this length of sound.
     whole: share of the batches that are padded to 30 s.
     longer: exponent; below 1, long windows are drawn more often than short ones; above 1, less often.
-    max_bad_share: largest share of bad recordings. allow_absolute_paths: allow paths out of the corpus's folder.
+    max_bad_share: largest share of bad recordings. allow_absolute_paths: allow paths that lead out of the corpus's
+        folder.
     """
 
     train_split: str | list[str] = "train"
@@ -332,8 +333,9 @@ class WindowOptions:
 class WindowData(LightningDataModule):
     """A data module for training a Whisper: windows of up to 30 s, joined from utterances of one chapter.
 
-    corpus: a folder in LibriSpeech's format, or a manifest (list of sound files with texts). tokenizer: its folder. If
-        there is none, it is learned from the training text and saved there. options: fields of `WindowOptions`.
+    corpus: a folder in LibriSpeech's format, or a manifest (list of sound files with texts). tokenizer: folder of the
+        tokenizer. If the folder has none, a tokenizer is learned from the training text and saved there. options:
+        fields of `WindowOptions`.
     """
 
     def __init__(self, corpus: str, tokenizer: str, **options: Any) -> None:
