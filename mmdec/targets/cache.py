@@ -86,7 +86,8 @@ class Kind:
     device: torch.device
 
     def pool(self, rows: int, columns: int) -> Tensor:
-        """Allocate an uninitialised pool (members, rows, heads, columns, size). columns: number of tokens."""
+        """Allocate uninitialised memory for keys or values (members, rows, heads, columns, size). columns: number of
+        tokens."""
         shape = len(self.members), rows, self.heads, columns, self.size
         # no inference tensor, because a caller could write to it only in inference mode
         with torch.inference_mode(False):

@@ -49,7 +49,7 @@ class _Placed(nn.Module):
         self.padding: Tensor | None = None  # (H,) the padding token's position embedding, if it is a special one
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the position embeddings (B, N, H) of `positions`. args, kwargs: what the decoder passes."""
+        """Return the position embeddings (B, N, H) of `self.positions`. args, kwargs: the decoder's arguments."""
         needed = int(self.positions.max()) + 1
         if len(self.table) < needed:
             most = getattr(self.stock[0], "num_embeddings", None)

@@ -35,7 +35,7 @@ class Exactness:
     """Result of a comparison of outputs before any timing: how many inputs have equal outputs."""
 
     what: str  # names what was compared: the methods or their outputs
-    equal: int  # number of inputs with equal outputs
+    equal: int  # number of inputs for which subject and baseline give the same output
     of: int  # number of inputs that were compared
 
 

@@ -77,7 +77,7 @@ class Tried:
     """
 
     convention: str
-    now: str  # the setting's value in the folder, in words
+    now: str  # the value that the drafter's folder gives the setting, as text
     tried: str  # the value that was tried, in words
     depth: int  # number of the drafted token, from 1, whose acceptance is compared
     before: Share  # share of these drafted tokens that are accepted with the folder's value

@@ -433,7 +433,7 @@ def has_template(model: Model) -> bool:
 def inputs_of(model: Model, asked: Asked, template: bool) -> dict[str, Any]:
     """Make the model's inputs for a prompt, a batch of one. template: whether the chat template is applied.
 
-    Raises: InputError for pictures and a model that reads none.
+    Raises: InputError if the prompt has pictures, but the model cannot read pictures.
     """
     if isinstance(model, LoadedVlm):
         return _seen(model, asked, template)

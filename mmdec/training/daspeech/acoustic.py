@@ -156,8 +156,7 @@ class EnglishSpeech:
 
     @staticmethod
     def folder(root: Path, split: str, rows: Sequence[tuple[str, str, str]]) -> Path:
-        """Return the cache folder for rows (name, translation, alignment). Its name has a hash of the rows and of the
-        recordings' file sizes."""
+        """Return the cache folder for rows (name, translation, alignment): a hash of them and of file sizes."""
         digest = hashlib.blake2b(f"{root.resolve().name}\n".encode(), digest_size=8)
         for row in rows:
             size = (root / split / f"{row[0]}.wav").stat().st_size
@@ -181,8 +180,7 @@ class EnglishSpeech:
         return torch.from_numpy(part.astype(np.float32))
 
     def phones(self, item: int) -> Tensor:
-        """Return (3, K) for a recording's K phones: duration in frames, pitch in Hz, energy. The last phone is EOS,
-        whose three values are 0."""
+        """Return (3, K) for a recording's K phones: duration in frames, pitch in Hz, energy. The last is EOS: zeros."""
         return torch.from_numpy(self._phones[self._phone_starts[item] : self._phone_starts[item + 1]].T.copy())
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], int]:
@@ -210,8 +208,8 @@ class EnglishSpeech:
         return pad_sequence(units, batch_first=True, padding_value=1), targets
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return four tensors: mean (80,) and standard deviation (80,) of the mel; and (mean, standard deviation) of
-        log(Hz + 1) of the pitch, and of log(energy + 1)."""
+        """Return mean (80,) and standard deviation (80,) of the mel; (mean, deviation) of log(Hz + 1); the same of
+        log(energy + 1)."""
         count, total, squares = 0, np.zeros(MELS), np.zeros(MELS)
         for start in range(0, len(self._mel), 1 << 16):
             part = self._mel[start : start + (1 << 16)].astype(np.float64)
@@ -219,8 +217,7 @@ class EnglishSpeech:
         mean = total / count
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-8))
         spoken = np.log1p(self._phones[self._phones[:, 0] > 0, 1:].astype(np.float64))
-        # (2, 2): rows: pitch, energy; columns: mean, standard deviation
-        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)
+        pairs = np.stack([spoken.mean(0), np.maximum(spoken.std(0), 1e-4)], 1)  # (2, 2): of pitch and of energy
         mean, deviation, pitch, energy = (torch.from_numpy(array).float() for array in (mean, deviation, *pairs))
         return mean, deviation, pitch, energy
 
@@ -280,8 +277,8 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
 def both_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
-    """Read the training and the development speech. limit, dev_rows: the most rows of the training and of the
-    development split. Raises InputError if the splits share recordings or too many rows are bad."""
+    """Read the training speech (at most `limit` rows) and the development speech (at most `dev_rows`). Raises
+    InputError if they share recordings or too many rows are bad."""
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
@@ -345,8 +342,7 @@ class AcousticData(LightningDataModule):
     """A data module for text-to-speech: phones and acoustic targets of English recordings.
 
     `root` is the folder with `{split}.tsv`, `{split}.alignment.tsv` and the wavs. An epoch has `steps_per_epoch`
-    batches, drawn from (seed, epoch) alone: a training that was resumed at an epoch's end has the same batches as an
-    uninterrupted training.
+    batches, drawn from (seed, epoch) alone: a training resumed at an epoch's end has those of an uninterrupted one.
     `max_bad_share`: largest share of bad rows. `allow_absolute_paths`: allow files outside `root`.
     """
 

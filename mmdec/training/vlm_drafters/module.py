@@ -5,8 +5,7 @@ prompt and answer gives inputs and labels of all unrolled drafting steps. Featur
 that are used again. Only answer tokens count in the loss.
 
 Validation simulates decoding. For this it needs only the rank that the drafter gives to each true next token, with
-every answer token as a root. Accepted drafts equal the answer, so the features of the answer are those of real
-decoding.
+every answer token as a root. Accepted drafts equal the answer, so its features are those of real decoding.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class DraftOptions:
     unroll_from: before this training step, `unroll` is 1, which is faster.
     unroll_decay: loss weight of a drafting step relative to the step before. through: let gradients flow from a
         drafting step into earlier ones.
-    noise: random noise of up to noise * 512 / length is added to the features.
+    noise: random noise of up to noise * 512 / (length of the text in tokens) is added to the features.
     tokens, features, distribution, ranks: weights of the parts of the loss; null: those of the drafter's paper.
     keep_features: store features on disk (2 H bytes a token and layer), so that the target reads each sample only once.
     chain, tree_nodes: sizes of the drafts that validation simulates to log tokens per round.
@@ -196,8 +195,7 @@ def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
 
 @contextmanager
 def whole_weights(trainer: Trainer) -> Iterator[None]:
-    """Within the `with` block, every process can read all weights, even if these are sharded. All processes must enter
-    it."""
+    """Within the `with` block, every process can read all weights, even sharded ones. All processes must enter it."""
     wrapped = sharded(trainer)
     if wrapped is None:
         yield
@@ -214,8 +212,7 @@ def rank_texts(
     texts: Sequence[Reading],
     drafted: Tensor | None = None,
 ) -> list[Tensor]:
-    """Compute the rank that the drafter gives to each true token, for simulated decoding; the drafter's likeliest token
-    has rank 0.
+    """Compute the rank that the drafter gives to each true token, for simulated decoding; its likeliest has rank 0.
 
     steps: [d]: the drafter's features (B, N - d, H) at depth d, without noise; entry r belongs to root r. logits: the
         LM head, (..., H) -> (..., V). drafted: (V,), each token's index among the logits, -1 if it cannot be drafted;
@@ -453,8 +450,7 @@ class DraftModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients. If weights are sharded, the norm is computed over all shards, which Lightning (2.6) cannot
-        do."""
+        """Clip gradients. If weights are sharded, the norm is that over all shards, which Lightning (2.6) cannot do."""
         wrapped = sharded(self.trainer)
         if wrapped is None or gradient_clip_val is None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
