@@ -208,6 +208,7 @@ class Text:
 class Row:
     """The drafter's state of one batch row: the accepted text and its alignment to the frames."""
 
+    head: Ctc  # the head that drafts for the row
     timed: bool  # whether the model writes timestamps
     first_time: int  # id of the timestamp token of 0 seconds
     waiting: list[int] = field(default_factory=list[int])  # accepted tokens that are not aligned yet
@@ -238,7 +239,6 @@ class Memory:
     """The drafter's state of one `generate` call: a `Row` (text and alignment) for each row of the batch."""
 
     rows: list[Row]
-    heads: list[Ctc] = field(default_factory=list["Ctc"])  # for each row, the head that drafts; set by `CtcByLanguage`
 
 
 @final
@@ -308,7 +308,7 @@ class Ctc:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
         begun = "" if self.model is None else self.model.beginning
-        rows = [Row(last != untimed, self.first_time, context=begun) for last in context.tokens[:, -1].tolist()]
+        rows = [Row(self, last != untimed, self.first_time, context=begun) for last in context.tokens[:, -1].tolist()]
         if known:
             read = heard_states(context.memory, context.sound)
             heard = self._listen(context.memory[list(known)], [read[at] for at in known])
@@ -322,7 +322,7 @@ class Ctc:
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
             return chains(roots, [[] for _ in memory.rows])
-        return chains(roots, [self.chain(row, depth, plan.threshold) for row in memory.rows])
+        return chains(roots, [row.head.chain(row, depth, plan.threshold) for row in memory.rows])
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""
@@ -479,14 +479,11 @@ class CtcByLanguage:
         prompts = context.tokens.tolist()
         chosen = [next((head for head in self.heads if head.knows(row)), None) for row in prompts]
         begun = [head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads]
-        heads = [self.heads.index(head) if head else 0 for head in chosen]
-        return Memory([begun[head][at] for at, head in enumerate(heads)], [self.heads[head] for head in heads])
+        return Memory([begun[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
 
     def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
-        """Draft a chain for each row, as `Ctc` does."""
-        depth = min(plan.nodes, plan.depth)
-        pairs = zip(memory.heads, memory.rows, strict=True)
-        return chains(roots, [head.chain(row, depth, plan.threshold) if depth else [] for head, row in pairs])
+        """Draft a chain for each row, by the row's own head."""
+        return self.heads[0].propose(memory, roots, plan)
 
     def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens of each row."""
@@ -494,5 +491,4 @@ class CtcByLanguage:
 
     def select(self, memory: Memory, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order."""
-        memory.heads = [memory.heads[index] for index in live.tolist()]
         self.heads[0].select(memory, live)

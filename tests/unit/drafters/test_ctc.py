@@ -73,7 +73,7 @@ def drafter() -> Ctc:
 
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
-    row = Row(timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
+    row = Row(made, timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
     memory = Memory([row])
     tokens = torch.tensor([accepted])
     verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
@@ -201,7 +201,7 @@ def test_an_ngram_chooses_among_what_is_heard() -> None:
     table = np.exp(spoken([s, 0, a, 0], len(made.pieces)))
     table[2] = 0.01
     table[2, [a, e]] = 0.36, 0.35
-    row = Row(False, TIMESTAMPS, alignment=Alignment(np.log(table)))
+    row = Row(made, False, TIMESTAMPS, alignment=Alignment(np.log(table)))
     memory, roots = Memory([row]), torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(2, 2)).tokens[0, 1:].tolist() == [19, 1]
     for text, wanted in ((["s", "e"], [19, 5]), (["s", "a"], [19, 1])):
@@ -261,7 +261,9 @@ def test_the_rest_of_a_word_that_was_misheard_is_left_out() -> None:
 def test_a_chain_ends_where_the_head_is_unsure() -> None:
     made = drafter()
     a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
-    row = Row(False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)])))
+    row = Row(
+        made, False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)]))
+    )
     memory = Memory([row])
     roots = torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
