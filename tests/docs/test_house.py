@@ -1,4 +1,4 @@
-"""Tests rules for the repository: the README's tree lists exactly what exists, and files and functions stay small."""
+"""The README's tree lists what exists, tests mirror the package, and imported names are there."""
 
 from __future__ import annotations
 
@@ -8,29 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import mmdec
-from mmdec import cli
 from mmdec.drafters.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mmdec"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TREE = re.search(r"^```\nmmdec/\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-RECIPES = ("LightningModule", "LightningDataModule")
-WHISPERS = (  # Whisper's own rooms
-    "targets/whisper",
-    "hub/whisper",
-    "nn/whisper_encoder",
-    "hub/heard_translator",  # a translator that hears with its encoder
-    "nn/heard_translator",
-    "training/reader/",
-    "pipelines/transcription/",
-    "training/whisper/",
-    "training/medusa/",
-    "training/ctc/",  # heads on its encoder
-    "cli/",
-    "demo/",
-)
 
 
 def entries() -> set[str]:
@@ -86,62 +69,14 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
-def test_top_floor_is_short() -> None:
-    assert len(list(PACKAGE.glob("*.py"))) <= 8
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 500
-    assert ast.get_docstring(ast.parse(text))
+def test_every_file_has_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def test_the_package_is_marked_as_typed() -> None:
     """`.ci/run` looks for the marker in the wheel, too."""
     assert (PACKAGE / "py.typed").is_file()
-
-
-def test_long_functions_are_few() -> None:
-    """Docstrings, which say a line of each argument, do not count."""
-    long = [
-        f"{path.relative_to(PACKAGE)}: {node.name}"
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
-        and (node.end_lineno or 0) - node.lineno - len((ast.get_docstring(node) or "").splitlines()) >= 60
-    ]
-    assert len(long) <= 3, long
-
-
-def test_functions_take_few_arguments() -> None:
-    """At most eight, but for public calls, verbs of the command line, Triton kernels and the modules of recipes, whose
-    arguments are those of a YAML."""
-    groups = [cli.app, *(group.typer_instance for group in cli.app.registered_groups)]
-    verbs = {command.callback for group in groups if group for command in group.registered_commands}
-    free = {(str(verb.__module__), verb.__name__) for verb in verbs if verb}
-    free |= {(str(getattr(mmdec, name).__module__), name) for name in mmdec.__all__ if callable(getattr(mmdec, name))}
-    many: list[str] = []
-    for path in MODULES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        of_recipes = [node for node in classes if any(ast.unparse(base).endswith(RECIPES) for base in node.bases)]
-        excepted = {id(part) for node in of_recipes for part in node.body}
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.FunctionDef) or id(node) in excepted or (module, node.name) in free:
-                continue
-            kernel = any(ast.unparse(entry).partition("(")[0].endswith("jit") for entry in node.decorator_list)
-            if not kernel and arguments(node) > 8:
-                many.append(f"{path.relative_to(PACKAGE)}: {node.name}")
-    assert many == []
-
-
-def arguments(node: ast.FunctionDef) -> int:
-    """The number of a function's arguments, `self` and `cls` aside."""
-    named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    several = [entry for entry in (node.args.vararg, node.args.kwarg) if entry is not None]
-    return sum(entry.arg not in ("self", "cls") for entry in named) + len(several)
 
 
 def test_what_a_type_checker_is_told_to_ignore_has_its_reason() -> None:
@@ -152,18 +87,6 @@ def test_what_a_type_checker_is_told_to_ignore_has_its_reason() -> None:
         if re.search(r"# ((type|pyright): ignore(\[[\w, -]*\])?|noqa(: \w+)?)\s*$", line)
     ]
     assert bare == []
-
-
-def test_whisper_lives_in_its_rooms() -> None:
-    elsewhere = [
-        name
-        for path in MODULES
-        for name in [str(path.relative_to(PACKAGE))]
-        if not name.startswith(WHISPERS)
-        and not re.fullmatch(r"evaluation/\w+/\w*transcription\.py", name)
-        and re.search(r"whisper", path.read_text(encoding="utf-8"), re.IGNORECASE)
-    ]
-    assert len(elsewhere) <= 3, elsewhere
 
 
 def test_only_the_registry_lists_drafters() -> None:
@@ -182,24 +105,6 @@ def texts(node: ast.List | ast.Tuple | ast.Set | ast.Dict) -> set[str]:
     """The strings that a list, or a dictionary's keys, hold."""
     parts = node.keys if isinstance(node, ast.Dict) else node.elts
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-
-
-def test_rooms_import_few_other_rooms() -> None:
-    """A room is a folder of the package or a file of its top floor; imports for type checkers count, too."""
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
-    pairs: set[tuple[str, str]] = set()
-    for path in MODULES:
-        room = path.relative_to(PACKAGE).parts[0]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                inside = [f"{node.module}.{alias.name}" for alias in node.names]
-                names = [name if name in files else node.module for name in inside]
-            pairs |= {(room, files[name].relative_to(PACKAGE).parts[0]) for name in names if name in files}
-    between = sorted(pair for pair in pairs if pair[0] != pair[1])
-    assert len(between) <= 89, between
 
 
 def test_imported_names_are_there() -> None:
