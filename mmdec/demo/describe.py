@@ -1,5 +1,5 @@
 """The tab that answers questions about pictures. It compares the speed of several drafters (the page calls this the
-race), and shows which visual tokens each drafter uses."""
+race), and tells which visual tokens each drafter uses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import base64
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
-from mmdec.demo.race import against_plain, listener, milliseconds, race_html
+from mmdec.demo.race import against_plain, listener, milliseconds, race_html, run_in_turn
 from mmdec.demo.sentences import confidence, require, said, status
 from mmdec.pipelines.call import Round
 from mmdec.pipelines.confidence import read_calibrations
@@ -36,12 +38,10 @@ NOTE = (
     "(a much smaller network) guesses the next tokens (pieces of words), and the model checks all guesses in one pass. "
     "The answer is the same as without it. The model knows drawings of these kinds only."
 )
-START = (
-    "The clock starts with the first pass, which reads picture and question. Tokens per pass are those of the others."
-)
+START = "The clock starts with the first pass, which reads picture and question. Tokens per pass are those of the later passes."
 TOKEN = "A visual token is a small square of the picture, as the model sees it."
-READ = f'<h3>What the drafters read of the picture</h3><p class="mm-note">{TOKEN}</p>'
 ID = "mm-describe"
+PLAIN = ""  # plain decoding in the race, which is no drafter's name
 _CHOSEN = "Its gate, which reads the question, chose to"
 COMPRESSED = {  # compressor's name -> what it did to the picture's visual tokens, in words
     "prune": f"{_CHOSEN} keep the squares that count most.",
@@ -146,33 +146,26 @@ def preview(tell: Tell, path: str | None) -> None:
 
 
 def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
-    """Answer with the first drafter, showing the text as it is accepted. Then time all drafters and plain decoding
-    without showing text, because updates of the page would slow decoding down, and compare them (the race).
+    """Answer with the first drafter, showing the text as it is accepted. Then time all drafters and plain decoding in
+    turn, without showing text, because updates of the page would slow decoding down, and compare them (the race).
 
     tell: reports to the page. pixels: (H, W, 3) uint8. name: the picture's alternative text.
     chosen: names of the drafters. truth: the right answer; "": not known.
     """
     tell(picture=picture_html(pixels, name))
     first, _ = decode(tell, pixels, question, chosen[0] if chosen else None, live=True)
-    tell(text=text_html(first, question, truth), status=status("Answered. Now the race …", "busy"))
-    drafted = {drafter: decode(tell, pixels, question, drafter) for drafter in dict.fromkeys(chosen)}
-    plain = decode(tell, pixels, question, None)
-    figures = "".join(
-        picture_html(pixels, name, result.kept, kept_sentence(result.compressor, result.kept, drafter))
-        for drafter, (result, _) in drafted.items()
-        if result.kept is not None
-    )
-    whole = [drafter for drafter, (result, _) in drafted.items() if result.kept is None]
-    caption = " ".join(kept_sentence(None, None, drafter) for drafter in whole[:1])
-    tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
+    tell(text=text_html(first, question, truth))
+    ways = {way: partial(decode, tell, pixels, question, way or None) for way in (*dict.fromkeys(chosen), PLAIN)}
+    *drafted, (_, plain) = run_in_turn(tell, "Answered.", ways).items()
     notes = drafters()
-    ways = [(drafter, notes.get(drafter) or "A drafter.", run) for drafter, run in drafted.items()]
-    lanes = against_plain(tokenizer, ways, plain)
+    named = [(drafter, notes.get(drafter) or "A drafter.", runs) for drafter, runs in drafted]
+    lanes = against_plain(load_vlm(DEFAULT_MODEL).tokenizer, named, plain)
+    # the texts are equal and the passes nearly so: one drafter is drawn, the others are rows of a table
+    lanes = [replace(lane, brief=0 < index < len(drafted)) for index, lane in enumerate(lanes)]
     tell(
         status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}." if drafted else "Done.", "done"),
-        picture=f'{READ}<div class="mm-figures">{figures}</div>'
-        if figures
-        else picture_html(pixels, name, caption=caption),
+        picture=picture_html(pixels, name)
+        + read_html([(drafter, runs[0][0].compressor, runs[0][0].kept) for drafter, runs in drafted]),
         race=race_html(lanes, "tokens", start=START),
     )
 
@@ -198,7 +191,10 @@ def tab() -> None:
                 question = gr.Textbox(label="Question", value=QUESTION, max_lines=3, max_length=MAX_LETTERS)
                 run, stop = run_and_stop(ID, "Ask")
                 chosen = gr.CheckboxGroup(
-                    names, value=names, label="Drafters in the race", info="Plain decoding always runs."
+                    names,
+                    value=names[:1],
+                    label="Drafters in the race",
+                    info="Each adds its time. Plain decoding always runs.",
                 )
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = status_line("Press a sample, or choose a picture and ask.")
@@ -234,7 +230,7 @@ def side_of(tokens: int) -> int | None:
 
 
 def kept_svg(kept: Sequence[float]) -> str:
-    """Draw an SVG overlay that darkens the visual tokens that the drafter uses less.
+    """Draw the grid of visual tokens as SVG, and darken those that the drafter uses less.
 
     kept: for each visual token, row by row, how much of it the drafter uses, from 0 to 1.
     Returns: "" if the tokens form no square grid.
@@ -249,9 +245,7 @@ def kept_svg(kept: Sequence[float]) -> str:
         f"{100 * value / most:.0f} % of the most</title></rect>"
         for index, value in enumerate(kept)
     )
-    return (
-        f'<svg class="mm-kept" aria-hidden="true" viewBox="0 0 {side} {side}" preserveAspectRatio="none">{cells}</svg>'
-    )
+    return f'<svg class="mm-kept" aria-hidden="true" viewBox="0 0 {side} {side}">{cells}</svg>'
 
 
 def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
@@ -261,7 +255,7 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
     kept: for each visual token, how much of it the drafter uses, from 0 to 1; None: it uses all.
     """
     if kept is None:
-        return f"{drafter} reads every visual token. {TOKEN}"
+        return f"{drafter} reads every visual token."
     whole = sum(value > 0.0 for value in kept)
     how = f" {COMPRESSED.get(compressor, f'Its gate chose the compressor “{compressor}”.')}" if compressor else ""
     drawn = ""
@@ -270,16 +264,29 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
     return f"{drafter} reads {whole} of {len(kept)} visual tokens.{how} {drawn}".strip()
 
 
-def picture_html(pixels: np.ndarray, name: str, kept: Sequence[float] | None = None, caption: str = "") -> str:
-    """Write the picture as HTML. name: its alternative text. caption: a line below it.
+def read_html(drafted: Sequence[tuple[str, str | None, Sequence[float] | None]]) -> str:
+    """Write what each drafter reads of the picture as HTML, folded up; "" without a drafter.
 
-    kept: for each visual token, how much of it the drafter uses, from 0 to 1; less used tokens are darkened. None: no
-        overlay.
+    drafted: for each drafter its name, its image compressor's name or None, and for each visual token how much of it
+        the drafter uses, from 0 to 1; None: it uses all.
     """
-    height, width = pixels.shape[:2]
-    veil = "" if kept is None else kept_svg(kept)
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    if not drafted:
+        return ""
+    items = "".join(
+        f"<li>{kept_svg(kept) if kept and min(kept) < max(kept) else ''}"
+        f"<span>{escape(kept_sentence(compressor, kept, drafter))}</span></li>"
+        for drafter, compressor, kept in drafted
+    )
     return (
-        f'<figure class="mm-figure"><div class="mm-frame"><img src="{data_address(pixels)}" '
-        f'alt="{escape(name)}, {width} by {height} pixels"/>{veil}</div>{below}</figure>'
+        '<details class="mm-read"><summary>What the drafters read of the picture</summary>'
+        f'<p class="mm-note">{TOKEN}</p><ul>{items}</ul></details>'
+    )
+
+
+def picture_html(pixels: np.ndarray, name: str) -> str:
+    """Write the picture (H, W, 3) as HTML. name: its alternative text."""
+    height, width = pixels.shape[:2]
+    return (
+        f'<figure class="mm-figure"><img src="{data_address(pixels)}" '
+        f'alt="{escape(name)}, {width} by {height} pixels"/></figure>'
     )

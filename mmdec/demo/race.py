@@ -1,25 +1,28 @@
 """Draws the race, as the page calls it: the speed of several ways of decoding, compared side by side, pass by pass, at
 a pace that people can follow.
 
-Nothing is decoded here. Each way of decoding has a lane, a strip of the page. It is drawn from the rounds of a finished
-call: the pieces of text that each pass accepted, and when. The browser shows the lanes as an animation.
+Each way of decoding has a lane, a strip of the page. It is run once to warm up, then several times in turn with the
+others, because a single run says more about the machine than about the way of decoding. The lane shows the run with the
+median time: the pieces of text that each pass accepted, and when. The browser shows the lanes as an animation.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 from mmdec.demo.background import Tell
+from mmdec.demo.sentences import status
 from mmdec.pipelines.call import Round
-from mmdec.pipelines.comparison import verdict
+from mmdec.pipelines.comparison import faster
 from mmdec.pipelines.description.answer import Description
 from mmdec.pipelines.transcription.transcript import Transcript
 
 Decoded = Transcript | Description
+Run = TypeVar("Run")
 # Factors from which the page chooses how much slower than real time it shows a race; below 1: faster.
 PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 SHOWN = 7.0  # maximum seconds that the animation of the slowest way of decoding takes
@@ -28,6 +31,12 @@ AGAIN = (
     "race.classList.add('mm-go')"
 )
 REFRESH = 0.15  # seconds between two updates of text that is still being decoded
+TURNS = 5  # the most timed runs of each way of decoding
+MIN_TURNS = 3  # timed runs of each way, however long they take
+ENOUGH = 15.0  # seconds after which no further turn begins once there were MIN_TURNS
+BARS = 60  # the most passes that a bar chart shows
+BAR, HIGH, LABEL = 20, 36, 14  # pixels of a bar chart: width per pass, height of the highest bar, height of its labels
+EVERY = 5  # of more than twice as many passes, only every fifth has its number below its bar
 BROKEN = "\ufffd"  # tokenizers decode half a character to this; such text is hidden until the rest comes
 
 
@@ -47,24 +56,72 @@ class Step:
 
 @dataclass(frozen=True)
 class Lane:
-    """One way of decoding that the page compares with others, and shows in one strip (lane): its passes, and how it
-    compares with the baseline."""
+    """One way of decoding that the page compares with others, and shows in one strip (lane): the passes of the run with
+    the median time, and how it compares with the baseline."""
 
     name: str
     note: str  # a note about this way of decoding, in words
     steps: list[Step]
-    verdict: str = ""  # a comparison of time and output with the baseline, in words
-    equal: bool | None = None  # whether the output equals the baseline's; None if it is not compared
+    times: list[float] = field(default_factory=list[float])  # seconds of all timed runs
+    baseline: float | None = None  # the baseline's seconds; None: the lane is the baseline, or is not compared
+    output: str = ""  # a comparison of the output with the baseline's, in words
+    equal: bool | None = None  # whether the output must equal the baseline's, and does; None: it need not
     per_pass: float | None = None  # tokens per round, as the library reports them; None: computed from the steps
+    passes: int | None = None  # number of passes, where a step is more than one; None: the number of steps
+    brief: bool = False  # whether the lane is a row of the table below the others, without its text
 
     @property
     def seconds(self) -> float:
         """Return the seconds of all passes."""
-        return self.steps[-1].seconds if self.steps else 0.0
+        return duration(self.steps)
 
     @property
     def pieces(self) -> list[str]:
         return [piece for step in self.steps for piece in step.pieces]
+
+    @property
+    def speed(self) -> str:
+        """Compare the time with the baseline's in words; "" without a baseline."""
+        return "" if self.baseline is None else faster(self.seconds, self.baseline)
+
+    @property
+    def verdict(self) -> str:
+        """Compare time and output with the baseline in words."""
+        return ", ".join(part for part in (self.speed, self.output) if part)
+
+
+def duration(steps: Sequence[Step]) -> float:
+    """Return the seconds of all passes of a run."""
+    return steps[-1].seconds if steps else 0.0
+
+
+def run_in_turn(tell: Tell, head: str, ways: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
+    """Run each way of decoding once without counting it, then all of them in turn, up to `TURNS` times.
+
+    tell: reports the progress to the page. head: begins the status line. ways: name -> function that decodes once.
+    Returns: name -> results of the counted runs.
+    """
+    results: dict[str, list[Run]] = {name: [] for name in ways}
+    tell(status=status(f"{head} The race warms up …", "busy"))
+    for run in ways.values():
+        run()
+    start = time.monotonic()
+    for turn in range(1, TURNS + 1):
+        if turn > MIN_TURNS and time.monotonic() - start > ENOUGH:
+            break
+        tell(status=status(f"{head} The race, turn {turn} of up to {TURNS} …", "busy"))
+        for name, run in ways.items():
+            results[name].append(run())
+    return results
+
+
+def lane_of(name: str, note: str, runs: Sequence[list[Step]], **more: Any) -> Lane:
+    """Make a lane from the steps of all counted runs. Of an even number, the faster middle run is shown.
+
+    more: further fields of `Lane`.
+    """
+    ordered = sorted(runs, key=duration)
+    return Lane(name, note, ordered[(len(ordered) - 1) // 2], [duration(run) for run in runs], **more)
 
 
 def pace(lanes: Sequence[Lane]) -> float:
@@ -79,14 +136,17 @@ def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
 
     unit: what the pieces are called, in the plural: "tokens" or "pieces".
     """
-    factor = pace(lanes)
-    longest = max((lane.seconds for lane in lanes), default=0.0) or 1.0
+    drawn = [lane for lane in lanes if not lane.brief]
+    factor = pace(drawn)
+    longest = max((lane.seconds for lane in drawn), default=0.0) or 1.0
     parts = [
         '<section class="mm-race mm-go" aria-label="The race">',
         f'<div class="mm-head"><h3>The race</h3><button type="button" class="mm-again" onclick="{escape(AGAIN)}">'
         "Show it again</button></div>",
-        f'<p class="mm-note">Shown {pace_words(factor)}. Each colour is one pass of the network. {escape(start)}</p>',
-        *(lane_html(lane, unit, factor, longest) for lane in lanes),
+        f'<p class="mm-note">Shown {pace_words(factor)}. Each colour is one pass of the network. {turns_words(lanes)}'
+        f"{escape(start)}</p>",
+        *(lane_html(lane, unit, factor, longest) for lane in drawn),
+        table_html([lane for lane in lanes if lane.brief], unit),
         "</section>",
     ]
     return "".join(parts)
@@ -99,6 +159,14 @@ def pace_words(factor: float) -> str:
     return f"{factor:g} times slower than it ran" if factor > 1 else f"{1 / factor:g} times faster than it ran"
 
 
+def turns_words(lanes: Sequence[Lane]) -> str:
+    """Write in words how often each way of decoding was run, with a space after it; "" if it was not counted."""
+    turns = max((len(lane.times) for lane in lanes), default=0)
+    if turns < 2:
+        return ""
+    return f"Each way was warmed up, then run {turns} times in turn; times are medians, with the range of all runs. "
+
+
 def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
     """Write the strip of one way of decoding as HTML: its name, pieces of text, bar and figures.
 
@@ -108,28 +176,50 @@ def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
     """
     seconds = lane.seconds * factor
     width = 100 * lane.seconds / longest
-    verdict = ""
-    if lane.verdict:
-        kind = "" if lane.equal is None else " mm-equal" if lane.equal else " mm-differs"
-        verdict = f'<span class="mm-verdict{kind}">{escape(lane.verdict)}</span>'
     return (
         f'<article class="mm-lane"><h4>{escape(lane.name)}</h4><p class="mm-note">{escape(lane.note)}</p>'
         f'<p class="mm-pieces" lang="en">{pieces_html(lane.steps, unit, factor)}</p>'
         f'<div class="mm-track" aria-hidden="true"><div class="mm-bar" style="width:{width:.1f}%;'
         f'--run:{seconds:.3f}s"></div></div>'
-        f'<p class="mm-facts"><span>{figures(lane, unit)}</span>{verdict}</p>{steps_svg(lane.steps, unit)}</article>'
+        f'<p class="mm-facts"><span>{figures(lane, unit)}</span>{comparison_html(lane)}</p>'
+        f"{chart_html(lane.steps, unit)}</article>"
     )
 
 
+def comparison_html(lane: Lane) -> str:
+    """Write the comparison with the baseline as HTML: speed and output apart. Only a gain is marked as good."""
+    parts = []
+    if lane.speed:
+        kind = "mm-speed mm-gain" if lane.speed.endswith("faster") else "mm-speed"
+        parts.append(f'<span class="{kind}">{escape(lane.speed)}</span>')
+    if lane.output:
+        kind = "mm-output" if lane.equal is None else "mm-output mm-equal" if lane.equal else "mm-output mm-differs"
+        parts.append(f'<span class="{kind}">{escape(lane.output)}</span>')
+    return "".join(parts)
+
+
+def table_html(lanes: Sequence[Lane], unit: str) -> str:
+    """Write the brief lanes as a table; "" if there are none. unit: what the pieces are called, in the plural."""
+    if not lanes:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(lane.name)}<p class="mm-note">{escape(lane.note)}</p></th>'
+        f'<td>{figures(lane, unit)}<p class="mm-facts">{comparison_html(lane)}</p></td></tr>'
+        for lane in lanes
+    )
+    return f'<table class="mm-others"><caption>The others</caption><tbody>{rows}</tbody></table>'
+
+
 def figures(lane: Lane, unit: str) -> str:
-    """Write the figures of one way of decoding as HTML: number of passes, milliseconds, and pieces per pass.
+    """Write the figures of one way of decoding as HTML: number of passes, time with its range, and pieces per pass.
 
     unit: what the pieces are called, in the plural: "tokens" or "pieces".
     """
-    passes, pieces = len(lane.steps), sum(step.count for step in lane.steps)
+    passes, pieces = lane.passes or len(lane.steps), sum(step.count for step in lane.steps)
     per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
     each = "" if per_pass is None else f" · {per_pass:.1f} {unit} per pass"
-    return f"<b>{passes}</b> {'pass' if passes == 1 else 'passes'} · <b>{milliseconds(lane.seconds)}</b>{each}"
+    spread = f" ({span(min(lane.times), max(lane.times))})" if len(lane.times) > 1 else ""
+    return f"<b>{passes}</b> {'pass' if passes == 1 else 'passes'} · <b>{milliseconds(lane.seconds)}</b>{spread}{each}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -138,6 +228,13 @@ def milliseconds(seconds: float) -> str:
     if value >= 1000:
         return f"{seconds:.1f} s"
     return f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
+
+
+def span(least: float, most: float) -> str:
+    """Format a range of seconds: 18 to 153 ms, 930 ms to 1.2 s."""
+    low, high = milliseconds(least), milliseconds(most)
+    unit = high.partition(" ")[2]
+    return f"{low.removesuffix(f' {unit}')} to {high}"
 
 
 def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
@@ -158,25 +255,45 @@ def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
     return "".join(spans)
 
 
+def chart_html(steps: Sequence[Step], unit: str) -> str:
+    """Draw the bar chart with a line that says what it shows; "" where each pass accepted one piece, or there is one
+    pass. unit: what the pieces are called, in the plural: "tokens" or "pieces"."""
+    svg = steps_svg(steps, unit)
+    if not svg or max(step.count for step in steps) < 2:
+        return ""
+    cut = f" The first {BARS} of {len(steps)} passes are drawn." if len(steps) > BARS else ""
+    return (
+        '<figure class="mm-chart"><div class="mm-wide" tabindex="0" role="region" '
+        f'aria-label="Bar chart of passes, scrolls sideways">{svg}</div>'
+        f"<figcaption>Above each bar: {unit} that the pass settled. Below: the pass.{cut}</figcaption></figure>"
+    )
+
+
 def steps_svg(steps: Sequence[Step], unit: str) -> str:
-    """Draw a bar chart of the number of pieces that each pass accepted; "" for fewer than two passes.
+    """Draw a bar chart of the number of pieces that each pass accepted, with the numbers; "" for fewer than two passes.
 
     unit: what the pieces are called, in the plural: "tokens" or "pieces".
     """
     if len(steps) < 2:
         return ""
-    counts = [step.count for step in steps]
-    top, width, height = max(1, *counts), 8, 36
-    bars = "".join(
-        f'<rect class="mm-c{index % 6}" x="{index * width}" y="{height - height * count / top:.1f}" '
-        f'width="{width - 2}" height="{max(1.0, height * count / top):.1f}" rx="1">'
-        f"<title>pass {index + 1}: {count} {escape(unit)}</title></rect>"
-        for index, count in enumerate(counts)
-    )
-    label = f"{unit} settled in each of {len(counts)} passes: {', '.join(map(str, counts[:40]))}"
+    counts = [step.count for step in steps][:BARS]
+    top, bottom = max(1, *counts), LABEL + HIGH
+    bars = []
+    for index, count in enumerate(counts):
+        high, middle, number = HIGH * count / top, (index + 0.5) * BAR, index + 1
+        bars.append(
+            f'<rect class="mm-c{index % 6}" x="{index * BAR + 2}" y="{bottom - high:.1f}" '
+            f'width="{BAR - 4}" height="{max(1.0, high):.1f}" rx="1">'
+            f"<title>pass {number}: {count} {escape(unit[:-1] if count == 1 else unit)}</title></rect>"
+            f'<text x="{middle:g}" y="{bottom - high - 3:.1f}">{count}</text>'
+        )
+        if len(counts) <= 2 * EVERY or number == 1 or number % EVERY == 0:
+            bars.append(f'<text class="mm-tick" x="{middle:g}" y="{bottom + LABEL - 2}">{number}</text>')
+    label = f"{unit} settled in each of {len(steps)} passes: {', '.join(map(str, counts[:40]))}"
+    width, height = BAR * len(counts), bottom + LABEL
     return (
-        f'<svg class="mm-steps" role="img" aria-label="{escape(label)}" viewBox="0 0 {width * len(counts)} {height}" '
-        f'style="max-width:{width * len(counts)}px" preserveAspectRatio="none" height="{height}">{bars}</svg>'
+        f'<svg class="mm-steps" role="img" aria-label="{escape(label)}" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}">{"".join(bars)}</svg>'
     )
 
 
@@ -238,19 +355,24 @@ def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None =
 
 def against_plain(
     tokenizer: Any,
-    drafted: Iterable[tuple[str, str, tuple[Decoded, Sequence[Round]]]],
-    plain: tuple[Decoded, Sequence[Round]],
+    drafted: Iterable[tuple[str, str, Sequence[tuple[Decoded, Sequence[Round]]]]],
+    plain: Sequence[tuple[Decoded, Sequence[Round]]],
 ) -> list[Lane]:
     """Make a `Lane` for each drafter, with a comparison with plain decoding; and, as the last one, a `Lane` for plain
     decoding.
 
-    drafted: for each drafter its name, a note in words, and (result, rounds) of its call.
-    plain: (result, rounds) of plain decoding.
+    drafted: for each drafter its name, a note in words, and (result, rounds) of each of its runs.
+    plain: (result, rounds) of each run of plain decoding.
     """
-    baseline = Lane("Plain decoding", "One token in each pass.", steps(tokenizer, plain[1]))
+
+    def timelines(runs: Sequence[tuple[Decoded, Sequence[Round]]]) -> list[list[Step]]:
+        return [steps(tokenizer, rounds) for _, rounds in runs]
+
+    text, per_pass = plain[0][0].tokens, plain[0][0].tokens_per_round
+    slow = lane_of("Plain decoding", "One token in each pass.", timelines(plain), per_pass=per_pass)
     lanes: list[Lane] = []
-    for name, note, (result, rounds) in drafted:
-        lane = Lane(name, note, steps(tokenizer, rounds), per_pass=result.tokens_per_round)
-        equal = result.tokens == plain[0].tokens
-        lanes.append(replace(lane, verdict=verdict(lane.seconds, baseline.seconds, equal), equal=equal))
-    return [*lanes, replace(baseline, per_pass=plain[0].tokens_per_round)]
+    for name, note, runs in drafted:
+        equal = all(result.tokens == text for result, _ in runs)
+        compared = {"baseline": slow.seconds, "equal": equal, "output": "same text" if equal else "not the same text"}
+        lanes.append(lane_of(name, note, timelines(runs), per_pass=runs[0][0].tokens_per_round, **compared))
+    return [*lanes, slow]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -28,7 +29,7 @@ from mmdec.demo.layout import (
     sample_button,
     status_line,
 )
-from mmdec.demo.race import against_plain, listener, milliseconds, race_html
+from mmdec.demo.race import against_plain, listener, milliseconds, race_html, run_in_turn
 from mmdec.demo.sentences import UNSURE, confidence, said, sentence, status
 from mmdec.pipelines.call import Round
 from mmdec.pipelines.confidence import read_calibrations
@@ -38,9 +39,9 @@ from mmdec.pipelines.transcription.transcript import Transcript
 
 DRAFT = (24, 6)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 NOTE = (
-    "English speech to text with a small Whisper. Medusa heads, extra outputs of the network, guess the next tokens "
-    "(pieces of words); the model checks all guesses in one pass and keeps those that it would have written itself. "
-    "The text is the same as without them, and takes fewer passes."
+    "English speech to text with a small Whisper. A drafter guesses the next tokens (pieces of words); the model "
+    "checks all guesses in one pass and keeps those that it would have written itself. The text is the same as without the "
+    "drafter, and takes fewer passes."
 )
 START = (
     "The clock starts when the sound has been encoded, which both share. Tokens per pass are those of the passes after "
@@ -101,16 +102,17 @@ def sample_work(tell: Tell, number: int) -> None:
 
 
 def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
-    """Show the text as it is accepted. Then time decoding with drafts and plain decoding without showing text, because
-    updates of the page would slow decoding down, and compare them (the race).
+    """Show the text as it is accepted. Then time decoding with drafts and plain decoding in turn, without showing text,
+    because updates of the page would slow decoding down, and compare them (the race).
 
     tell: reports to the page. samples: (T,) of 16 kHz. spoken: the correct text; "": not known.
     """
     fast, _ = decode(tell, samples, AUTO, live=True)
-    tell(status=status("Transcribed. Now the race …", "busy"), text=text_html(fast, spoken))
-    tokenizer = load_transcriber().tokenizer
-    heads = ("With Medusa heads", "Several tokens in a pass, guessed and checked.", decode(tell, samples, AUTO))
-    lanes = against_plain(tokenizer, [heads], decode(tell, samples, None))
+    tell(text=text_html(fast, spoken))
+    ways = {"drafts": partial(decode, tell, samples, AUTO), "plain": partial(decode, tell, samples, None)}
+    runs = run_in_turn(tell, "Transcribed.", ways)
+    drafts = ("With drafts", "Several tokens in a pass, guessed and checked.", runs["drafts"])
+    lanes = against_plain(load_transcriber().tokenizer, [drafts], runs["plain"])
     tell(
         status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}.", "done"),
         race=race_html(lanes, "tokens", start=START),

@@ -4,8 +4,9 @@ pass, and compares the speed of three ways of decoding (the page calls this the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -27,9 +28,8 @@ from mmdec.demo.layout import (
     sample_button,
     status_line,
 )
-from mmdec.demo.race import Lane, Step, milliseconds, race_html
+from mmdec.demo.race import Lane, Step, lane_of, milliseconds, race_html, run_in_turn
 from mmdec.demo.sentences import confidence, said, status
-from mmdec.pipelines.comparison import faster, verdict
 from mmdec.pipelines.translation.translate import Translation, load, translate_speech
 from mmdec.pipelines.translation.translator import Graph, Pass
 
@@ -51,10 +51,11 @@ NOTE = (
 GRAPH = (
     "In one pass the network fills all these vertices at once. Each can write a piece of English (a short word, or "
     "part of a longer one; ‘·’ begins a word), and links say which vertex may follow. A path from left to right is a "
-    "sentence: the bright one is the graph's own; the thicker an arc, the likelier its link. Point at a vertex to see "
+    "sentence: the bright one was taken; the thicker an arc, the likelier its link. Point at a vertex to see "
     "what else it might have said. The drawing is wide: scroll it sideways."
 )
-START = "The clock starts when the French sound has been encoded, which all three share."
+START = "The clock starts when the French sound has been encoded, which all share."
+GRAPH_ALONE = "lookahead"  # the graph's strategy in the race, unless another one was chosen
 ID = "mm-translate"
 VERTICES = 96  # the most vertices that are drawn
 STRONG = 0.05  # least probability of a link that is drawn
@@ -97,25 +98,46 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
     return timeline
 
 
-def lanes(graph: list[Pass], verified: list[Pass], autoregressive: list[Pass]) -> list[Lane]:
-    """Make a `Lane`, which the page compares with others, for each way of decoding: by the graph alone, verified, and
-    autoregressive. Decoding by the graph alone and verified decoding are compared with autoregressive decoding.
+def lanes(runs: Mapping[str, Sequence[list[Pass]]]) -> list[Lane]:
+    """Make a `Lane`, which the page compares with others, for each way of decoding. Autoregressive decoding is the
+    baseline, and the last one. Only verified decoding must write the baseline's pieces.
 
-    graph, verified, autoregressive: the passes of each way of decoding.
+    runs: strategy -> the passes of each of its runs.
     """
-    drawn, checked, baseline = (
-        [unit for pass_ in passes for unit in pass_.units] for passes in (graph, verified, autoregressive)
-    )
-    slow = Lane("One by one", "Autoregressive: every piece waits for the one before it.", steps(autoregressive))
-    fast = Lane("Graph", "All pieces in one pass, along the brightest path.", steps(graph))
-    note = "The graph drafts, the one-by-one decoder checks many pieces in a pass. The first pass drafts."
-    both = Lane("Verified", note, steps(verified), equal=checked == baseline)
-    others = "here the same pieces" if drawn == baseline else "other pieces, which may be as good"
-    return [
-        replace(fast, verdict=f"{faster(fast.seconds, slow.seconds)}, {others}"),
-        replace(both, verdict=verdict(both.seconds, slow.seconds, checked == baseline, "pieces")),
-        slow,
-    ]
+
+    def written(strategy: str) -> list[list[str]]:
+        return [[unit for pass_ in run for unit in pass_.units] for run in runs[strategy]]
+
+    def timelines(strategy: str) -> list[list[Step]]:
+        return [steps(run) for run in runs[strategy]]
+
+    pieces = written("autoregressive")[0]
+    note = "Autoregressive: every piece waits for the one before it."
+    slow = lane_of("One by one", note, timelines("autoregressive"))
+    compared: list[Lane] = []
+    for strategy in runs:
+        if strategy == "autoregressive":
+            continue
+        same = all(run == pieces for run in written(strategy))
+        more: dict[str, Any] = {"baseline": slow.seconds}
+        if strategy == "verified":
+            name, note = "Verified", "The graph drafts, the one-by-one decoder checks many pieces in a pass. "
+            note += "The first pass drafts."
+            more |= {"equal": same, "output": "same pieces" if same else "not the same pieces"}
+        elif strategy == "reranked":
+            name = "Graph, reranked"
+            note = "The graph's best texts, read by the one-by-one decoder, all in one more pass. The likeliest wins."
+            # each part of a recording is reported at once, after both of its passes
+            more |= {"passes": 2 * len(runs[strategy][0]), "output": _others(same)}
+        else:
+            name, note = "Graph", "All pieces in one pass, along the best path."
+            more |= {"output": _others(same)}
+        compared.append(lane_of(name, note, timelines(strategy), **more))
+    return [*compared, slow]
+
+
+def _others(same: bool) -> str:
+    return "here the same pieces" if same else "other pieces, which may be as good"
 
 
 def text_html(result: Translation, french: str = "") -> str:
@@ -151,8 +173,8 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
 
 
 def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
-    """Show sound and text of the chosen way first. Then decode in the other ways, to compare their speed (the race) and
-    to draw the graph.
+    """Show sound and text of the chosen way first. Then decode in several ways in turn, to compare their speed (the
+    race), and draw the graph.
 
     tell: reports to the page. samples: (T,) of 16 kHz. way: a key of `WAYS`.
     french: the correct French text; "": not known.
@@ -161,19 +183,21 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
     result, passes = decode(tell, samples, chosen)
     tell(
         first=True,
-        status=status("Translated. Now the other ways, for the race …", "busy"),
+        status=status("Translated. Now the race …", "busy"),
         speech=(result.sample_rate, playable(result.audio)),
         text=text_html(result, french),
     )
-    race = ("lookahead" if chosen in ("verified", "autoregressive") else chosen, "verified", "autoregressive")
-    by_graph, checked, slow = (
-        passes if strategy == chosen else decode(tell, samples, strategy)[1] for strategy in race
-    )
+    # reranking is the graph and a pass of the other decoder, so the graph alone runs beside it
+    alone = GRAPH_ALONE if chosen in ("reranked", "verified", "autoregressive") else chosen
+    race = [alone, *(["reranked"] if chosen == "reranked" else []), "verified", "autoregressive"]
+    results = run_in_turn(tell, "Translated.", {way: partial(decode, tell, samples, way) for way in race})
+    runs = {way: [run for _, run in found] for way, found in results.items()}
+    by_graph = passes if chosen == "reranked" else runs[alone][0]
     drawn = next(pass_.graph for pass_ in by_graph if pass_.graph is not None)
     several = " The first part of this long recording is drawn." if by_graph[-1].piece else ""
     tell(
         status=status(f"Done. {result.text}", "done"),
-        race=race_html(lanes(by_graph, checked, slow), "pieces", start=START),
+        race=race_html(lanes(runs), "pieces", start=START),
         graph=graph_html(drawn, GRAPH + several),
     )
 

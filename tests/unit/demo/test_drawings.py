@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdec.demo.describe import SENT, data_address, kept_sentence, kept_svg, picture_html, side_of
+from mmdec.demo.describe import SENT, data_address, kept_sentence, kept_svg, picture_html, read_html, side_of
 from mmdec.demo.transcribe import words_html
 from mmdec.demo.translate import DOT, VERTICES, graph_html, graph_svg, percent, vertices
 from mmdec.pipelines.transcription.transcript import Segment, Word
@@ -130,9 +130,19 @@ def test_what_was_kept_in_words() -> None:
     assert "every visual token" in kept_sentence(None, None, "msd")
 
 
+def test_what_was_read_is_drawn_where_it_differs() -> None:
+    drafted = [("msd", None, None), ("<vispec>", "queries", [1.0, 0.2, 0.5, 0.3]), ("specvlm", "pool", [0.3] * 4)]
+    root = ElementTree.fromstring(read_html(drafted))
+    items = list(root.iter("li"))
+    assert [item.findtext("span", "").split()[0] for item in items] == ["msd", "<vispec>", "specvlm"]
+    assert [len(list(item.iter("svg"))) for item in items] == [0, 1, 0]
+    assert not list(root.iter("img"))  # the picture itself is shown once, above
+    assert read_html([]) == ""
+
+
 def test_a_picture_holds_itself_and_its_name() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (900, 700, 3), dtype=np.uint8)
-    root = ElementTree.fromstring(picture_html(pixels, 'a "quoted" <name>', None, "Below."))
+    root = ElementTree.fromstring(picture_html(pixels, 'a "quoted" <name>'))
     image = root.find(".//img")
     assert image is not None
     assert image.get("alt") == 'a "quoted" <name>, 700 by 900 pixels'

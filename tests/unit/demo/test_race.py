@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from html import unescape
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from mmdec.demo.race import PACES, SHOWN, Lane, Step, figures, milliseconds, pace, pieces_html, race_html, steps_svg
+from mmdec.demo import race
+from mmdec.demo.race import (
+    BARS,
+    ENOUGH,
+    MIN_TURNS,
+    PACES,
+    SHOWN,
+    TURNS,
+    Lane,
+    Step,
+    chart_html,
+    figures,
+    lane_of,
+    milliseconds,
+    pace,
+    pieces_html,
+    race_html,
+    run_in_turn,
+    span,
+    steps_svg,
+)
 
-FAST = Lane("Fast", "All at once.", [Step(0.004, ["a", "b", "c"])], "equal", True)
+FAST = Lane("Fast", "All at once.", [Step(0.004, ["a", "b", "c"])], output="same", equal=True)
 SLOW = Lane("Slow", "One by one.", [Step(0.01, ["a"]), Step(0.02, ["b"]), Step(0.03, ["c"]), Step(0.04, [], 1)])
 
 
@@ -40,7 +64,7 @@ def test_every_piece_appears_when_its_pass_was_over() -> None:
 
 def test_verdicts_are_marked_by_more_than_colour() -> None:
     assert "mm-equal" in race_html([FAST], "pieces")
-    differs = Lane("x", "", FAST.steps, "not equal", False)
+    differs = Lane("x", "", FAST.steps, output="not equal", equal=False)
     assert "mm-differs" in race_html([differs], "pieces")
     assert "mm-equal" not in race_html([SLOW], "pieces")
 
@@ -59,9 +83,10 @@ def test_markup_in_a_text_is_text() -> None:
     element = ElementTree.fromstring(html)
     assert element.text == nasty
     assert "<script" not in html
-    lane = Lane(nasty, nasty, [Step(0.1, [nasty])], nasty, True)
-    assert "<script" not in race_html([lane], "tokens", start=nasty)
-    assert nasty in unescape(race_html([lane], "tokens"))
+    lane = Lane(nasty, nasty, [Step(0.1, [nasty])], output=nasty, equal=True)
+    for shown in (lane, replace(lane, brief=True)):
+        assert "<script" not in race_html([shown], "tokens", start=nasty)
+        assert unescape(race_html([shown], "tokens")).count(nasty) >= 3
 
 
 def test_passes_have_colours_in_turn_and_say_their_number() -> None:
@@ -75,3 +100,107 @@ def test_columns_are_as_high_as_their_passes_are_long() -> None:
     svg = ElementTree.fromstring(steps_svg([Step(0.1, ["a"]), Step(0.2, ["b", "c", "d", "e"])], "tokens"))
     assert [float(bar.get("height", "")) for bar in svg.iter("rect")] == [9.0, 36.0]
     assert svg.get("aria-label") == "tokens settled in each of 2 passes: 1, 4"
+    assert [text.text for text in svg.iter("text")] == ["1", "1", "4", "2"]  # above and below each bar
+
+
+def test_a_long_chart_is_cut_and_numbers_few_passes() -> None:
+    steps = [Step(float(number), ["a", "b"]) for number in range(BARS + 7)]
+    figure = ElementTree.fromstring(chart_html(steps, "tokens"))
+    assert len(list(figure.iter("rect"))) == BARS
+    assert f"The first {BARS} of {BARS + 7} passes are drawn." in "".join(figure.itertext())
+    ticks = [text.text for text in figure.iter("text") if text.get("class") == "mm-tick"]
+    assert ticks == ["1", *map(str, range(5, BARS + 1, 5))]
+
+
+def test_passes_of_one_piece_each_need_no_chart() -> None:
+    assert chart_html(SLOW.steps, "pieces") == ""
+    assert "Above each bar: pieces" in chart_html([Step(0.1, ["a"]), Step(0.2, ["b", "c"])], "pieces")
+
+
+def run_of(seconds: float) -> list[Step]:
+    return [Step(seconds, ["a"])]
+
+
+@pytest.mark.parametrize(
+    ("times", "median"),
+    [([0.9], 0.9), ([0.3, 0.1, 0.2], 0.2), ([0.4, 0.1, 0.3, 0.2], 0.2), ([9.0, 0.1, 0.2, 0.1, 0.3], 0.2)],
+)
+def test_a_lane_shows_its_median_run_and_its_range(times: list[float], median: float) -> None:
+    lane = lane_of("x", "", [run_of(seconds) for seconds in times])
+    assert lane.seconds == median
+    assert lane.times == times
+    shown = re.sub("<.*?>", "", figures(lane, "tokens"))
+    spread = f" ({span(min(times), max(times))})" if len(times) > 1 else ""
+    assert shown == f"1 pass · {milliseconds(median)}{spread} · 1.0 tokens per pass"
+    assert (f"run {len(times)} times in turn" in race_html([lane], "tokens")) == (len(times) > 1)
+
+
+def test_ranges() -> None:
+    ranges = [(0.018, 0.153), (0.93, 1.24), (1.3, 2.4), (0.0034, 0.12)]
+    assert [span(*both) for both in ranges] == ["18 to 153 ms", "930 ms to 1.2 s", "1.3 to 2.4 s", "3.4 to 120 ms"]
+
+
+@pytest.mark.parametrize("brief", [False, True])
+@pytest.mark.parametrize("equal", [True, False, None])
+@pytest.mark.parametrize(
+    ("baseline", "speed"), [(0.2, "2.0 times faster"), (0.05, "2.0 times slower"), (0.1, "as fast")]
+)
+def test_only_a_gain_is_marked_as_good(baseline: float, speed: str, equal: bool | None, brief: bool) -> None:
+    """Whatever the outputs are: that they are equal is said apart, and without a mark."""
+    lane = Lane("x", "", run_of(0.1), baseline=baseline, output="the output", equal=equal, brief=brief)
+    root = ElementTree.fromstring(race_html([lane], "pieces"))
+    spans = {(at.text or ""): (at.get("class") or "").split() for at in root.iter("span")}
+    assert spans[speed] == (["mm-speed", "mm-gain"] if "faster" in speed else ["mm-speed"])
+    assert spans["the output"] == ["mm-output", *([] if equal is None else ["mm-equal" if equal else "mm-differs"])]
+    assert lane.verdict == f"{speed}, the output"
+
+
+def test_equality_has_no_tick_and_no_colour() -> None:
+    css = Path(race.__file__).with_name("style.css").read_text(encoding="utf-8")
+    assert "✓" not in css
+    assert ".mm-equal" not in css
+
+
+def test_brief_lanes_are_rows_without_text() -> None:
+    brief = replace(FAST, name="Brief", brief=True, steps=[Step(9.0, ["a", "b", "c"])])
+    root = ElementTree.fromstring(race_html([FAST, brief, SLOW], "pieces"))
+    assert [at.text for at in root.iter("h4")] == ["Fast", "Slow"]
+    assert [at.text for at in root.iter("th")] == ["Brief"]
+    widths = re.findall(r"width:([\d.]+)%", race_html([FAST, brief, SLOW], "pieces"))
+    assert widths == ["10.0", "100.0"]  # the slowest of those that are drawn
+
+
+def race_of(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Mapping[str, list[int]], list[str]]:
+    """A race of two ways that take `seconds` each: the order of runs, the counted results, the status lines."""
+    clock, order, told = 0.0, list[str](), list[str]()
+
+    def way(name: str) -> Callable[[], int]:
+        def run() -> int:
+            nonlocal clock
+            clock += seconds
+            order.append(name)
+            return len(order)
+
+        return run
+
+    def tell(*, first: bool = False, **values: Any) -> None:
+        told.append(values["status"])
+
+    monkeypatch.setattr(race.time, "monotonic", lambda: clock)
+    results = run_in_turn(tell, "Done.", {"a": way("a"), "b": way("b")})
+    return "".join(order), results, told
+
+
+def test_ways_run_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, results, told = race_of(0.0, monkeypatch)
+    assert order == "ab" * (1 + TURNS)
+    assert results == {"a": [3, 5, 7, 9, 11], "b": [4, 6, 8, 10, 12]}  # the first run of each is not counted
+    assert len(told) == 1 + TURNS
+    assert f"turn 1 of up to {TURNS}" in told[1]
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(ENOUGH, MIN_TURNS), (ENOUGH / 7, 4), (ENOUGH / 100, TURNS)])
+def test_slow_ways_run_fewer_times(seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    order, results, _ = race_of(seconds, monkeypatch)
+    assert order == "ab" * (1 + turns)
+    assert {len(runs) for runs in results.values()} == {turns}

@@ -115,7 +115,8 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
     fast, slow = ([Round(0, [0], [tokens], [1], [1], [True], target=seconds)] for seconds in (0.5, 1.45))
     same, other = SimpleNamespace(tokens=tokens, tokens_per_round=3.25), SimpleNamespace(tokens=[1], tokens_per_round=2)
     plain = SimpleNamespace(tokens=tokens, tokens_per_round=1.0)
-    lanes = against_plain(tokenizer(), [("a", "x", (same, fast)), ("b", "y", (other, fast))], (plain, slow))
+    drafted = [("a", "x", [(same, fast)] * 3), ("b", "y", [(same, fast), (other, fast), (same, fast)])]  # once unequal
+    lanes = against_plain(tokenizer(), drafted, [(plain, slow)] * 3)
     assert [lane.name for lane in lanes] == ["a", "b", "Plain decoding"]
     assert [lane.equal for lane in lanes] == [True, False, None]
     assert [lane.verdict for lane in lanes] == [
@@ -123,7 +124,8 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
         "2.9 times faster, not the same text",
         "",
     ]
-    assert [lane.per_pass for lane in lanes] == [3.25, 2, 1.0]
+    assert [lane.per_pass for lane in lanes] == [3.25, 3.25, 1.0]
+    assert [lane.times for lane in lanes] == [[0.5] * 3, [0.5] * 3, [1.45] * 3]
     assert lanes[0].pieces == [" go", " up"]
 
 
