@@ -38,7 +38,10 @@ NOTE = (
     "(a much smaller network) guesses the next tokens (pieces of words), and the model checks all guesses in one pass. "
     "The answer is the same as without it. The model knows drawings of these kinds only."
 )
-START = "The clock starts with the first pass, which reads picture and question. Tokens per pass are those of the later passes."
+START = (
+    "The clock starts with the first pass, which reads picture and question. Tokens per pass are those of the later "
+    "passes."
+)
 TOKEN = "A visual token is a small square of the picture, as the model sees it."
 ID = "mm-describe"
 PLAIN = ""  # plain decoding in the race, which is no drafter's name

@@ -40,8 +40,8 @@ from mmdec.pipelines.transcription.transcript import Transcript
 DRAFT = (24, 6)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 NOTE = (
     "English speech to text with a small Whisper. A drafter guesses the next tokens (pieces of words); the model "
-    "checks all guesses in one pass and keeps those that it would have written itself. The text is the same as without the "
-    "drafter, and takes fewer passes."
+    "checks all guesses in one pass and keeps those that it would have written itself. The text is the same as without "
+    "the drafter, and takes fewer passes."
 )
 START = (
     "The clock starts when the sound has been encoded, which both share. Tokens per pass are those of the passes after "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -114,8 +115,11 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
     tokens = [1, 2]
     fast, slow = ([Round(0, [0], [tokens], [1], [1], [True], target=seconds)] for seconds in (0.5, 1.45))
     same, other = SimpleNamespace(tokens=tokens, tokens_per_round=3.25), SimpleNamespace(tokens=[1], tokens_per_round=2)
-    plain = SimpleNamespace(tokens=tokens, tokens_per_round=1.0)
-    drafted = [("a", "x", [(same, fast)] * 3), ("b", "y", [(same, fast), (other, fast), (same, fast)])]  # once unequal
+    plain: Any = SimpleNamespace(tokens=tokens, tokens_per_round=1.0)
+    drafted: list[Any] = [
+        ("a", "x", [(same, fast)] * 3),
+        ("b", "y", [(same, fast), (other, fast), (same, fast)]),
+    ]  # once unequal
     lanes = against_plain(tokenizer(), drafted, [(plain, slow)] * 3)
     assert [lane.name for lane in lanes] == ["a", "b", "Plain decoding"]
     assert [lane.equal for lane in lanes] == [True, False, None]
