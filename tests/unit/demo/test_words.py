@@ -118,8 +118,8 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
     plain: Any = SimpleNamespace(tokens=tokens, tokens_per_round=1.0)
     drafted: list[Any] = [
         ("a", "x", [(same, fast)] * 3),
-        ("b", "y", [(same, fast), (other, fast), (same, fast)]),
-    ]  # once unequal
+        ("b", "y", [(same, fast), (other, fast), (same, fast)]),  # once unequal
+    ]
     lanes = against_plain(tokenizer(), drafted, [(plain, slow)] * 3)
     assert [lane.name for lane in lanes] == ["a", "b", "Plain decoding"]
     assert [lane.equal for lane in lanes] == [True, False, None]
