@@ -1,6 +1,6 @@
 """Reads and writes sound, and computes features of it. The only folder that imports soundfile, soxr or av."""
 
-from mmdec.audio.files import WRITABLE, AudioSource, load_audio, save_audio, sound_seconds
+from mmdec.audio.files import WRITABLE, AudioSource, Recording, load_audio, load_recording, save_audio, sound_seconds
 from mmdec.audio.samples import (
     HOP,
     LOG_FLOOR,
@@ -40,6 +40,7 @@ __all__ = [
     "WINDOW",
     "WRITABLE",
     "AudioSource",
+    "Recording",
     "check_detector",
     "check_peak",
     "check_rate",
@@ -50,6 +51,7 @@ __all__ = [
     "full_scale",
     "griffin_lim",
     "load_audio",
+    "load_recording",
     "log_mel",
     "magnitudes",
     "pitch",

@@ -1,6 +1,8 @@
 """Reads and writes sound files. The length in a file's header is used only to reject files that are too long: every
 file is decoded to its actual end. Output files are written atomically.
 
+What cannot be read, because a file is damaged or cut off, is left out or replaced by silence, and noted.
+
 libsndfile reads the formats of `READABLE`. PyAV (extra `mmdec[av]`), which contains FFmpeg, reads the audio of mp4,
 m4a, mov, webm and mka. This module tells FFmpeg the format: if FFmpeg guessed it, some formats could make it open other
 files or the network. FFmpeg reads only the open file, and decodes only the first audio track.
@@ -11,6 +13,7 @@ import os
 import shlex
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +23,8 @@ import soundfile
 import torch
 from torch import Tensor
 
+from mmdec.audio.clock import Patched, on_clock
+from mmdec.audio.damage import Loss, Structure, is_mp3, structure_of
 from mmdec.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
 from mmdec.checks.arguments import show
@@ -47,24 +52,45 @@ WRITABLE = {  # suffix of a file -> libsndfile's names of format and sample type
 AudioSource = str | os.PathLike[str] | BinaryIO
 MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names of two container formats: for mp4, m4a, mov; and for mkv, mka, webm
 KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
+# FFmpeg's names of the formats for which it continues after damage, where libsndfile would stop or lose time
+RESUMED = {b"fLaC": "flac", b"OggS": "ogg", b"caff": "caf"}
 
 
-def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Tensor:
+@dataclass(frozen=True)
+class Recording:
+    """A sound file's samples, and a note about what of the file could not be read."""
+
+    samples: Tensor  # (T,) float32 in [-1, 1]
+    note: str = ""  # the place and the length of what is missing; "" if nothing is
+
+
+def load_audio(
+    source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS, strict: bool = False
+) -> Tensor:
     """Read one sound file, mix it down to mono and resample it.
 
     It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, with integers of 8 to 32 bits or floats; and with PyAV
     (extra `mmdec[av]`) the audio of mp4, m4a, mov, webm and mka. The whole content is read, even if the header declares
-    less. Floats beyond full scale are scaled down to it.
+    less. Floats beyond full scale are scaled down to it. Times are those of the file's clock: silence stands for sound
+    that starts late, for holes, and for parts that cannot be read. `load_recording` also says which parts those are.
     source: a path, or a binary file object. sample_rate: Hz of the result. Default 16 kHz.
     max_seconds: longer audio raises an error; if the header shows that it is longer, nothing is decoded.
+    strict: reject a file of which a part cannot be read. Default False: read the rest.
     Returns: samples (T,) float32 in [-1, 1].
     Raises: InputError for any other file, and for audio with samples that are not finite, too large or missing.
     """
+    return load_recording(source, sample_rate, max_seconds=max_seconds, strict=strict).samples
+
+
+def load_recording(
+    source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS, strict: bool = False
+) -> Recording:
+    """Read one sound file as `load_audio` does, with a note about what of it could not be read."""
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
-    of = _of(source)
-    for rate, block in _blocks(source, max_seconds):  # each block of samples is (at most 2^20 / channels, channels)
+    of, loss = _of(source), Loss()
+    for rate, block in _blocks(source, max_seconds, loss, strict):  # each block of samples is (at most 2^20 / channels, channels)
         rates.append(rate)
         peak = float(
             np.fmax.reduce(np.abs(block), axis=None, initial=peak)
@@ -74,22 +100,22 @@ def load_audio(source: AudioSource, sample_rate: int = SAMPLE_RATE, *, max_secon
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
     check_samples(samples, of)
     check_peak(peak, of)
-    return resample(full_scale(samples), rates[-1], sample_rate)
+    return Recording(resample(full_scale(samples), rates[-1], sample_rate), loss.note)
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:
     """Measure a sound file's duration in seconds by decoding the whole file. Raises InputError for files that
     `load_audio` rejects."""
-    of, seconds, peak = _of(path), 0.0, 0.0
-    for rate, block in _blocks(path, MAX_SECONDS):
+    of, frames, rate, peak = _of(path), 0, 1, 0.0
+    for rate, block in _blocks(path, MAX_SECONDS, Loss()):
         with np.errstate(all="ignore"):  # infinite samples are found by the check that follows
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
-        seconds += len(block) / rate
-    if not seconds:
+        frames += len(block)
+    if not frames:
         check_samples(torch.zeros(0), of)
     check_peak(peak, of)
-    return seconds
+    return frames / rate
 
 
 def _of(source: AudioSource) -> str:
@@ -115,14 +141,17 @@ class _FrontToBack(soundfile.SoundFile):
         return False
 
 
-def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.ndarray]]:
+def _blocks(
+    source: AudioSource, max_seconds: float, loss: Loss, strict: bool = False
+) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (sample rate in Hz, samples (T, channels)) for each block of a sound file, until the decoder returns no
     more.
 
     The length in the header is not trusted: each block holds only the frames that the decoder returned.
     `SoundFile.blocks` would return as many frames as the header declares. If the file is cut off, the rest would be
     uninitialised memory, such as samples of another recording.
-    source: a path or a file object. max_seconds: longer audio raises InputError.
+    source: a path or a file object. max_seconds: longer audio raises InputError. loss: is filled with what cannot be
+        read. strict: whether a loss raises InputError at the end.
     """
     frames = 0
     path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
@@ -133,10 +162,15 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
                 content = stack.enter_context(open_regular(path, "audio"))
             else:
                 content = _read_whole(source)
-            for rate, block in stack.enter_context(closing(_decoded(content, name, path, max_seconds))):
+            for rate, block in stack.enter_context(closing(_decoded(content, name, path, max_seconds, loss))):
                 frames += len(block)
                 _check_seconds(frames / rate, max_seconds, name)
                 yield rate, block
+            if strict and loss.note:
+                raise InputError(
+                    f"`audio` must be whole with `strict`, but {name} is damaged: {loss.note}. Record or fetch it again, "
+                    "or leave `strict` out to read the rest."
+                )
         except InputError:
             raise
         # an error of a decoder, of soundfile or of the system: in each case this file is the cause
@@ -154,22 +188,57 @@ def _blocks(source: AudioSource, max_seconds: float) -> Iterator[tuple[int, np.n
             ) from error
 
 
-def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float) -> Generator[tuple[int, np.ndarray]]:
-    """Decode an open file with libsndfile, or with PyAV if libsndfile does not know the format.
+def _decoded(
+    content: int | io.BytesIO, name: str, path: str, max_seconds: float, loss: Loss
+) -> Generator[tuple[int, np.ndarray]]:
+    """Decode an open file with libsndfile, or with PyAV if libsndfile does not know the format or stops at damage.
 
     content: a file descriptor, or the file's bytes. name: the file's name, for errors. path: its path; "" for a file
-        object. max_seconds: longer audio raises InputError.
+        object. max_seconds: longer audio raises InputError. loss: is filled with what cannot be read.
     Yields: (sample rate in Hz, samples (T, channels)) for each block.
     """
-    try:
-        file = _FrontToBack(content, closefd=False)
-    except soundfile.LibsndfileError:
-        container = container_of(content)
-        if not container:
-            raise
-        yield from container_blocks(content, container, name, path)
+    with _file(content) as opened:
+        structure = structure_of(opened)
+    container, resumed = container_of(content), _resumed(content)
+    if container:
+        yield from container_blocks(content, container, name, path, max_seconds, structure, loss)
         return
-    with file:
+    rate = frames = 0
+    failure: soundfile.LibsndfileError | None = None
+    if not (resumed and structure.damaged):  # libsndfile would leave damage out without a word, and lose time
+        try:
+            for rate, block in _libsndfile_blocks(content, name, path, max_seconds, structure, loss):
+                frames += len(block)
+                yield rate, block
+        except soundfile.LibsndfileError as error:
+            failure = error
+        if failure is None:
+            return
+        if not resumed:
+            raise failure
+    decoded = 0
+    try:
+        for rate, block in _resumed_blocks(content, resumed, name, max_seconds, structure, loss):
+            decoded += len(block)
+            if decoded > frames:  # libsndfile read the samples before these
+                yield rate, block[-(decoded - frames) :]
+    except (ImportError, *_decoder_errors()) as error:
+        if failure is None and not decoded:
+            yield from _libsndfile_blocks(content, name, path, max_seconds, structure, loss)
+        elif not frames and not decoded:
+            raise failure or error from None
+    if frames > decoded:
+        loss.cut(frames / rate, None)
+
+
+def _libsndfile_blocks(
+    content: int | io.BytesIO, name: str, path: str, max_seconds: float, structure: Structure, loss: Loss
+) -> Iterator[tuple[int, np.ndarray]]:
+    if isinstance(content, int):
+        os.lseek(content, 0, os.SEEK_SET)
+    else:
+        content.seek(0)
+    with _FrontToBack(content, closefd=False) as file:
         if file.format not in READABLE:
             raise InputError(
                 f"`audio` must be one of {', '.join(READABLE)}, but {name} is {file.format}. {conversion(path)}"
@@ -177,8 +246,58 @@ def _decoded(content: int | io.BytesIO, name: str, path: str, max_seconds: float
         check_rate(file.samplerate, f" in {name}")
         if file.frames != UNKNOWN:
             _check_seconds(file.frames / file.samplerate, max_seconds, f"{name}, by its header,")
-        while len(block := file.read(max(1, BLOCK // file.channels), dtype="float32", always_2d=True)):
+        # if a block of FLAC is damaged, all samples that were asked for at once are lost
+        most = 4096 if file.format == "FLAC" else max(1, BLOCK // file.channels)
+        frames = 0
+        while len(block := file.read(most, dtype="float32", always_2d=True)):
+            frames += len(block)
             yield file.samplerate, block
+        if frames and file.format == "FLAC" and frames < file.frames != UNKNOWN:
+            loss.cut(frames / file.samplerate, file.frames / file.samplerate)
+        elif frames and structure.cut:
+            end = frames / file.samplerate
+            declared = file.frames / file.samplerate if structure.seconds else end * structure.share
+            loss.cut(end, declared if declared > end else None)
+
+
+def _resumed(content: int | io.BytesIO) -> str:
+    """Return FFmpeg's name of a file's format, if FFmpeg continues after damage in it; "" for another."""
+    with _file(content) as file:
+        head = file.read(12)
+    return RESUMED.get(head[:4], "mp3" if is_mp3(head) else "")
+
+
+def _resumed_blocks(
+    content: int | io.BytesIO, kind: str, name: str, max_seconds: float, structure: Structure, loss: Loss
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Decode a damaged file with PyAV. kind: FFmpeg's name of its format. Raises: ImportError if PyAV is not
+    installed."""
+    av: Any = import_module("av")
+    with _file(content) as file, av.open(file, format=kind, metadata_errors="replace") as opened:
+        if opened.streams.audio:
+            yield from _on_clock(av, opened, structure, loss, name, max_seconds, False)
+
+
+def _decoder_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of FFmpeg; none if PyAV is not installed."""
+    try:
+        return (import_module("av").FFmpegError, ValueError)
+    except ImportError:
+        return ()
+
+
+def _on_clock(
+    av: Any, opened: Any, structure: Structure, loss: Loss, name: str, max_seconds: float, container: bool
+) -> Iterator[tuple[int, np.ndarray]]:
+    return on_clock(
+        av,
+        opened,
+        structure,
+        loss,
+        check_rate=lambda rate: check_rate(rate, f" in {name}"),
+        check_seconds=lambda seconds: _check_seconds(seconds, max_seconds, name),
+        container=container,
+    )
 
 
 class _Content(io.BytesIO):
@@ -272,13 +391,22 @@ def container_of(content: int | io.BytesIO) -> str:
     return MP4 if head[4:8] == b"ftyp" else MATROSKA if head[:4] == b"\x1a\x45\xdf\xa3" else ""
 
 
-def container_blocks(content: int | io.BytesIO, container: str, name: str, path: str) -> Iterator[tuple[int, Any]]:
-    """Decode the first audio track of a file to its end. Yields (sample rate in Hz, samples (T, channels) float32) for
-    each block.
+def container_blocks(
+    content: int | io.BytesIO,
+    container: str,
+    name: str,
+    path: str,
+    max_seconds: float,
+    structure: Structure,
+    loss: Loss,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Decode the first audio track of a file to its end, on the file's clock. Yields (sample rate in Hz, samples
+    (T, channels) float32) for each block.
 
     content: a file descriptor, or the file's bytes. container: FFmpeg's name of the file's format. name: the file's
-        name in errors. path: its path; "" for a file object.
-    Raises: InputError if PyAV is not installed, or the file has no audio track or is damaged.
+        name in errors. path: its path; "" for a file object. max_seconds: longer audio raises InputError.
+    structure: what is damaged in the file. loss: is filled with what cannot be read.
+    Raises: InputError if PyAV is not installed, or the file has no audio track or nothing of it can be read.
     """
     try:
         av: Any = import_module("av")
@@ -288,14 +416,13 @@ def container_blocks(content: int | io.BytesIO, container: str, name: str, path:
             f"PyAV reads, and that is not installed. Run `pip install mmdec[av]`. {conversion(path, 'Or convert')}"
         ) from error
     try:
-        with _file(content) as file, av.open(file, format=container, metadata_errors="replace") as opened:
-            if not opened.streams.audio:
-                raise InputError(f"`audio` must hold sound, but {name} has no track of it. Check the recording.")
-            track, converter = opened.streams.audio[0], av.AudioResampler(format="fltp")
-            for frame in opened.decode(track):
-                check_rate(frame.sample_rate, f" in {name}")
-                for piece in converter.resample(frame):
-                    yield piece.sample_rate, piece.to_ndarray().T
+        with _file(content) as file:
+            if container == MP4 and structure.damaged:
+                file = Patched(file, structure.damaged)
+            with av.open(file, format=container, metadata_errors="replace") as opened:
+                if not opened.streams.audio:
+                    raise InputError(f"`audio` must hold sound, but {name} has no track of it. Check the recording.")
+                yield from _on_clock(av, opened, structure, loss, name, max_seconds, True)
     except av.FFmpegError as error:
         raise InputError(
             f"`audio` must be a whole file, but {name} is damaged: FFmpeg finds '{error.strerror}'. Record or fetch it "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ AudioList = (
     | list[Tensor]
     | list[dict[str, Any]]
 )
+Noted = TypeVar("Noted", bound=Any)  # a result, a dataclass with a field `note`
 MIN_SECONDS = 0.1
 SILENCE = 5e-4  # minimum peak of a recording that is not silent; 1 is full scale, so this is -66 dB
 MAX_CHANNELS = 8
@@ -57,8 +59,20 @@ def read(
     sample_rate: Hz of an array. max_seconds: maximum duration of a file. silence: whether a silent recording is
         accepted.
     """
+    return read_noted(audio, sample_rate, max_seconds, silence).samples
+
+
+def read_noted(
+    audio: Audio,
+    sample_rate: int | None = None,
+    max_seconds: float = sound.MAX_SECONDS,
+    silence: bool = False,
+    strict: bool = False,
+) -> sound.Recording:
+    """Convert one recording as `read` does, with a note about what of a file could not be read. strict: whether such a
+    file is rejected."""
     try:
-        samples = _samples(audio, sample_rate, max_seconds)
+        recording = _recording(audio, sample_rate, max_seconds, strict)
     except PASSED_ON:
         raise
     except Exception as error:  # an invalid file name, or an object of an unknown class
@@ -66,6 +80,7 @@ def read(
             f"`audio` must be a recording that can be read, but {show(audio)} is not "
             f"({type(error).__name__}: {printable(str(error)):.200}). Check it, or give its path."
         ) from error
+    samples = recording.samples
     seconds = len(samples) / sound.SAMPLE_RATE
     if seconds < MIN_SECONDS:
         raise InputError(
@@ -73,7 +88,18 @@ def read(
         )
     if not silence and (level := silent(samples)):
         raise InputError(f"`audio` must hold speech, but is {level}. Check the microphone, or turn the recording up.")
-    return samples
+    return recording
+
+
+def with_notes(results: Mapping[int, Noted], inputs: Mapping[int, sound.Recording]) -> dict[int, Noted]:
+    """Add to each result the note of its recording, before its own. inputs: index of the recording in the call ->
+    recording."""
+    return {index: with_note(result, inputs[index].note) for index, result in results.items()}
+
+
+def with_note(result: Noted, note: str) -> Noted:
+    """Put a note before a result's own note."""
+    return replace(result, note="; ".join(filter(None, (note, result.note)))) if note else result
 
 
 def silent(samples: Tensor) -> str:
@@ -82,39 +108,39 @@ def silent(samples: Tensor) -> str:
     return "" if loudest >= SILENCE else f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
 
 
-def _samples(audio: Audio, sample_rate: int | None, max_seconds: float) -> Tensor:
-    """Convert one recording in any accepted form to 16 kHz mono samples (T,). sample_rate: Hz of an array. max_seconds:
-    maximum duration of a file."""
+def _recording(audio: Audio, sample_rate: int | None, max_seconds: float, strict: bool) -> sound.Recording:
+    """Convert one recording in any accepted form to 16 kHz mono samples (T,) and a note. sample_rate: Hz of an array.
+    max_seconds: maximum duration of a file. strict: whether a file is rejected if a part of it cannot be read."""
     if isinstance(audio, (np.ndarray, Tensor)):
-        return from_array(audio, sample_rate)
+        return sound.Recording(from_array(audio, sample_rate))
     if isinstance(audio, Mapping):
-        return _from_dict(audio, max_seconds)
+        return _from_dict(audio, max_seconds, strict)
     if isinstance(audio, (bytes, bytearray)):
-        return sound.load_audio(io.BytesIO(audio), max_seconds=max_seconds)
+        return sound.load_recording(io.BytesIO(audio), max_seconds=max_seconds, strict=strict)
     if isinstance(audio, (str, os.PathLike)) or callable(getattr(audio, "read", None)):
-        return sound.load_audio(cast(Any, audio), max_seconds=max_seconds)
+        return sound.load_recording(cast(Any, audio), max_seconds=max_seconds, strict=strict)
     raise InputError(
         "`audio` must be a path, a file object, a file's bytes, an array, a dict with array and sampling_rate, or a "
         f"list of these, but is {show(audio)}. Convert it with numpy.asarray."
     )
 
 
-def _from_dict(audio: Mapping[str, Any], max_seconds: float) -> Tensor:
+def _from_dict(audio: Mapping[str, Any], max_seconds: float, strict: bool) -> sound.Recording:
     """Read a recording as the package datasets gives it: {"array", "sampling_rate"}, or not decoded {"bytes", "path"}.
-    max_seconds: maximum duration of a file."""
+    max_seconds: maximum duration of a file. strict: whether a file is rejected if a part of it cannot be read."""
     if audio.get("array") is not None:
         array, rate = audio["array"], audio.get("sampling_rate")
         if rate is None:
             raise InputError("`audio` must hold `sampling_rate` beside `array`, but does not. Add it, in Hz.")
         array = array if isinstance(array, (np.ndarray, Tensor)) else np.asarray(array)
-        return from_array(array, rate)
+        return sound.Recording(from_array(array, rate))
     source = audio.get("bytes") or audio.get("path")
     if not isinstance(source, (bytes, str, os.PathLike)):
         listed = ", ".join(show(name) for name in list(audio)[:9]) or "nothing"
         raise InputError(
             f"`audio` must hold `array` and `sampling_rate`, `bytes` or `path`, but is a dict of {listed}. Rename them."
         )
-    return _samples(source, None, max_seconds)
+    return _recording(source, None, max_seconds, strict)
 
 
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:

@@ -34,7 +34,7 @@ from mmdec.hub.whisper import DEFAULT_MODEL, FILES, HEADS, KIND, LoadedWhisper, 
 from mmdec.pipelines.call import MAX_BATCH, Part, System, as_loaded, fitting
 from mmdec.pipelines.call import as_drafter as language_model_drafter
 from mmdec.pipelines.confidence import check_min_confidence
-from mmdec.pipelines.inputs import Audio, AudioList, read, recordings
+from mmdec.pipelines.inputs import Audio, AudioList, read_noted, recordings, with_note, with_notes
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import OnTranscript, Progress, in_batches, in_pieces
 from mmdec.pipelines.transcription.listening import ListeningRequest, listen
@@ -112,6 +112,7 @@ def transcribe(
     audio_context: AudioContext = None,
     batch_size: int = 8,
     cut_at_pauses: bool = False,
+    strict: bool = False,
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
@@ -156,6 +157,9 @@ def transcribe(
     cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
         transcribed by itself; up to `batch_size` pieces are decoded at the same time. The text may differ from that of
         `model.generate`, whose windows follow each other and overlap. Default False.
+    strict: reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest is
+        transcribed, silence stands for the part if sound follows it, and the transcript's `note` says where it is and
+        how long.
     rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed (set again for each
         window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
     device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
@@ -173,7 +177,7 @@ def transcribe(
         max_new_tokens, repetition_penalty and so on. With several temperatures and word timestamps, recordings are
         decoded one by one.
     Returns: a `Transcript`; for a list, a list of `Transcript`s in the same order. The transcript of a silent recording
-        is empty, and its `note` gives the reason.
+        is empty, and its `note` gives the reason. Times are those of the file's clock.
     Raises: InputError if an argument or a recording is rejected; for a list, BatchError, which holds the results of the
         accepted recordings.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.
@@ -186,21 +190,29 @@ def transcribe(
     check_callable("on_round", on_round, "a function of a round")
     check_callable("on_transcript", on_transcript, "a function of an index and a transcript")
     cut_at_pauses = check_switch("cut_at_pauses", cut_at_pauses)
+    strict = check_switch("strict", strict)
     loaded: LoadedTranscriber = as_loaded(_system(model), model, processor, device, dtype)
     decoding = DecodingOptions(as_drafter(loaded, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
     spoken = Spoken(timestamps, language, task, prompt, audio_context)
     request = _request(loaded, decoding, options, len(batch), spoken, cut_at_pauses)
-    how = (batch_size, progress, on_transcript)
+
+    def read_one(given: Audio) -> Recording:
+        recording = read_noted(given, sample_rate, silence=True, strict=strict)
+        return replace(recording, samples=request.check(recording.samples))
+
+    def decode(heard: Mapping[int, Recording]) -> dict[int, Transcript]:
+        def tell(index: int, transcript: Transcript) -> None:
+            assert on_transcript is not None
+            on_transcript(index, with_note(transcript, heard[index].note))
+
+        samples = {index: recording.samples for index, recording in heard.items()}
+        how = (batch_size, progress, None if on_transcript is None else tell)
+        if isinstance(request, ListeningRequest):
+            return with_notes(listen(request, samples, *how, batch.errors), heard)
+        return with_notes((in_pieces if cut_at_pauses else in_batches)(request, samples, *how), heard)
+
     with with_threads(threads, loaded.model), naming_options(TranscribeOptions.__annotations__):
-        return batch.run(
-            lambda given: request.check(read(given, sample_rate, silence=True)),
-            lambda samples: (
-                listen(request, samples, *how, batch.errors)
-                if isinstance(request, ListeningRequest)
-                else (in_pieces if cut_at_pauses else in_batches)(request, samples, *how)
-            ),
-            least,
-        )
+        return batch.run(read_one, decode, least)
 
 
 def _request(

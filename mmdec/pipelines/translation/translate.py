@@ -21,7 +21,7 @@ from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.hub.find import LoadedModels, path_text, version
 from mmdec.pipelines.call import check_placed
 from mmdec.pipelines.confidence import check_min_confidence, read_calibrations
-from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, peak, read, recordings
+from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, peak, read_noted, recordings, with_notes
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.translation.translator import (
     OnPass,
@@ -50,6 +50,7 @@ class Translation:
     seconds_source: float = 0.0  # duration of the French recording in seconds
     passes: int = 1  # number of passes of the decoder that writes units, summed over all pieces
     confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.pipelines.confidence`
+    note: str = ""  # what of the French recording's file could not be read
 
     def __str__(self) -> str:
         """Write three lines: the text, the number of passes, the time."""
@@ -84,6 +85,7 @@ class TranslateOptions(TypedDict, total=False):
     vocoder: str | os.PathLike[str] | None
     min_confidence: float | None
     pauses: str
+    strict: bool
     on_pass: OnPass | None
 
 
@@ -108,6 +110,7 @@ def translate_speech(
     vocoder: str | os.PathLike[str] | None = None,
     min_confidence: float | None = None,
     pauses: str = "energy",
+    strict: bool = False,
     on_pass: OnPass | None = None,
 ) -> Translation | list[Translation]:
     """Translate French speech into English speech and text.
@@ -129,6 +132,8 @@ def translate_speech(
     min_confidence: in [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
     pauses: where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector finds no voice
         ("webrtc", extra `mmdec[vad]`).
+    strict: reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest is
+        translated, and the translation's `note` says where the part is and how long.
     on_pass: called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the graph;
         for one recording only. An exception from it ends the call.
     Returns: a `Translation`; for a list, a list of `Translation`s in the same order.
@@ -138,14 +143,16 @@ def translate_speech(
     check_threads(threads)
     least = check_min_confidence(min_confidence)
     sound.check_detector(pauses)
+    strict = check_switch("strict", strict)
     strategy = chosen_strategy(strategy, verify)
     batch = recordings(audio, sample_rate)
     batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(model, device, vocoder, dtype)
 
-    def decode(samples: Mapping[int, Tensor]) -> dict[int, Translation]:
-        found = _translate(translator, list(samples.values()), strategy, pauses, on_pass)
-        translations = dict(zip(samples, found, strict=True))
+    def decode(heard: Mapping[int, sound.Recording]) -> dict[int, Translation]:
+        samples = [recording.samples for recording in heard.values()]
+        found = _translate(translator, samples, strategy, pauses, on_pass)
+        translations = with_notes(dict(zip(heard, found, strict=True)), heard)
         for index, translation in translations.items():
             if not translation.units:
                 batch.errors[index] = InputError(
@@ -156,7 +163,7 @@ def translate_speech(
         return {index: translation for index, translation in translations.items() if translation.units}
 
     with with_threads(threads, *translator.networks):
-        return batch.run(lambda given: read(given, sample_rate), decode, least)
+        return batch.run(lambda given: read_noted(given, sample_rate, strict=strict), decode, least)
 
 
 _translators = LoadedModels[SpeechTranslator]()

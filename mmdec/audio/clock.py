@@ -1,0 +1,200 @@
+"""Decodes a sound file with PyAV on the file's own clock: each frame is put where its timestamp says.
+
+Silence stands for what comes late, for holes, and for packets that cannot be decoded, so that times after them are
+right. The encoder's delay and edit lists are applied by FFmpeg.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mmdec.audio.damage import SHORTEST_LOSS, Loss, Structure
+
+# Seconds by which a timestamp may differ from the sound so far. A shorter difference is jitter of the recorder's clock.
+# FFmpeg's resampler inserts silence for the same difference (its `min_hard_comp`).
+JITTER = 0.1
+# A file whose tracks all begin later than this many seconds is a part of a longer stream: its clock starts with its first
+# track, as players show it.
+LATEST_START = 60.0
+# A decoded sample beyond this is noise from a damaged packet that the decoder did not recognise; 1 is full scale. One such
+# packet would make all others quiet, because the peak is scaled to 1.
+MAX_OVERSHOOT = 4.0
+SILENT_BLOCK = 1 << 16  # maximum number of samples of silence in a block
+# Seconds by which a container's sound may end earlier than declared: the duration is that of its longest track, with the
+# encoder's padding.
+CUT_SLACK = 0.05
+MAX_FAILURES = 16  # consecutive errors of the demuxer after which a file is given up
+
+
+class Patched(io.RawIOBase):
+    """A file of which some bytes are replaced, for a container's damaged boxes: the demuxer then skips them."""
+
+    def __init__(self, file: BinaryIO, ranges: list[tuple[int, int]]) -> None:
+        """file: the open file. ranges: the damaged ranges of bytes (start, end); each becomes an MP4 box "free"."""
+        self._file = file
+        self._patches = [
+            (start, (end - start).to_bytes(4, "big") + b"free")
+            for start, end in ranges
+            if 8 <= end - start < 2**32
+        ]
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        at = self._file.tell()
+        content = bytearray(self._file.read(size))
+        for start, patch in self._patches:
+            for index, value in enumerate(patch, start - at):
+                if 0 <= index < len(content):
+                    content[index] = value
+        return bytes(content)
+
+
+def on_clock(
+    av: Any,
+    opened: Any,
+    structure: Structure,
+    loss: Loss,
+    check_rate: Callable[[int], None],
+    check_seconds: Callable[[float], None],
+    container: bool,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Decode the first audio track of a file to its end.
+
+    av: the module. opened: the open file; it has an audio track. structure: what is damaged in it. loss: is filled with
+        what cannot be read. check_rate: raises InputError for a sample rate in Hz that is not supported; check_seconds:
+        for a duration in seconds that is too long.
+    container: whether the file's clock starts at 0 (MP4, Matroska); False: it starts with the sound.
+    Yields: (sample rate in Hz, samples (T, channels) float32) for each block.
+    Raises: FFmpeg's error if nothing can be decoded.
+    """
+    track = opened.streams.audio[0]
+    zero = _zero(opened, track) if container else None
+    lossy = not track.codec_context.name.startswith("pcm_")
+    converter: Any = None
+    rate = written = 0  # the sound's rate in Hz; samples that were yielded
+    # MP3: seconds by which FFmpeg's timestamps lag behind, because it does not count the frames that are missing
+    shift, first_shift = 0.0, None
+    failed: Exception | None = None  # an error since the last frame
+    lost = 0.0  # seconds of the packets that failed since the last frame
+    position = passed = 0  # where the newest packet is in the file; where the last one was that gave a frame
+    for packet, error in _packets(av, opened, track):
+        frames = list[Any]()
+        if packet is not None:
+            position = position if packet.pos is None else packet.pos
+            counted = structure.time_at(position)
+            if counted is not None and packet.pts is not None:
+                shift = counted - float(packet.pts * packet.time_base)
+                first_shift = shift if first_shift is None else first_shift
+            try:
+                frames = [] if packet.is_corrupt else packet.decode()
+                error = error or (_broken() if packet.is_corrupt else None)
+            except (av.FFmpegError, ValueError) as reason:
+                error = reason
+        if error is not None:
+            failed = error
+            lost += float(packet.duration * packet.time_base) if packet is not None and packet.duration else 0.0
+            frames = []
+        for frame in frames:
+            if converter is None:
+                rate = track.codec_context.sample_rate or frame.sample_rate
+                check_rate(rate)
+                converter = av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
+            try:
+                converted = [piece.to_ndarray().T for piece in converter.resample(frame)]
+            except (av.FFmpegError, ValueError) as reason:  # the frame has another form than those before it
+                failed, converter = reason, av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
+                continue
+            if lossy and any(np.abs(piece).max(initial=0.0) > MAX_OVERSHOOT for piece in converted):
+                failed, lost = failed or _broken(), lost + frame.samples / rate
+                continue
+            gap = 0.0
+            if frame.pts is not None:
+                time = float(frame.pts * frame.time_base)
+                if zero is None:
+                    zero = time if track.start_time is None else float(track.start_time * track.time_base)
+                gap = time - zero + shift - (first_shift or 0.0) - written / rate
+                if gap < -JITTER:  # the clock was set back: it goes on from here
+                    zero += gap
+            elif failed is not None:
+                gap = lost
+            damaged = failed is not None or not container or structure.between(passed, position)
+            if gap > (SHORTEST_LOSS if damaged else JITTER):
+                check_seconds(written / rate + gap)
+                if damaged:
+                    loss.gaps.append((written / rate, gap))
+                for block in _silence(round(gap * rate), converted):
+                    written += len(block)
+                    yield rate, block
+            failed, lost, passed = None, 0.0, position
+            for block in converted:
+                written += len(block)
+                yield rate, block
+    if not written:
+        if failed is not None:
+            raise failed
+        return
+    end = written / rate
+    if failed is not None or structure.cut or structure.between(passed + 1, 2**63):
+        if container:
+            loss.cut(end, _whole(opened, track, structure, zero or 0.0), CUT_SLACK)
+        elif track.duration and (opened.format.name == "flac" or structure.seconds):
+            loss.cut(end, float(track.duration * track.time_base))
+        else:
+            loss.cut(end, end * structure.share if structure.share > 1 else None)
+
+
+def _packets(av: Any, opened: Any, track: Any) -> Iterator[tuple[Any, Exception | None]]:
+    """Yield (packet, None) for each packet of a track, and (None, error) where the demuxer fails."""
+    failures = 0
+    while failures < MAX_FAILURES:
+        try:
+            for packet in opened.demux(track):
+                failures = 0
+                yield packet, None
+            return
+        except (av.FFmpegError, ValueError) as error:
+            failures += 1
+            yield None, error
+
+
+def _broken() -> Exception:
+    return ValueError("its packets are damaged")
+
+
+def _zero(opened: Any, track: Any) -> float:
+    """Return the time in seconds at which a container's clock starts: 0, unless all of its tracks begin before it, or
+    much later."""
+    start = track.start_time * track.time_base if opened.start_time is None and track.start_time is not None else None
+    first = float(start) if start is not None else (opened.start_time or 0) / 1e6
+    return first if first < 0 or first > LATEST_START else 0.0
+
+
+def _silence(samples: int, like: list[np.ndarray]) -> Iterator[np.ndarray]:
+    channels = like[0].shape[1] if like else 1
+    for start in range(0, samples, SILENT_BLOCK):
+        yield np.zeros((min(SILENT_BLOCK, samples - start), channels), np.float32)
+
+
+def _whole(opened: Any, track: Any, structure: Structure, zero: float) -> float | None:
+    """Return the seconds that a container declares for its sound, or for all of its tracks; None: unknown."""
+    if structure.seconds is not None or structure.fragmented:  # then the track's duration is that of what was read
+        return structure.seconds
+    if track.duration is not None:
+        return float((track.duration + (track.start_time or 0)) * track.time_base) - zero
+    return None if opened.duration is None else opened.duration / 1e6 - zero
