@@ -18,15 +18,15 @@ from mmdec.audio.damage import SHORTEST_LOSS, Loss, Structure
 # Seconds by which a timestamp may differ from the sound so far. A shorter difference is jitter of the recorder's clock.
 # FFmpeg's resampler inserts silence for the same difference (its `min_hard_comp`).
 JITTER = 0.1
-# A file whose tracks all begin later than this many seconds is a part of a longer stream: its clock starts with its first
-# track, as players show it.
+# A file whose tracks all begin later than this many seconds is a part of a longer stream: its clock starts with its
+# first track, as players show it.
 LATEST_START = 60.0
-# A decoded sample beyond this is noise from a damaged packet that the decoder did not recognise; 1 is full scale. One such
-# packet would make all others quiet, because the peak is scaled to 1.
+# A decoded sample beyond this is noise from a damaged packet that the decoder did not recognise; 1 is full scale. One
+# such packet would make all others quiet, because the peak is scaled to 1.
 MAX_OVERSHOOT = 4.0
 SILENT_BLOCK = 1 << 16  # maximum number of samples of silence in a block
-# Seconds by which a container's sound may end earlier than declared: the duration is that of its longest track, with the
-# encoder's padding.
+# Seconds by which a container's sound may end earlier than declared: the duration is that of its longest track, with
+# the encoder's padding.
 CUT_SLACK = 0.05
 MAX_FAILURES = 16  # consecutive errors of the demuxer after which a file is given up
 
@@ -38,9 +38,7 @@ class Patched(io.RawIOBase):
         """file: the open file. ranges: the damaged ranges of bytes (start, end); each becomes an MP4 box "free"."""
         self._file = file
         self._patches = [
-            (start, (end - start).to_bytes(4, "big") + b"free")
-            for start, end in ranges
-            if 8 <= end - start < 2**32
+            (start, (end - start).to_bytes(4, "big") + b"free") for start, end in ranges if 8 <= end - start < 2**32
         ]
 
     def seekable(self) -> bool:
@@ -85,6 +83,8 @@ def on_clock(
     """
     track = opened.streams.audio[0]
     zero = _zero(opened, track) if container else None
+    if track.codec_context.name == "flac":  # by default, FFmpeg does not compare checksums, and returns noise
+        track.codec_context.options = {"err_detect": "crccheck+explode"}
     lossy = not track.codec_context.name.startswith("pcm_")
     converter: Any = None
     rate = written = 0  # the sound's rate in Hz; samples that were yielded

@@ -70,7 +70,9 @@ class Loss:
         """Describe the place and the length of what is missing; "" if nothing is."""
         parts = list[str]()
         if self.gaps:
-            listed = ", ".join(f"{_seconds(length)} s at {_seconds(start)} s" for start, length in self.gaps[:MAX_LISTED])
+            listed = ", ".join(
+                f"{_seconds(length)} s at {_seconds(start)} s" for start, length in self.gaps[:MAX_LISTED]
+            )
             more = len(self.gaps) - MAX_LISTED
             if more > 0:
                 listed += f" and {more} more ({_seconds(sum(length for _, length in self.gaps))} s in all)"
@@ -255,8 +257,8 @@ MPEG2_BITS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def _mp3_frame(head: bytes) -> tuple[int, int] | None:
-    """Read the header of an MPEG layer III frame. Returns (bytes of the frame, what all frames of a file share); None if
-    it is no header."""
+    """Read the header of an MPEG layer III frame. Returns (bytes of the frame, what all frames of a file share); None
+    if it is no header."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
     version, bits, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3

@@ -90,7 +90,9 @@ def load_recording(
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
     of, loss = _of(source), Loss()
-    for rate, block in _blocks(source, max_seconds, loss, strict):  # each block of samples is (at most 2^20 / channels, channels)
+    for rate, block in _blocks(
+        source, max_seconds, loss, strict
+    ):  # each block of samples is (at most 2^20 / channels, channels)
         rates.append(rate)
         peak = float(
             np.fmax.reduce(np.abs(block), axis=None, initial=peak)
@@ -107,7 +109,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
     """Measure a sound file's duration in seconds by decoding the whole file. Raises InputError for files that
     `load_audio` rejects."""
     of, frames, rate, peak = _of(path), 0, 1, 0.0
-    for rate, block in _blocks(path, MAX_SECONDS, Loss()):
+    for rate, block in _blocks(path, MAX_SECONDS, Loss()):  # noqa: B007 - it is used after the loop
         with np.errstate(all="ignore"):  # infinite samples are found by the check that follows
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
@@ -168,8 +170,8 @@ def _blocks(
                 yield rate, block
             if strict and loss.note:
                 raise InputError(
-                    f"`audio` must be whole with `strict`, but {name} is damaged: {loss.note}. Record or fetch it again, "
-                    "or leave `strict` out to read the rest."
+                    f"`audio` must be whole with `strict`, but {name} is damaged: {loss.note}. Record or fetch it "
+                    "again, or leave `strict` out to read the rest."
                 )
         except InputError:
             raise

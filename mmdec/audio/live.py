@@ -18,6 +18,7 @@ import soxr
 import torch
 from torch import Tensor
 
+from mmdec.audio.damage import ENDLESS, Loss
 from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
 from mmdec.types import InputError
 
@@ -252,8 +253,6 @@ BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # name of a sample en
 PIECE = 1 << 14  # maximum bytes that are read from a pipe at a time
 WAITING = 30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
 HEADER = 1 << 20  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
-# a wav header that declares at least this many bytes of samples comes from a program that did not know the length
-ENDLESS = 2**31 - 2**16
 # the first bytes of sound files in formats other than wav
 FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes for the sample format in a wav header
@@ -346,21 +345,27 @@ def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
         return scaled.reshape(-1, channels).mean(1).astype(np.float32)
 
 
-def pieces(sound: PipedSound, stream: BinaryIO) -> Iterator[np.ndarray]:
+def pieces(sound: PipedSound, stream: BinaryIO, loss: Loss | None = None) -> Iterator[np.ndarray]:
     """Yield arrays of samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up to
     `WAITING` seconds ahead.
 
-    Raises: InputError at the end, if the last sample is incomplete.
+    loss: is filled at the end, if the stream ends before the end that its header declares.
+    Raises: InputError at the end, if the last sample is incomplete, unless the header declares more.
     """
     frame = BYTES[sound.encoding] * sound.channels
     backlog = _Backlog(stream, sound, round(WAITING * sound.rate) * frame)
-    rest = b""
+    rest, frames = b"", 0
     while piece := backlog.take():
         whole = rest + piece
         used = len(whole) - len(whole) % frame
         rest = whole[used:]
+        frames += used // frame
         if used:
             yield samples(whole[:used], sound.encoding, sound.channels)
+    if sound.size is not None and frames < sound.size // frame:
+        if loss is not None:
+            loss.cut(frames / sound.rate, sound.size / frame / sound.rate)
+        return
     if rest:
         raise InputError(
             f"`audio` must end with a whole sample of {frame} bytes, but ends with {len(rest)} bytes of one. Check the "

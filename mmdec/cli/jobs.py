@@ -237,6 +237,13 @@ def _fitted(model: str) -> bool:
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+
+def print_note(name: str | Path, note: str) -> None:
+    """Print the note of an input's result on stderr, if there is one. name: the input's."""
+    if note:
+        print(f"note: {printable(str(name))}: {note}", file=sys.stderr, flush=True)
+
+
 AFTER = 0.5  # seconds of loading before "loading ..." is printed
 EVERY = 30.0  # seconds between two lines of progress; shorter work prints none
 

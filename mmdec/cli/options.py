@@ -53,6 +53,10 @@ MinConfidence = Annotated[
     float | None,
     typer.Option(min=0, max=1, metavar="P", help="Refuse outputs that are less likely to be right."),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse damaged or cut-off files. Default: read the rest, and note what is missing."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Use only this many utterances, evenly spaced over the split.")

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, final
@@ -16,7 +16,18 @@ import typer
 from mmdec import InputError
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import json_text, printable
-from mmdec.cli.jobs import SOUNDS, Compare, Comparer, Jobs, input_files, loading, output_paths, progress_bar, try_write
+from mmdec.cli.jobs import (
+    SOUNDS,
+    Compare,
+    Comparer,
+    Jobs,
+    input_files,
+    loading,
+    output_paths,
+    print_note,
+    progress_bar,
+    try_write,
+)
 from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import (
     STDOUT,
@@ -26,6 +37,7 @@ from mmdec.cli.options import (
     JsonLines,
     MinConfidence,
     Model,
+    Strict,
     Threads,
     dtype_or_quick,
     silence_transformers,
@@ -166,6 +178,7 @@ def transcribe(
     prompt: Prompt = None,
     batch_size: BatchSize = None,
     cut_at_pauses: CutAtPauses = False,
+    strict: Strict = False,
     temperature: Temperature = None,
     logprob_threshold: LogprobThreshold = None,
     compression_ratio_threshold: CompressionThreshold = None,
@@ -211,8 +224,8 @@ def transcribe(
     of_live = {"rate": rate, "encoding": encoding, "every": every, "pause": pause}
     if check_live([str(name) for name in inputs], of_files, of_live):
         options |= {"every": 1.0 if every is None else every or None, "pause": 1.0 if pause is None else pause}
-        return _live(kind, as_json, (rate, encoding), model, (device, dtype), options)
-    options |= {"batch_size": 1 if compare else batch_size or 8, **own}
+        return _live(kind, as_json, (rate, encoding), model, (device, dtype), options, strict)
+    options |= {"batch_size": 1 if compare else batch_size or 8, "strict": strict, **own}
     if spread.wanted(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLES else ""
         work = Work("transcribe", model, options=options, files=files, device=device, dtype=dtype)
@@ -258,8 +271,7 @@ def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: b
             jobs.failed(file.name, error)
         elif not isinstance(result, str):
             print(_report(file.path, target, result, kind, as_json, jobs.several, comparer.fields()), flush=True)
-            if result.note:
-                print(f"note: {printable(file.name)}: {result.note}", file=sys.stderr)
+            print_note(file.name, result.note)
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence, result.calibrated)
 
@@ -280,11 +292,13 @@ def _live(
     model: str,
     placed: tuple[str | None, str | None],
     options: dict[str, Any],
+    strict: bool,
 ) -> None:
     """Transcribe standard input while it arrives.
 
     kind: text, json, srt or vtt. form: rate in Hz and encoding of samples without a header; None: not given.
     placed: device and dtype; None: default. options: keyword arguments of `LiveTranscriber`.
+    strict: reject a sound file that is damaged or cut off.
     """
     with loading(model, quiet=as_json):
         whisper = _load(model, *placed)
@@ -297,10 +311,12 @@ def _live(
     def whole(file: BinaryIO) -> str:
         from mmdec import transcribe
 
-        result = transcribe(file, model=whisper, **{k: v for k, v in options.items() if k not in ("every", "pause")})
+        of_files = {name: value for name, value in options.items() if name not in ("every", "pause")}
+        result = transcribe(file, model=whisper, strict=strict, **of_files)
+        print_note("standard input", result.note)
         return _report(Path("-"), None, result, kind, as_json, False, {})
 
-    transcribe_input(sys.stdin.buffer, kind, as_json, form, live, whole)
+    transcribe_input(sys.stdin.buffer, kind, as_json, form, live, whole, strict)
 
 
 def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
@@ -417,6 +433,7 @@ def transcribe_input(
     form: tuple[int | None, str | None],
     live: Callable[..., Any],
     whole: Callable[[BinaryIO], str],
+    strict: bool = False,
 ) -> None:
     """Print the transcript of a stream of sound. Samples and wav are transcribed while they arrive, another sound file
     at its end.
@@ -424,10 +441,14 @@ def transcribe_input(
     kind: text, json, srt or vtt. as_json: print each update as a line of JSON.
     form: rate in Hz and encoding. If one of them is given, the stream is samples without a header.
     live: makes a `LiveTranscriber` for a rate. whole: transcribes a file object, and returns the lines to print.
+    strict: whether a wav stream that is cut off ends with an error, after its text.
     """
+    from mmdec.audio.damage import Loss
+    from mmdec.pipelines.inputs import with_note
     from mmdec.pipelines.transcription.live import piped
 
-    sound = piped(stream, *form)
+    loss = Loss()
+    sound = piped(stream, *form, loss=loss)
     if not isinstance(sound, tuple):
         print(whole(sound), flush=True)
         return
@@ -442,8 +463,14 @@ def transcribe_input(
         pass
     except InputError as error:
         failure = error
-    for update in transcriber.end():
+    last = list(transcriber.end())
+    if last:
+        last[-1] = replace(last[-1], transcript=with_note(last[-1].transcript, loss.note))
+    for update in last:
         printer.show(update)
+    if loss.note and strict and failure is None:
+        failure = InputError(f"`audio` must be whole with `--strict`, but is not: {loss.note}. Send it again.")
+    print_note("standard input", loss.note)
     if not transcriber.seconds and failure is None:
         failure = InputError("`audio` must hold at least one sample, but standard input is empty. Pipe sound into it.")
     if failure is not None:

@@ -13,7 +13,7 @@ import typer
 
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import failure, json_text, printable
-from mmdec.cli.jobs import SOUNDS, Jobs, input_files, loading, output_paths, progress_bar, unwritten
+from mmdec.cli.jobs import SOUNDS, Jobs, input_files, loading, output_paths, print_note, progress_bar, unwritten
 from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import (
     SPEECH_MODEL,
@@ -23,6 +23,7 @@ from mmdec.cli.options import (
     JsonLines,
     MinConfidence,
     Model,
+    Strict,
     Threads,
     dtype_or_quick,
 )
@@ -73,6 +74,7 @@ def translate(
     pauses: Annotated[
         str, typer.Option(help="Where long recordings are cut: energy, or webrtc (needs mmdec\\[vad]).")
     ] = "energy",
+    strict: Strict = False,
     spread: Spread = Spread(),
 ) -> None:
     """Translate French speech into English speech.
@@ -87,7 +89,7 @@ def translate(
         mmdec.audio.check_detector(pauses)
         check_threads(threads)
         options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
-        options |= {"threads": threads}
+        options |= {"threads": threads, "strict": strict}
         if spread.wanted(inputs):
             work = Work("translate", model, options=options, files=".wav", device=device, dtype=dtype, vocoder=vocoder)
             return spread.run(work, inputs, output, ("audio", SOUNDS), {})
@@ -137,6 +139,7 @@ def _translated(
     seconds = time.monotonic() - start
     sys.stderr.flush()
     print(report(source, target, result, seconds), flush=True)
+    print_note(source, result.note)
     return result.confidence
 
 
@@ -153,6 +156,7 @@ def _json_line(source: Path, target: Path | None, result: Translation, seconds: 
             "seconds_taken": round(seconds, 4),
             "passes": told["passes"],
             "confidence": round(told["confidence"], 4),
+            "note": told["note"],
             "timings": {stage: round(value, 5) for stage, value in told["timings"].items()},
         }
     )

@@ -15,7 +15,8 @@ from fastapi import APIRouter, Depends, File, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 import mmdec
-from mmdec.pipelines.inputs import read
+from mmdec import audio
+from mmdec.pipelines.inputs import read_noted, with_note
 from mmdec.serving.engines import Transcription, Translation
 from mmdec.serving.server import ApiError, EventStream, Server, server_of
 from mmdec.serving.waiting import Job
@@ -37,6 +38,7 @@ TIMED = ("verbose_json", "srt", "vtt")
 SOUNDS = {"wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "mp3": "audio/mpeg"}
 Recording = Annotated[UploadFile, File(description="wav, flac, ogg, mp3; with PyAV also mp4, m4a, webm.")]
 Model = Annotated[str | None, Form(description="One of /v1/models. Default: the first that can do this.")]
+Strict = Annotated[bool, Form(description="Refuse a file that is damaged or cut off. Default: the rest is read.")]
 Temperature = Annotated[float, Form(ge=0, le=1, description="0 is greedy.")]
 
 
@@ -55,20 +57,22 @@ async def transcriptions(
         Literal["auto"] | None,
         Form(description="auto: encode the clip's length, not 30 s. Not the stock model's text."),
     ] = None,
+    strict: Strict = False,
 ) -> Response:
     """Transcribe speech in its own language."""
     server = server_of(request)
     engine = server.engine(model, Transcription)
     timed = {*(granularities or ["segment"])} if response_format in TIMED else set()
-    samples = await _samples(server, file, silence=True)
+    recording = await _read(server, file, strict, silence=True)
     timestamps = "word" if "word" in timed else "segment" if timed else None
     how = {"language": language, "prompt": prompt, "temperature": temperature or None, "audio_context": audio_context}
-    job = engine.job(samples, **how, timestamps=timestamps)
+    job = engine.job(recording.samples, **how, timestamps=timestamps)
     if stream:
         if response_format not in ("json", "text"):
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")
-        return await EventStream.of(_deltas(server, request, job))
-    return _formatted(await server.result(request, job), response_format, "transcribe", timed, temperature)
+        return await EventStream.of(_deltas(server, request, job, recording.note))
+    result = with_note(await server.result(request, job), recording.note)
+    return _formatted(result, response_format, "transcribe", timed, temperature)
 
 
 @router.post("/translations", response_model=None)
@@ -79,6 +83,7 @@ async def translations(
     prompt: Annotated[str | None, Form(description="English text that might have come before.")] = None,
     response_format: Annotated[Kind, Form()] = "json",
     temperature: Temperature = 0.0,
+    strict: Strict = False,
 ) -> Response:
     """Translate speech into English text, with a speech translator or a multilingual transcriber."""
     server = server_of(request)
@@ -89,17 +94,22 @@ async def translations(
         if prompt or temperature:
             name = "prompt" if prompt else "temperature"
             raise ApiError(400, f"`{name}` must be left out for this model.", param=name)
-        result = await server.result(request, engine.job(await _samples(server, file)))
-        return PlainTextResponse(result.text) if response_format == "text" else JSONResponse({"text": result.text})
+        recording = await _read(server, file, strict)
+        result = await server.result(request, engine.job(recording.samples))
+        if response_format == "text":
+            return PlainTextResponse(result.text, headers=_note(recording.note))
+        return JSONResponse({"text": result.text} | _field(recording.note))
     timed = {"segment"} if response_format in TIMED else set[str]()
+    recording = await _read(server, file, strict, silence=True)
     job = engine.job(
-        await _samples(server, file, silence=True),
+        recording.samples,
         task="translate",
         prompt=prompt,
         temperature=temperature or None,
         timestamps="segment" if timed else None,
     )
-    return _formatted(await server.result(request, job), response_format, "translate", timed, temperature)
+    result = with_note(await server.result(request, job), recording.note)
+    return _formatted(result, response_format, "translate", timed, temperature)
 
 
 @router.post("/translations/speech", response_model=None)
@@ -108,21 +118,35 @@ async def spoken_translations(
     file: Recording,
     model: Model = None,
     response_format: Annotated[Literal["wav", "flac", "ogg", "mp3"], Form()] = "wav",
+    strict: Strict = False,
 ) -> Response:
     """Translate French speech into English speech. The header `X-Text` has the English text, percent-encoded."""
     server = server_of(request)
     engine = server.engine(model, Translation)
-    result: mmdec.Translation = await server.result(request, engine.job(await _samples(server, file)))
+    recording = await _read(server, file, strict)
+    result: mmdec.Translation = await server.result(request, engine.job(recording.samples))
     content = await asyncio.to_thread(_sound, result, response_format)
     headers = {"X-Text": quote(result.text), "X-Confidence": f"{result.confidence:.3f}"}
+    headers |= _note(recording.note)
     return Response(content, media_type=SOUNDS[response_format], headers=headers)
 
 
-async def _samples(server: Server, file: UploadFile, silence: bool = False) -> Any:
-    """Read an uploaded file as 16 kHz mono samples (T,). silence: whether a silent recording is accepted. Raises
-    InputError."""
+async def _read(server: Server, file: UploadFile, strict: bool, silence: bool = False) -> audio.Recording:
+    """Read an uploaded file as 16 kHz mono samples (T,), with a note about what could not be read. silence: whether a
+    silent recording is accepted. Raises InputError."""
     content = await file.read()
-    return await server.read(partial(read, content, max_seconds=server.limits.seconds, silence=silence))
+    limit = server.limits.seconds
+    return await server.read(partial(read_noted, content, max_seconds=limit, silence=silence, strict=strict))
+
+
+def _note(note: str) -> dict[str, str]:
+    """Return the header `X-Note`, percent-encoded, for a response without a field for the note; {} without a note."""
+    return {"X-Note": quote(note)} if note else {}
+
+
+def _field(note: str) -> dict[str, Any]:
+    """Return a JSON object's field `note`; {} without a note."""
+    return {"note": note} if note else {}
 
 
 def _sound(result: mmdec.Translation, kind: str) -> bytes:
@@ -130,14 +154,15 @@ def _sound(result: mmdec.Translation, kind: str) -> bytes:
         return result.save(Path(folder) / f"speech.{kind}").read_bytes()
 
 
-async def _deltas(server: Server, request: Request, job: Job) -> AsyncIterator[dict[str, Any]]:
+async def _deltas(server: Server, request: Request, job: Job, note: str) -> AsyncIterator[dict[str, Any]]:
     job.streams = True
     async for kind, value in server.events(request, job):
         if kind == "text":
             yield {"type": "transcript.text.delta", "delta": value}
         else:
             usage = {"type": "duration", "seconds": round(value.seconds, 3)}
-            yield {"type": "transcript.text.done", "text": value.text, "usage": usage}
+            noted = with_note(value, note).note
+            yield {"type": "transcript.text.done", "text": value.text, "usage": usage} | _field(noted)
 
 
 def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
@@ -147,12 +172,12 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
         temperature: the sampling temperature, which is part of the response.
     """
     if kind == "text":
-        return PlainTextResponse(result.text + "\n")
+        return PlainTextResponse(result.text + "\n", headers=_note(result.note))
     if kind in ("srt", "vtt"):
-        return PlainTextResponse(result.format(kind))
+        return PlainTextResponse(result.format(kind), headers=_note(result.note))
     usage = {"type": "duration", "seconds": round(result.seconds, 3)}
     if kind == "json":
-        return JSONResponse({"text": result.text, "usage": usage})
+        return JSONResponse({"text": result.text, "usage": usage} | _field(result.note))
     content: dict[str, Any] = {
         "task": task,
         "language": result.language,
@@ -160,6 +185,7 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
         "text": result.text,
         "confidence": result.confidence,
         "usage": usage,
+        **_field(result.note),
     }
     if "word" in timed:
         words = [word for segment in result.segments for word in segment.words or ()]

@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
 from mmdec.audio import SAMPLE_RATE, check_detector, check_rate
+from mmdec.audio.damage import Loss
 from mmdec.audio.live import (
     BYTES,
     PipedSound,
@@ -315,12 +316,13 @@ class LiveTranscriber:
 
 
 def piped(
-    stream: BinaryIO, rate: int | None = None, encoding: str | None = None
+    stream: BinaryIO, rate: int | None = None, encoding: str | None = None, loss: Loss | None = None
 ) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
     """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
 
     rate, encoding: sample rate in Hz and sample format (such as "s16") of samples without a header. Both None: 16000
-        and "s16", unless the first bytes are those of a sound file.
+        and "s16", unless the first bytes are those of a sound file. loss: is filled at the end of a wav stream that is
+        cut off.
     Returns: (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content
         as a file object.
     Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
@@ -334,7 +336,7 @@ def piped(
         return io.BytesIO(head + stream.read())
     else:
         sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
-    return sound.rate, pieces(sound, stream)
+    return sound.rate, pieces(sound, stream, loss)
 
 
 def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate:

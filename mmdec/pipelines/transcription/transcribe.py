@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalGeneration, WhisperProcessor
 from typing_extensions import TypedDict, Unpack
 
+from mmdec.audio import Recording
 from mmdec.checks.arguments import check_callable, check_switch, check_threads, check_whole, naming_options
 from mmdec.checks.devices import check_dtype
 from mmdec.decode.budget import Nodes
@@ -77,6 +79,7 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
     audio_context: AudioContext
     batch_size: int
     cut_at_pauses: bool
+    strict: bool
     rule: RuleName | None
     num_speculative_tokens: Nodes
     seed: int | None
