@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,26 @@ def test_what_is_said_in_a_cut_file_is_what_its_first_half_says(
     audio.load_audio(other)
     spoken = mmdec.translate_speech(path, model=tiny_model, device="cpu")
     assert spoken.units == mmdec.translate_speech(half, sample_rate=RATE, model=tiny_model, device="cpu").units
+
+
+def test_a_cut_file_is_noted_in_each_result(tmp_path: Path, tiny_model: Path, whisper: Path) -> None:
+    content = encoded(buzz(2.0, 3), "WAV")
+    whole, cut = tmp_path / "whole.wav", tmp_path / "cut.wav"
+    whole.write_bytes(content)
+    cut.write_bytes(content[:-16_000])
+    note, heard = "the file ends at 1.5 s of 2.0 s", dict[int, str]()
+    options: dict[str, Any] = {"model": whisper, "device": "cpu", "language": "en"}
+    results = mmdec.transcribe([whole, cut], on_transcript=lambda i, one: heard.update({i: one.note}), **options)
+    assert [one.note for one in results] == [heard[0], heard[1]] == ["", note]
+    assert mmdec.transcribe({"bytes": cut.read_bytes(), "path": None}, **options).note == note
+    spoken = mmdec.translate_speech(cut, model=tiny_model, device="cpu")
+    assert spoken.note == spoken.to_dict()["note"] == note
+    for call in (
+        lambda: mmdec.transcribe(cut, strict=True, **options),
+        lambda: mmdec.translate_speech(cut, model=tiny_model, device="cpu", strict=True),
+    ):
+        with pytest.raises(InputError, match=note):
+            call()
 
 
 def test_headers_of_any_length_are_not_believed(tmp_path: Path) -> None:

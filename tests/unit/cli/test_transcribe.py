@@ -180,6 +180,18 @@ def test_wrong_calls_end_with_2_and_one_line(
     assert said.count("\n") == 1
 
 
+def test_a_cut_file_is_noted_or_refused(call, recordings: list[Path]) -> None:
+    recordings[0].write_bytes(recordings[0].read_bytes()[:-6400])
+    note = "the file ends at 0.3 s of 0.5 s"
+    found = call(*recordings, "--json")
+    assert [json.loads(line)["note"] for line in found.stdout.splitlines()] == [note, "", ""]
+    assert f"note: {recordings[0].name}: {note}" in found.stderr or f"note: {recordings[0]}: {note}" in found.stderr
+    strict = call(*recordings, "--strict")
+    assert strict.exit_code == 1
+    assert note in strict.stderr
+    assert "1 of 3 files failed" in strict.stderr
+
+
 def test_the_ladder_goes_through(call, recordings: list[Path]) -> None:
     ladder = ["--temperature", 0.0, "--temperature", 0.4, "--logprob-threshold", -1.0]
     more = ["--compression-ratio-threshold", 1.35, "--no-speech-threshold", 0.6, "--condition-on-prev-tokens"]

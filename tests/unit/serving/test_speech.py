@@ -76,6 +76,19 @@ def test_a_field_that_is_not_known_is_refused(client: httpx.Client, path: str, n
     assert answer.json()["error"]["param"] == name
 
 
+def test_a_cut_file_is_noted_or_refused(client: httpx.Client) -> None:
+    cut, note = wav(0.8)[:-6400], "the file ends at 0.6 s of 0.8 s"
+    for path in (TRANSCRIBE, TRANSLATE):
+        assert post(client, path, cut).json()["note"] == note
+        assert unquote(post(client, path, cut, response_format="text").headers["X-Note"]) == note
+        assert post(client, path, cut, strict="true").status_code == 400
+    assert post(client, TRANSCRIBE, cut, response_format="verbose_json").json()["note"] == note
+    assert unquote(post(client, TRANSCRIBE, cut, response_format="srt").headers["X-Note"]) == note
+    assert events(post(client, TRANSCRIBE, cut, stream="true").text)[-1]["note"] == note
+    assert unquote(post(client, f"{TRANSLATE}/speech", cut).headers["X-Note"]) == note
+    assert "note" not in post(client, TRANSCRIBE, wav(0.8), strict="true").json()
+
+
 @pytest.mark.parametrize("seconds", [0.8, 2.6])
 def test_a_streamed_transcript_adds_up(client: httpx.Client, folder: Path, seconds: float) -> None:
     *deltas, done = events(post(client, TRANSCRIBE, wav(seconds, 3), stream="true").text)
