@@ -58,6 +58,7 @@ class Loss:
     gaps: list[tuple[float, float]] = field(default_factory=lambda: [])  # (start, length), both in seconds
     end: float | None = None  # where the recording is cut off, in seconds; None: it is not
     whole: float | None = None  # seconds that the file declares; None: unknown
+    unplaced: bool = False  # whether parts are missing whose place and length are not known
 
     def cut(self, end: float, whole: float | None, slack: float = 0.0) -> None:
         """Record that the file is cut off. end: seconds that were read. whole: seconds that it declares; None: unknown.
@@ -77,6 +78,8 @@ class Loss:
             if more > 0:
                 listed += f" and {more} more ({_seconds(sum(length for _, length in self.gaps))} s in all)"
             parts.append(f"{listed} could not be read")
+        if self.unplaced:
+            parts.append("parts of the file could not be read, so that times may be early; mmdec[av] would place them")
         if self.end is not None and self.whole is not None:
             end, whole = _seconds(self.end), _seconds(self.whole)
             if end == whole:
@@ -102,7 +105,13 @@ def structure_of(file: BinaryIO) -> Structure:
         return Structure()
     try:
         return read(file, size)
-    except (struct.error, IndexError, ValueError, OverflowError):  # a damaged header: the decoder decides about it
+    except (
+        struct.error,
+        IndexError,
+        ValueError,
+        OverflowError,
+        OSError,
+    ):  # a damaged header: the decoder decides about it
         return Structure()
 
 
@@ -274,7 +283,7 @@ def _mp3(file: BinaryIO, size: int) -> Structure:
         return Structure()
     content = file.read()
     at = lost = _mp3_sync(content, _tag(content, 0), None)
-    if at < 0:
+    if at < 0 or content.startswith(b"fLaC", _tag(content, 0)):  # a FLAC may have the tag, too
         return Structure()
     kind = (_mp3_frame(content[at : at + 4]) or (0, 0))[1]
     seconds = (1152 if kind >> 2 == 3 else 576) / MPEG_RATES[kind >> 2][kind & 3]  # duration of a frame
@@ -396,7 +405,7 @@ def _boxes(file: BinaryIO, size: int, found: Structure) -> Iterator[tuple[bytes,
         elif length == 0:
             return
         if length < 8 or not NAMED.fullmatch(name):
-            following = _next_of(file, at + 1, b"moof", b"mdat", b"mfra")
+            following = _next_of(file, at + 5, b"moof", b"mdat", b"mfra")
             found.damaged.append((at, size if following is None else following - 4))
             if following is None:
                 return
@@ -421,6 +430,7 @@ def _matroska(file: BinaryIO, size: int) -> Structure:
     ends = size  # where the open cluster ends
     inside = False
     while at < size and len(found.damaged) < MAX_PLACES:
+        inside = inside and at < ends
         element = _element(file, at)
         name, start, length = element or (0, at, 0)
         known = name in ANYWHERE or name in OUTER or name in (EBML, SEGMENT) or (inside and name in INNER)
@@ -466,8 +476,7 @@ def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:
     return int.from_bytes(head[:width], "big"), at + width + size_width, None if unknown else value
 
 
-def is_mp3(head: bytes) -> bool:
-    """Return whether a file is MPEG layer III, perhaps with a tag. head: its first bytes."""
+def _is_mp3(head: bytes) -> bool:
     return head[:3] == b"ID3" or _mp3_frame(head) is not None
 
 
@@ -479,7 +488,7 @@ READERS: tuple[tuple[Callable[[bytes], bool], Callable[[BinaryIO, int], Structur
     (lambda head: head[:4] in (b".snd", b"dns."), _au),
     (lambda head: head[:7] == b"NIST_1A", _nist),
     (lambda head: head[:4] == b"OggS", _ogg),
-    (is_mp3, _mp3),
+    (_is_mp3, _mp3),
     (lambda head: head[4:8] == b"ftyp", _mp4),
     (lambda head: head[:4] == b"\x1aE\xdf\xa3", _matroska),
 )

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mmdec.audio.clock import Patched, on_clock
-from mmdec.audio.damage import Loss, Structure, is_mp3, structure_of
+from mmdec.audio.damage import Loss, Structure, structure_of
 from mmdec.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
 from mmdec.checks.arguments import show
@@ -201,7 +201,7 @@ def _decoded(
     """
     with _file(content) as opened:
         structure = structure_of(opened)
-    container, resumed = container_of(content), _resumed(content)
+    container, resumed = container_of(content), _resumed(content, structure)
     if container:
         yield from container_blocks(content, container, name, path, max_seconds, structure, loss)
         return
@@ -226,6 +226,7 @@ def _decoded(
                 yield rate, block[-(decoded - frames) :]
     except (ImportError, *_decoder_errors()) as error:
         if failure is None and not decoded:
+            loss.unplaced = True
             yield from _libsndfile_blocks(content, name, path, max_seconds, structure, loss)
         elif not frames and not decoded:
             raise failure or error from None
@@ -262,11 +263,11 @@ def _libsndfile_blocks(
             loss.cut(end, declared if declared > end else None)
 
 
-def _resumed(content: int | io.BytesIO) -> str:
+def _resumed(content: int | io.BytesIO, structure: Structure) -> str:
     """Return FFmpeg's name of a file's format, if FFmpeg continues after damage in it; "" for another."""
     with _file(content) as file:
         head = file.read(12)
-    return RESUMED.get(head[:4], "mp3" if is_mp3(head) else "")
+    return RESUMED.get(head[:4], "mp3" if structure.positions else "")
 
 
 def _resumed_blocks(

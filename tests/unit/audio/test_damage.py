@@ -197,6 +197,11 @@ def test_a_cut_flac_is_read_without_pyav(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "cut off" in recording.note
 
 
+def test_damage_in_an_ogg_is_noted_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert "parts of the file could not be read" in read(damaged(encoded("OGG"), 0.5, 300)).note
+
+
 @pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 0x7FFFFFFF])
 def test_a_size_that_was_never_filled_in_is_no_loss(size: int) -> None:
     content = bytearray(encoded("WAV"))
