@@ -12,8 +12,9 @@ Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding
 - Some drafters estimate their own accuracy and end a chain early. The chain ends at the first node that is too
   unlikely to be accepted together with all nodes before it. The limit is (seconds of one more node) x (tokens a second
   in each row).
-- If the thread waited for a CPU, the wall time of the round is not recorded: it shows how busy the machine is. CPU time
-  is recorded instead as long as few times have been recorded.
+- If the thread waited for a CPU, wall time shows how busy the machine is, so CPU time is recorded instead. Both clocks
+  have curves of their own, because CPU time on a busy machine is longer than wall time on an idle one: comparing a pass
+  of one kind with a pass of the other would say nothing about drafts. The curves of the last round's kind are used.
 - A ledger sums the time that drafting has lost against plain decoding. If a draft could lose more than is allowed, the
   round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
   tried again at growing intervals.
@@ -87,6 +88,7 @@ class Budget:
         self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
         # batch size -> (seconds, new tokens per row) of all rounds in which the drafter was called
         self.ledger: dict[int, tuple[float, float]] = {}
+        self._starved_ledger: dict[int, tuple[float, float]] = {}  # the same for rounds that waited for a CPU
         self._lock = statistics.lock
         with self._lock:
             self._measured = statistics.of(pair, prior)
@@ -137,10 +139,10 @@ class Budget:
         if self._constant is not None:
             return
         with self._lock:
+            self._measured.starved = starved
             target, chain, tree = self._curves(batch)
             columns, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
-            if not starved or target.samples(columns) < ENOUGH:
-                target.add(columns, target_seconds)
+            target.add(columns, target_seconds)
             self._unplain = 0 if columns == 1 else self._unplain + 1
             tokens = 1 + sum(accepted) / len(accepted)
             self._tokens += tokens
@@ -151,14 +153,14 @@ class Budget:
             draft = tree if plan.nodes > plan.depth else chain
             ending = self._stops and plan.nodes == plan.depth
             levels = max(columns - 1, 1) if ending else plan.depth
-            if (columns > 1 or not ending) and not (starved and draft.samples(levels) >= ENOUGH):
+            if columns > 1 or not ending:
                 draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
             plain = self.plain_seconds(batch)
             cost = target.capped(columns, plain) + draft.pessimistic(levels)
             if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
                 cost = min(cost, tokens * plain)  # with few timings, a round with accepted tokens counts as no loss
-            spent, gained = self.ledger.get(batch, (0.0, 0.0))
-            self.ledger[batch] = (spent + cost, gained + tokens)
+            spent, gained = self._ledger.get(batch, (0.0, 0.0))
+            self._ledger[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * plain
             if loss <= 0:
                 acceptance.gap = 1
@@ -166,29 +168,43 @@ class Budget:
                 acceptance.gap = min(2 * acceptance.gap, RARELY)
                 self._waited = 0
 
+    @property
+    def _ledger(self) -> dict[int, tuple[float, float]]:
+        return self._starved_ledger if self._measured.starved else self.ledger
+
+    @property
+    def _other_ledger(self) -> dict[int, tuple[float, float]]:
+        return self.ledger if self._measured.starved else self._starved_ledger
+
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
-        """Return three cost curves for batches of `batch` rows: the seconds of a target pass by its number of tokens;
-        the drafter's seconds for a chain by its depth; the drafter's seconds for a tree by its depth."""
-        return self._measured.costs((batch - 1).bit_length())
+        """Return three cost curves for batches of `batch` rows, of the last round's clock: the seconds of a target pass
+        by its number of tokens; the drafter's seconds for a chain by its depth; the drafter's seconds for a tree by its
+        depth."""
+        return self._measured.costs((batch - 1).bit_length(), self._measured.starved)
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return the cost curves (target's passes, drafter's chains, drafter's trees) for choosing a draft size. If
-        batches of this size were seldom timed, the curves of a larger batch size are taken."""
-        own = self._curves(batch)
+        batches of this size were seldom timed, the curves of the other clock or of a larger batch size are taken."""
+        own, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
         if own[0].timed < SETTLED or not own[0].samples(1):
-            for power in sorted(self._measured.target):
-                if power > (batch - 1).bit_length():
-                    target, chain, tree = self._curves(1 << power)
-                    if target.timed >= SETTLED and target.samples(1) and (chain.reach or tree.reach):
-                        return target, chain, tree
+            for starved in (measured.starved, not measured.starved):
+                for power in measured.powers(starved):
+                    if power > least or (power == least and starved is not measured.starved):
+                        target, chain, tree = measured.costs(power, starved)
+                        if target.timed >= SETTLED and target.samples(1) and (chain.reach or tree.reach):
+                            return target, chain, tree
         return own
 
-    def plain_seconds(self, batch: int) -> float:
+    def plain_seconds(self, batch: int, starved: bool | None = None) -> float:
         """Return the seconds of a target pass over one token per batch row.
 
         If no such pass was timed at this batch size, the seconds are estimated from longer passes; 0 if nothing was
         timed.
+
+        starved: whether to return CPU time as measured while the thread waited for a CPU; None: as in the last round.
         """
+        if starved is not None and starved is not self._measured.starved:
+            return self._measured.costs((batch - 1).bit_length(), starved)[0].at(1)
         own = self._curves(batch)[0]
         if own.samples(1) or not own.reach:
             return own.at(1)
@@ -217,7 +233,10 @@ class Budget:
     def _affordable(self, plain: float) -> float:
         """Return how many seconds the next round may take longer than plain decoding. The limit grows with the tokens
         decoded so far. plain: seconds of a target pass over one token."""
-        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self.ledger.items())
+        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
+        for batch, (spent, gained) in self._other_ledger.items():  # in passes, as the other clock measured them
+            other = self.plain_seconds(batch, not self._measured.starved)
+            lost += (spent / other - gained) * self.plain_seconds(batch) if other else 0.0
         return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
     def _rated(

@@ -300,7 +300,11 @@ class Pair:
 @dataclass
 class PairStatistics:
     """Measurements of one target with one drafter. Times are stored separately for batches of up to 1, 2, 4, ... rows.
-    The key `power` stands for batches of up to 2 ** power rows."""
+    The key `power` stands for batches of up to 2 ** power rows.
+
+    Rounds in which the thread waited for a CPU have curves of CPU time. They say how this busy machine computes now, so
+    no other drafter shares them and no file stores them.
+    """
 
     target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens a row; shared by the target's drafters
     acceptance: Acceptance
@@ -308,10 +312,21 @@ class PairStatistics:
     chains: dict[int, CostCurve] = field(default_factory=lambda: {})
     trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # the same for a tree
     accuracy: HeadAccuracy | None = None  # only for drafters that guess each depth independently (`Needs.prior`)
+    starved: bool = False  # whether the thread waited for a CPU in the last round
+    # power -> CPU seconds of rounds that waited for a CPU: of the target's passes, the drafter's chains, its trees
+    starved_costs: dict[int, tuple[CostCurve, CostCurve, CostCurve]] = field(default_factory=lambda: {})
 
-    def costs(self, power: int) -> tuple[CostCurve, CostCurve, CostCurve]:
+    def powers(self, starved: bool = False) -> list[int]:
+        """Return the keys of the batch sizes that have cost curves, in ascending order."""
+        return sorted(self.starved_costs if starved else self.target)
+
+    def costs(self, power: int, starved: bool = False) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return three cost curves for batches of up to 2 ** power rows: seconds of the target's passes, of the
-        drafter's chains, and of its trees."""
+        drafter's chains, and of its trees. starved: CPU seconds of the rounds in which the thread waited for a CPU."""
+        if starved:
+            if power not in self.starved_costs:
+                self.starved_costs[power] = target_curve(), drafter_curve(), drafter_curve()
+            return self.starved_costs[power]
         if power not in self.target:
             self.target[power] = target_curve()
         if power not in self.chains:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -284,3 +285,53 @@ def test_a_machine_that_is_always_busy_drafts_too() -> None:
         budget.observe(1, [columns], plan.depth, [plan.depth], tiny(columns), 0.01 * plan.depth, True)
     assert STATISTICS.of(Pair("model", "cpu", "drafter")).costs(0)[0].timed < 20
     assert sum(plan.nodes > 4 for plan in plans[20:]) > 15
+
+
+def waiting_call(slowdown: Seconds, tokens: int = 60, starved: bool = True) -> list[Plan]:
+    """Decode a text with a drafter that is right four times in five, beside other work. slowdown: round -> how many
+    times longer than alone its computations take."""
+    budget, plans, done, dice = planner(), list[Plan](), 0, random.Random(0)
+    while done < tokens:
+        plans.append(plan := budget.plan(1))
+        accepted = next((node for node in range(plan.depth) if dice.random() > 0.8), plan.depth)
+        slow = slowdown(len(plans))
+        seconds = slow * tiny(plan.nodes + 1), slow * 0.01 * plan.depth
+        budget.observe(1, [plan.nodes + 1], plan.depth, [accepted], *seconds, starved)
+        done += 1 + accepted
+    return plans
+
+
+@pytest.mark.parametrize("lucky", [2, 3, 6])
+def test_a_busy_start_does_not_decide_later_calls(lucky: int) -> None:
+    """The first passes without a draft were quick and the first with one slow, by the neighbours' doing."""
+    budget = planner()
+    for step in range(lucky + 12):
+        plan = budget.plan(1)
+        slow = 1.0 if step < lucky else 2.2
+        budget.observe(1, [plan.nodes + 1], plan.depth, [0], slow * tiny(plan.nodes + 1), 0.01 * plan.depth, True)
+    calls = [60 / len(waiting_call(lambda _: 2.2)) for _ in range(3)]
+    assert min(calls[1:]) > 2
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, True), (True, False)])
+@pytest.mark.parametrize("slow", [1.5, 2.0])
+def test_a_machine_that_becomes_busy_or_idle_is_compared_with_itself(first: bool, second: bool, slow: float) -> None:
+    """A processor that other work shares computes longer: that says nothing against drafts."""
+    budget = planner()
+    for _ in range(20):  # a call in which only passes without a draft were timed
+        budget.plan(1)
+        budget.observe(1, [1], 0, [0], slow if first else 1.0, 0.0, first)
+    for _ in range(2):
+        assert 60 / len(waiting_call(lambda _: slow if second else 1.0, starved=second)) > 2
+
+
+@pytest.mark.parametrize("starved", [False, True])
+def test_what_one_clock_lost_is_counted_in_passes(starved: bool) -> None:
+    """A draft that lost half a pass on a busy machine has not lost ten passes of an idle one."""
+    budget = planner()
+    for step in range(60):
+        plan, waits = budget.plan(1), starved is (step >= 30)
+        slow = 10.0 if waits else 1.0
+        taken = plan.depth if step >= 30 else 0
+        budget.observe(1, [plan.nodes + 1], plan.depth, [taken], slow * cliff(plan.nodes + 1), 0.0, waits)
+    assert budget.plan(1).nodes > 3
