@@ -325,6 +325,11 @@ class Budget:
             if self._stops and chains and chain.reach and chain.at(1) <= NOTICED * plain:
                 return max(chains, key=lambda plan: plan.nodes), False
             return no_draft, False
+        chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
+        if self._stops and chains:
+            # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
+            # longer than one over one token, a single node could never show that longer drafts pay.
+            return max(chains, key=lambda plan: plan.nodes), True
         return next(iter(tried), no_draft), True
 
 
