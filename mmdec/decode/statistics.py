@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
@@ -358,6 +358,10 @@ class DecodingStatistics:
         self._targets: dict[tuple[str, str], dict[int, CostCurve]] = {}  # target, device -> power -> curve
         self._pairs: dict[Pair, PairStatistics] = {}  # the least recently used first
 
+    def __reduce__(self) -> tuple[Callable[[bytes], DecodingStatistics], tuple[bytes]]:
+        """Copy and pickle what `save` writes, because a lock cannot be copied."""
+        return DecodingStatistics._parsed, (self._json(),)
+
     def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
         """Return the measurements of one target with one drafter; creates empty ones if there are none.
 
@@ -400,7 +404,7 @@ class DecodingStatistics:
         path: the file. Returns: the path.
         Raises: OSError if the file cannot be written; InputError if `path` is something other than a file.
         """
-        return write_whole(path, f"{json.dumps(self._content(), allow_nan=False)}\n".encode())
+        return write_whole(path, self._json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DecodingStatistics:
@@ -416,17 +420,24 @@ class DecodingStatistics:
             raw = file.read(LARGEST + 1)
         if len(raw) > LARGEST:
             raise InputError(f"`path` must hold at most {LARGEST} bytes, but '{source}' holds more. Begin without it.")
-        from mmdec.decode.statistics_json import fill  # imports pydantic, which takes a tenth of a second
-
-        statistics = cls()
         try:
-            fill(statistics._targets, statistics._pairs, raw)
+            return cls._parsed(raw)
         except (ValueError, KeyError) as error:
             raise InputError(
                 f"`path` must hold decoding statistics of this version, but '{source}' does not "
                 f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Begin without it."
             ) from error
+
+    @classmethod
+    def _parsed(cls, raw: bytes) -> DecodingStatistics:
+        from mmdec.decode.statistics_json import fill  # imports pydantic, which takes a tenth of a second
+
+        statistics = cls()
+        fill(statistics._targets, statistics._pairs, raw)
         return statistics
+
+    def _json(self) -> bytes:
+        return f"{json.dumps(self._content(), allow_nan=False)}\n".encode()
 
     def _drop(self, pair: Pair) -> None:
         del self._pairs[pair]

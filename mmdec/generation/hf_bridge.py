@@ -80,8 +80,8 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
     """Raise InputError for options under which drafts cannot be verified."""
     if (beams := setting(config, "num_beams")) != 1:
         raise InputError(
-            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling; "
-            "leave `custom_generate` out for beams."
+            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling: set it to 1, or "
+            f"leave `custom_generate` out for beams.{_pipeline_note(target)}"
         )
     for name in target.refused_outputs:
         if setting(config, name):
@@ -94,6 +94,16 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
             )
     if synced_gpus:
         raise InputError("`synced_gpus` must be False, but is True. Each process decodes on its own.")
+
+
+def _pipeline_note(target: HfTarget) -> str:
+    """Return where beams come from that the caller has not asked for."""
+    if target.model.main_input_name == "input_ids":
+        return ""
+    return (
+        ' transformers\' pipeline("automatic-speech-recognition") sets num_beams=5 by itself: pass it generate_kwargs='
+        '{"num_beams": 1, "custom_generate": mmdec.speculate(...)}.'
+    )
 
 
 def pad_token(config: GenerationConfig) -> int:

@@ -157,6 +157,10 @@ class Speculation:
         self._lock = threading.Lock()
         self._told = set[str]()  # warnings that were given already
 
+    def __reduce__(self) -> tuple[type[Speculation], tuple[DecodingOptions]]:
+        """Copy and pickle the options alone: a worker process makes the drafters for its own model, with its own locks."""
+        return Speculation, (self.options,)
+
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
         """Return the drafter for a target model, on the model's device and in its dtype; None for plain decoding."""
         if self._folder is None and not self._auto and self._class is None and not self.networks:

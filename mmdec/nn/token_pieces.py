@@ -43,6 +43,10 @@ class Merges:
             self._bytes[token] = self._bytes[left] + self._bytes[right]
         self.words = lru_cache(2**14)(self._merged)
 
+    def __reduce__(self) -> tuple[type[Merges], tuple[Any, Any]]:
+        """Pickle without the cache of words."""
+        return Merges, (self.rows, self.alphabet)
+
     @classmethod
     def of(cls, model: dict[str, Any]) -> Merges:
         """Make the BPE from a tokenizer's JSON. model: its entry "model"."""
@@ -115,6 +119,10 @@ class TokenPieces:
         self.merges, self.kept = merges, list(kept)
         self._numbers = {token: FIRST + at for at, token in enumerate(self.kept)}
         self.of_token = lru_cache(2**14)(self._of_token)
+
+    def __reduce__(self) -> tuple[type[TokenPieces], tuple[Any, Any]]:
+        """Pickle without the cache of tokens."""
+        return TokenPieces, (self.merges, self.kept)
 
     def __len__(self) -> int:
         return FIRST + len(self.kept)

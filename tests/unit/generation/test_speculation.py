@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 import torch
 
 import mmdec
+from mmdec.drafters.lookup import Lookup
 from mmdec.hub.vlm import load_vlm
+from mmdec.nn.token_pieces import Merges, TokenPieces
 from mmdec.targets.media import MediaTarget
 from mmdec.types import InputError
 from tests.support.families import model_of
@@ -90,3 +94,40 @@ def test_half_a_token_is_one_as_in_generate() -> None:
     options: dict[str, Any] = {"max_new_tokens": 2.5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     wanted = model.generate(ids, **options)  # type: ignore[operator] # mixed in
     assert torch.equal(mmdec.generate(model, ids, **options).sequences, wanted)
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+@pytest.mark.parametrize("drafter", ["lookup", "recycling", "auto", None, "mmdec.drafters.lookup:Lookup", "model", Lookup()])
+def test_a_custom_loop_goes_to_a_worker_process(copied: Any, drafter: Any) -> None:
+    model, ids = language_model(), torch.tensor([[3, 4, 5, 3, 4, 5]])
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+    wanted = model.generate(ids, **options)  # type: ignore[operator] # mixed in
+    loop = mmdec.speculate(language_model() if drafter == "model" else drafter, statistics=mmdec.DecodingStatistics())
+    for used in range(2):  # before its first call and after it, when drafters are made
+        found = model.generate(ids, **options, custom_generate=copied(loop))  # type: ignore[operator] # mixed in
+        assert torch.equal(found, wanted)
+        if not used:
+            model.generate(ids, **options, custom_generate=loop)  # type: ignore[operator] # mixed in
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_pieces_of_a_head_go_to_a_worker_process(copied: Any) -> None:
+    """Their caches stay behind."""
+    merges = Merges([(104, 105, 256)], list(range(256)))
+    pieces = TokenPieces(merges, [*range(256), 256])
+    assert merges.words(b"hi") == (256,)
+    assert pieces.of_token(256)
+    found = copied(pieces)
+    assert (found.merges.words(b"hi"), found.of_token(256)) == ((256,), pieces.of_token(256))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_statistics_are_copied_with_what_they_measured(copied: Any) -> None:
+    statistics, model = mmdec.DecodingStatistics(), language_model()
+    mmdec.generate(model, torch.tensor([[3, 4, 5, 3]]), "lookup", statistics=statistics, max_new_tokens=9)
+    assert copied(statistics)._content() == statistics._content()
+    assert statistics._content()["pairs"]
