@@ -36,6 +36,7 @@ from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Sequences, most_probable, stock_sample
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.registry import (
     AUTO,
     check_drafter,
@@ -59,7 +60,10 @@ from mmdec.types import CACHE, Context, Draft, Drafter, InputError, Plan, Scores
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
+NOTED_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
+LITTLE = 0.1  # accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
 _statistics = DecodingStatistics()
+_noted: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()  # warnings that were given already
 
 
 def default_statistics() -> DecodingStatistics:
@@ -158,7 +162,7 @@ class Speculation:
         self._told = set[str]()  # warnings that were given already
 
     def __reduce__(self) -> tuple[type[Speculation], tuple[DecodingOptions]]:
-        """Copy and pickle the options alone: a worker process makes the drafters for its own model, with its own locks."""
+        """Copy and pickle the options alone: a worker process makes drafters for its own model."""
         return Speculation, (self.options,)
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter | None:
@@ -256,6 +260,8 @@ class Speculation:
         else:
             forget(cache)
         rounds = decode(target, inputs, text, rule, drafter, budget, shape)
+        if drafter is not None:
+            rounds = _noting(rounds, drafter, model)
         pad = pad_token(generation_config)
         if keeps:
             rounds = _extending(rounds, target, inputs, text, pad)
@@ -292,6 +298,40 @@ class Speculation:
             return ResidualRule(stream) if name == "residual" else BlockRule(stream)
         choice = most_probable if not sampled else stock_sample if seed is None else KeyedSample(seed)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
+
+
+def _noting(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -> Iterator[Round]:
+    """Yield the rounds unchanged. After the last one, warn about drafts that brought nothing, once for each model and
+    reason."""
+    count = drafted = accepted = rows = 0
+    for round_ in rounds:
+        if round_.index:
+            count, rows = count + 1, rows + len(round_.rows)
+            drafted, accepted = drafted + sum(round_.drafted), accepted + sum(round_.accepted)
+        yield round_
+    halved = model.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
+    if count < NOTED_ROUNDS or accepted > (LITTLE * rows if halved else 0):
+        return
+    dtype = str(model.dtype).removeprefix("torch.")
+    if halved:
+        reason = (
+            f"in {dtype} most CPUs take as long for a pass over several tokens as for as many passes over one, so that "
+            'drafts cannot pay: load the model with dtype="float32"'
+        )
+    elif not drafted:
+        reason = "it proposed nothing: the text may hold nothing that it can continue"
+    elif isinstance(drafter, OtherVocabulary):
+        reason = "it has another vocabulary, and its text, in the model's tokens, was never the model's own"
+    else:
+        reason = "it may have been made for another model, or for other texts"
+    message = f"drafter '{drafter.name}' brought {accepted} tokens in {count} rounds, of {drafted} drafted: {reason}"
+    key = f"{drafter.name}: {reason}"
+    with _lock:
+        known = _noted.setdefault(model, set())
+        if key in known:
+            return
+        known.add(key)
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _extending(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 import mmdec
+from mmdec.decode.tree import chains
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.vlm import load_vlm
 from mmdec.nn.token_pieces import Merges, TokenPieces
 from mmdec.targets.media import MediaTarget
-from mmdec.types import InputError
+from mmdec.types import InputError, Needs
 from tests.support.families import model_of
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
@@ -101,7 +103,9 @@ def pickled(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
-@pytest.mark.parametrize("drafter", ["lookup", "recycling", "auto", None, "mmdec.drafters.lookup:Lookup", "model", Lookup()])
+@pytest.mark.parametrize(
+    "drafter", ["lookup", "recycling", "auto", None, "mmdec.drafters.lookup:Lookup", "model", Lookup()]
+)
 def test_a_custom_loop_goes_to_a_worker_process(copied: Any, drafter: Any) -> None:
     model, ids = language_model(), torch.tensor([[3, 4, 5, 3, 4, 5]])
     options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
@@ -131,3 +135,68 @@ def test_statistics_are_copied_with_what_they_measured(copied: Any) -> None:
     mmdec.generate(model, torch.tensor([[3, 4, 5, 3]]), "lookup", statistics=statistics, max_new_tokens=9)
     assert copied(statistics)._content() == statistics._content()
     assert statistics._content()["pairs"]
+
+
+class Fixed:
+    """A drafter that always proposes the same token, or nothing."""
+
+    needs, name = Needs(), "fixed"
+
+    def __init__(self, token: int | None) -> None:
+        self.token = token
+
+    def check(self, target: Any) -> None:
+        pass
+
+    def start(self, context: Any) -> None:
+        pass
+
+    def update(self, memory: Any, draft: Any, scores: Any, verdict: Any) -> None:
+        pass
+
+    def select(self, memory: Any, live: Any) -> None:
+        pass
+
+    def propose(self, memory: Any, roots: torch.Tensor, plan: Any) -> Any:
+        return chains(roots, [[] if self.token is None else [self.token]] * len(roots))
+
+
+def notes(model: Any, drafter: Any, tokens: int = 24) -> list[str]:
+    """What a call of `tokens` rounds warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+        mmdec.generate(model, torch.tensor([[3, 4, 5]]), drafter, num_speculative_tokens=1, **options)
+    return [str(each.message) for each in caught if "brought" in str(each.message)]
+
+
+def unwritten(model: Any) -> int:
+    """Return a token that greedy decoding never writes."""
+    written = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=40, min_new_tokens=40, do_sample=False)
+    return next(token for token in range(5, 40) if token not in written[0, 3:].tolist())
+
+
+def test_a_drafter_that_is_never_right_says_so_once() -> None:
+    model = language_model()
+    (note,) = notes(model, Fixed(unwritten(model)))
+    assert note.startswith("drafter 'fixed' brought 0 tokens in 23 rounds, of 22 drafted: it may have been made for")
+    assert notes(model, Fixed(unwritten(model))) == []
+
+
+def test_a_drafter_that_says_nothing_is_noted() -> None:
+    (note,) = notes(language_model(), Fixed(None))
+    assert "of 0 drafted: it proposed nothing" in note
+
+
+def test_short_calls_and_drafters_that_are_right_have_no_note() -> None:
+    model = language_model()
+    assert notes(model, Fixed(unwritten(model)), 19) == []
+    assert notes(model, model) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_on_a_processor_is_named_as_the_cause(dtype: torch.dtype) -> None:
+    model = language_model().to(dtype)
+    (note,) = notes(model, Fixed(unwritten(model)))
+    assert f"in {str(dtype)[6:]} most CPUs" in note
+    assert 'dtype="float32"' in note
