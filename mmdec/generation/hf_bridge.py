@@ -80,8 +80,8 @@ def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) 
     """Raise InputError for options under which drafts cannot be verified."""
     if (beams := setting(config, "num_beams")) != 1:
         raise InputError(
-            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling: set it to 1, "
-            f"or leave `custom_generate` out for beams.{_pipeline_note(target)}"
+            f"`num_beams` must be 1, but is {beams}. Drafts are verified for greedy decoding and sampling. Set it to "
+            f"1, or leave `custom_generate` out for beams.{_pipeline_note(target)}"
         )
     for name in target.refused_outputs:
         if setting(config, name):
