@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mmdec.audio.clock import Patched, on_clock
 from mmdec.audio.damage import Loss, Structure, structure_of
+from mmdec.audio.headers import repaired
 from mmdec.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
 from mmdec.checks.arguments import show
@@ -241,7 +242,7 @@ def _libsndfile_blocks(
         os.lseek(content, 0, os.SEEK_SET)
     else:
         content.seek(0)
-    with _FrontToBack(content, closefd=False) as file:
+    with _FrontToBack(repaired(content), closefd=False) as file:
         if file.format not in READABLE:
             raise InputError(
                 f"`audio` must be one of {', '.join(READABLE)}, but {name} is {file.format}. {conversion(path)}"

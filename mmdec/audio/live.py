@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mmdec.audio.damage import ENDLESS, Loss
+from mmdec.audio.headers import RIFF_TAIL
 from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
 from mmdec.types import InputError
 
@@ -254,7 +255,7 @@ PIECE = 1 << 14  # maximum bytes that are read from a pipe at a time
 WAITING = 30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
 HEADER = 1 << 20  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
 # the first bytes of sound files in formats other than wav
-FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"caff")
+FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"dns.", b"caff", b"riff", b"RIFX", b"NIST")
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes for the sample format in a wav header
 
 
@@ -267,6 +268,9 @@ class PipedSound:
     encoding: str  # a key of `ENCODINGS`
     size: int | None  # number of bytes of samples that the header declares; None: unknown
     head: bytes  # first bytes of samples, which were read together with the header
+    in_file: bool = (
+        False  # whether it is the content of a wav file, which may have padding and chunks after the samples
+    )
 
 
 def looks_like_a_file(head: bytes) -> bool:
@@ -286,7 +290,7 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     head: the first 12 bytes, which were read already. stream: continues after them. Returns: the stream's format;
         `stream` then continues with the first sample. Raises: InputError if the header cannot be read.
     """
-    form, left = None, HEADER
+    form, left, wide = None, HEADER, 0
     while True:
         name, size = struct.unpack("<4sI", _exactly(stream, 8))
         if name == b"data":
@@ -297,6 +301,8 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
         content = _exactly(stream, size + size % 2)
         if name == b"fmt " and size >= 16:
             form = content
+        elif name == b"ds64" and size >= 16:  # the sizes of an RF64 file
+            wide = struct.unpack("<Q", content[8:16])[0]
     if form is None:
         raise _broken("it has no format before its samples")
     code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
@@ -309,7 +315,10 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     if not 1 <= channels <= 8:
         raise _broken(f"it has {channels} channels")
     check_rate(rate, " in the wav stream")
-    return PipedSound(rate, channels, encoding, size if 0 < size < ENDLESS else None, b"")
+    known = 0 < size < ENDLESS
+    if not known and 0 < wide < 2**63:
+        known, size = True, wide
+    return PipedSound(rate, channels, encoding, size if known else None, b"", in_file=True)
 
 
 def _broken(reason: str) -> InputError:
@@ -366,7 +375,7 @@ def pieces(sound: PipedSound, stream: BinaryIO, loss: Loss | None = None) -> Ite
         if loss is not None:
             loss.cut(frames / sound.rate, sound.size / frame / sound.rate)
         return
-    if rest:
+    if rest and not sound.in_file:
         raise InputError(
             f"`audio` must end with a whole sample of {frame} bytes, but ends with {len(rest)} bytes of one. Check the "
             f"stream's form, which is {sound.encoding} with {sound.channels} channel{'s' * (sound.channels > 1)}."
@@ -379,6 +388,7 @@ class _Backlog:
 
     def __init__(self, stream: BinaryIO, sound: PipedSound, most: int) -> None:
         self._stream, self._most, self._left = stream, most, sound.size
+        self._in_file = sound.in_file
         self._waiting = bytearray(sound.head)
         self._ended, self._change = False, threading.Condition()
         self._error: BaseException | None = None
@@ -399,19 +409,38 @@ class _Backlog:
     def _fill(self) -> None:
         read = getattr(self._stream, "read1", self._stream.read)
         try:
+            odd = self._left is not None and self._left % 2 == 1
             while self._left is None or self._left > 0:
                 piece = read(PIECE if self._left is None else min(PIECE, self._left))
                 if not piece:
-                    break
+                    return
                 self._left = None if self._left is None else self._left - len(piece)
-                with self._change:
-                    while len(self._waiting) >= self._most:
-                        self._change.wait()
-                    self._waiting += piece
-                    self._change.notify_all()
+                self._keep(piece)
+            if self._in_file and (more := more_sound(self._stream, odd)):
+                self._keep(more)
+                while piece := read(PIECE):
+                    self._keep(piece)
         except Exception as error:  # for example a closed pipe; `take` raises it in the caller
             self._error = error
         finally:
             with self._change:
                 self._ended = True
                 self._change.notify_all()
+
+    def _keep(self, piece: bytes) -> None:
+        with self._change:
+            while len(self._waiting) >= self._most:
+                self._change.wait()
+            self._waiting += piece
+            self._change.notify_all()
+
+
+def more_sound(stream: BinaryIO, odd: bool) -> bytes:
+    """Read on where the samples of a wav stream end by its header, which may be wrong. odd: whether a byte of padding
+    follows.
+
+    Returns: the first bytes that follow, if they are samples; b"" if they are metadata, or nothing.
+    """
+    following = stream.read(5)
+    name = following[1:5] if odd and following[:1] == b"\0" else following[:4]
+    return b"" if name in RIFF_TAIL or following in (b"", b"\0") else following
