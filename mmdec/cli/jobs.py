@@ -183,13 +183,14 @@ class Jobs(Generic[Target]):
         """Remember a failed input and its error message; `end` reports it."""
         self._failed.append((name, message))
 
-    def done(self, name: str, confidence: float, calibrated: bool | None = None) -> None:
-        """Remember an output's confidence; `end` warns if it is low.
+    def done(self, name: str, confidence: float | None, calibrated: bool | None = None) -> None:
+        """Remember an output's confidence; `end` warns if it is low. confidence: None: there is none, for silence.
 
         calibrated: whether the confidence is calibrated for the model; None: it is if the model's folder has a
             calibration.
         """
-        self._sure.append((name, confidence, calibrated))
+        if confidence is not None:
+            self._sure.append((name, confidence, calibrated))
 
     def end(self, code: int = 0) -> None:
         """Print which outputs are likely wrong and which inputs failed. Exits with `code`, or with 1 if any failed."""

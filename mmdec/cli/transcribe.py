@@ -385,11 +385,12 @@ def _report(
         return json_text({**paths, **result.to_dict(), **compared})
     if target is not None:
         stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in result.timings.items())
+        sure = "no confidence" if result.confidence is None else f"confidence {result.confidence:.2f}"
         return (
             f"{printable(str(source))} -> {printable(str(target))}\n  {result.text}\n"
             f"  {result.seconds:.2f} s of audio in "
             f"{result.timings['total']:.3f} s: {stages}; {result.tokens_per_round:.2f} tokens a round; "
-            f"confidence {result.confidence:.2f}{'' if result.calibrated else ', not calibrated for this model'}"
+            f"{sure}{'' if result.calibrated else ', not calibrated for this model'}"
         )
     if kind != "text":
         return result.format(kind).rstrip("\n")

@@ -49,12 +49,14 @@ def said(text: str) -> str:
     return f'<p class="{kind}" lang="en">{escape(text)}</p>'
 
 
-def confidence(value: float, what: str, calibrated: bool) -> str:
-    """Write a confidence, 0 to 1, in words.
+def confidence(value: float | None, what: str, calibrated: bool) -> str:
+    """Write a confidence, 0 to 1, in words; "" if there is none.
 
     what: the unit that is right or wrong, "words" or "answers". calibrated: whether the confidence was fitted to data
         with known answers.
     """
+    if value is None:
+        return ""
     percent = min(round(100 * value), 99)  # at most 99 %, because nothing is certain
     share = f"Confidence {percent} %: of 100 {what} that come out like this, about {percent} are right."
     if not calibrated:

@@ -173,7 +173,7 @@ class Talk:
         """Add updates of the transcriber. Final text of low confidence is replaced by a note; provisional text is
         hidden."""
         for update in updates:
-            sure = update.transcript.confidence >= UNDERSTOOD
+            sure = (update.transcript.confidence or 0.0) >= UNDERSTOOD
             self.provisional = update.text if sure and not update.final else ""
             if update.final and update.text:
                 shown = _final(update.transcript) if sure else STRANGE
@@ -188,7 +188,7 @@ class Talk:
 
 def _final(result: Transcript) -> str:
     """Write a final text as HTML, with its confidence where that is low."""
-    low = result.confidence < UNSURE
+    low = (result.confidence or 0.0) < UNSURE
     return said(result.text) + (confidence(result.confidence, "words", result.calibrated) if low else "")
 
 

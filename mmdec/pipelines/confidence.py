@@ -42,7 +42,7 @@ class Sure(Protocol):
     """An output that has a confidence."""
 
     @property
-    def confidence(self) -> float: ...
+    def confidence(self) -> float | None: ...
 
 
 Output = TypeVar("Output", bound=Sure)
@@ -146,11 +146,11 @@ def check_min_confidence(value: float | None) -> float | None:
     return float(value)
 
 
-def too_unsure(value: float, least: float | None, what: str) -> InputError | None:
-    """Return an error if the confidence is too low, else None. value: the confidence. least: the minimum; None: no
-    minimum.
+def too_unsure(value: float | None, least: float | None, what: str) -> InputError | None:
+    """Return an error if the confidence is too low, else None. value: the confidence; None: there is none, because the
+    input was silent, which is no reason to refuse the output. least: the minimum; None: no minimum.
     what: name of the call's argument that holds the input."""
-    if least is None or value >= least:
+    if least is None or value is None or value >= least:
         return None
     return InputError(
         f"`{what}` must give an output with a confidence of at least min_confidence={least:g}, but it has {value:.2f}. "

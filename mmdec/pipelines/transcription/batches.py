@@ -185,7 +185,7 @@ def _nothing(languages: Languages, index: int, samples: Tensor, level: str) -> T
         tokens_per_round=1.0,
         timings=timings(Usage(), 0.0, 0.0),
         seconds=len(samples) / SAMPLE_RATE,
-        confidence=1.0,
+        confidence=None,
         windows=0,
         note=f"the recording is {level}",
     )

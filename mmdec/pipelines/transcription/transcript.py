@@ -74,12 +74,14 @@ class Transcript:
     timings: Mapping[str, float] = field(repr=False)
     seconds: float = 0.0  # duration of the recording
     lossless: bool = True  # whether the text equals plain decoding; False for typical acceptance
-    confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.pipelines.confidence`
+    # in [0, 1]: expected share of right words, see `mmdec.pipelines.confidence`; None: nothing was decoded (silence)
+    confidence: float | None = 0.0
     # the values from which the confidence was computed
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
     windows: int = 1  # number of decoded windows; a window counts once for each temperature at which it was decoded
     calibrated: bool = True  # whether the confidence was fitted for this model
-    # what of the file could not be read; why there is no text (a silent recording); a recommendation of another model
+    # what of the file could not be read; why there is no text (a silent recording); what was odd about the recording; or a
+    # recommendation of another model
     note: str = ""
 
     def __str__(self) -> str:

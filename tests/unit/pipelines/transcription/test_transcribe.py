@@ -118,6 +118,7 @@ def test_silence_is_an_empty_transcript_that_says_so(whisper: LoadedWhisper, tmp
     empty = transcribe(quiet, model=whisper, timestamps="word", min_confidence=0.5)
     assert (empty.text, empty.tokens, empty.segments, empty.rounds, empty.seconds) == ("", [], [], 0, 1.0)
     assert empty.note == "the recording is silent: its peak is -inf dB, below -66 dB"
+    assert empty.confidence is None
     assert str(empty).startswith(empty.note)
     assert empty.format("srt") == ""
     assert empty.to_dict()["note"] == empty.note
