@@ -1,8 +1,10 @@
 """Reads and writes sound, and computes features of it. The only folder that imports soundfile, soxr or av."""
 
 from mmdec.audio.files import WRITABLE, AudioSource, Recording, load_audio, load_recording, save_audio, sound_seconds
+from mmdec.audio.mixing import Mixer, mix
 from mmdec.audio.samples import (
     HOP,
+    INAUDIBLE,
     LOG_FLOOR,
     MAX_PEAK,
     MAX_RATE,
@@ -10,6 +12,7 @@ from mmdec.audio.samples import (
     MELS,
     MIN_RATE,
     SAMPLE_RATE,
+    SILENCE,
     WINDOW,
     check_detector,
     check_peak,
@@ -25,11 +28,13 @@ from mmdec.audio.samples import (
     pitch,
     resample,
     split_at_pauses,
+    stands_out,
     trim_silence,
 )
 
 __all__ = [
     "HOP",
+    "INAUDIBLE",
     "LOG_FLOOR",
     "MAX_PEAK",
     "MAX_RATE",
@@ -37,9 +42,11 @@ __all__ = [
     "MELS",
     "MIN_RATE",
     "SAMPLE_RATE",
+    "SILENCE",
     "WINDOW",
     "WRITABLE",
     "AudioSource",
+    "Mixer",
     "Recording",
     "check_detector",
     "check_peak",
@@ -54,10 +61,12 @@ __all__ = [
     "load_recording",
     "log_mel",
     "magnitudes",
+    "mix",
     "pitch",
     "resample",
     "save_audio",
     "sound_seconds",
     "split_at_pauses",
+    "stands_out",
     "trim_silence",
 ]

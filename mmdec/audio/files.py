@@ -26,6 +26,7 @@ from torch import Tensor
 from mmdec.audio.clock import Patched, on_clock
 from mmdec.audio.damage import Loss, Structure, structure_of
 from mmdec.audio.headers import repaired
+from mmdec.audio.mixing import Mixer
 from mmdec.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
 from mmdec.checks.arguments import show
@@ -59,10 +60,10 @@ RESUMED = {b"fLaC": "flac", b"OggS": "ogg", b"caff": "caf"}
 
 @dataclass(frozen=True)
 class Recording:
-    """A sound file's samples, and a note about what of the file could not be read."""
+    """A sound file's samples, and a note about what of the file could not be read, or was odd about it."""
 
     samples: Tensor  # (T,) float32 in [-1, 1]
-    note: str = ""  # the place and the length of what is missing; "" if nothing is
+    note: str = ""  # the place and the length of what is missing, and channels that cancel
 
 
 def load_audio(
@@ -72,7 +73,8 @@ def load_audio(
 
     It reads wav, flac, ogg, mp3, aiff, au, caf and NIST Sphere, with integers of 8 to 32 bits or floats; and with PyAV
     (extra `mmdec[av]`) the audio of mp4, m4a, mov, webm and mka. The whole content is read, even if the header declares
-    less. Floats beyond full scale are scaled down to it. Times are those of the file's clock: silence stands for sound
+    less. Floats beyond full scale are scaled down to it. Channels that would cancel each other are inverted before they
+    are mixed. Times are those of the file's clock: silence stands for sound
     that starts late, for holes, and for parts that cannot be read. `load_recording` also says which parts those are.
     source: a path, or a binary file object. sample_rate: Hz of the result. Default 16 kHz.
     max_seconds: longer audio raises an error; if the header shows that it is longer, nothing is decoded.
@@ -91,19 +93,26 @@ def load_recording(
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
     of, loss = _of(source), Loss()
-    for rate, block in _blocks(
-        source, max_seconds, loss, strict
-    ):  # each block of samples is (at most 2^20 / channels, channels)
+    mixer: Mixer | None = None
+    # each block of samples is (at most 2^20 / channels, channels)
+    for rate, block in _blocks(source, max_seconds, loss, strict):
         rates.append(rate)
         peak = float(
             np.fmax.reduce(np.abs(block), axis=None, initial=peak)
         )  # peak over all channels: in the mono mix, two channels may cancel
+        mixer = mixer or Mixer(rate)
         with np.errstate(all="ignore"):  # infinite samples are found by the check after the loop
-            blocks.append(block.mean(axis=1))
+            blocks.append(mixer.add(block))
+    if mixer is not None:
+        blocks.append(mixer.end())
     samples = torch.from_numpy(np.concatenate(blocks)) if blocks else torch.zeros(0)
     check_samples(samples, of)
     check_peak(peak, of)
-    return Recording(resample(full_scale(samples), rates[-1], sample_rate), loss.note)
+    note = loss.note
+    if mixer is not None:
+        samples = mixer.audible(samples)
+        note = "; ".join(filter(None, (note, mixer.note)))
+    return Recording(resample(full_scale(samples), rates[-1], sample_rate), note)
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:

@@ -60,8 +60,9 @@ RIFX = ChunkLayout(12, 4, struct.Struct(">I"), b"data", RIFF_TAIL)
 AIFF = ChunkLayout(12, 4, struct.Struct(">I"), b"SSND", AIFF_TAIL, before=8)
 CAF = ChunkLayout(8, 4, struct.Struct(">q"), b"data", CAF_TAIL, align=1, before=4)
 W64_NAME = b"\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a"  # how the name of a standard chunk of W64 ends
-W64_TAIL = tuple(name.lower() + W64_NAME for name in RIFF_TAIL if name != b"LIST") + (
+W64_TAIL = (
     b"list\x2f\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\x00\x00",
+    *(name.lower() + W64_NAME for name in RIFF_TAIL if name != b"LIST"),
 )
 W64 = ChunkLayout(40, 16, struct.Struct("<Q"), b"data" + W64_NAME, W64_TAIL, own=24, align=8)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmdec.audio.damage import ENDLESS, Loss
 from mmdec.audio.headers import RIFF_TAIL
+from mmdec.audio.mixing import Mixer
 from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
 from mmdec.types import InputError
 
@@ -27,6 +28,9 @@ FRAMES = 10  # number of 10 ms frames in a block
 BLOCK = FRAMES * STEP  # number of samples in a block (0.1 s)
 HISTORY = 100  # number of the newest blocks (10 s) from which the levels of loud speech and of noise are estimated
 FAINT = 3e-4  # RMS level, 1 is full scale (this is -70 dB): a frame with a lower level is silence
+# The same until the first frame above `FAINT`: a quiet recording is judged by its own noise. One step of 16 bits.
+FAINTER = 3e-5
+OFF = 1e-6  # RMS level of a microphone that is off; it must not lower the estimate of the noise
 BELOW_LOUD = 10 ** (-35 / 20)  # a voiced frame's minimum RMS level, as a factor on the level of loud frames: -35 dB
 ABOVE_NOISE = 2.5  # a voiced frame's minimum RMS level, as a factor on the level of the noise
 SETTLED = 10  # number of blocks (1 s) after which the estimate of the noise level is used
@@ -70,8 +74,9 @@ class VoiceGate:
         detector, or if its package is not installed."""
         check_detector(detector)
         self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
-        # for each recent block: the RMS levels of its frames, without those below `FAINT`
+        # for each recent block: the RMS levels of its frames, without those that are silence
         self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
+        self._faint = FAINTER  # level of frames that are silence
         # whether the noise level has been estimated; WebRTC's detector does not need it
         self._settled = detector != ENERGY
         # blocks that wait until the noise level is known, each with the levels of its frames
@@ -94,9 +99,19 @@ class VoiceGate:
             return [(block, spoken >= VOICED)]
         # the mean is subtracted, because a microphone may add a constant
         level = (frames - block.mean()).square().mean(1).sqrt().numpy()
-        audible = bool((level >= FAINT).any())
+        if self._faint == FAINTER and (level >= FAINT).any():  # the stream is not quiet: its noise is estimated anew
+            self._faint, self._settled = FAINT, False
+            self._levels.clear()
+            # what came before is silence now
+            before, self._waiting = [(waiting, False) for waiting, _ in self._waiting], []
+            return before + self._add(block, level)
+        return self._add(block, level)
+
+    def _add(self, block: Tensor, level: np.ndarray) -> list[tuple[Tensor, bool]]:
+        """Add a block with the levels of its frames. Returns the blocks that are decided now."""
+        audible = bool((level >= self._faint).any())
         # digital silence (a microphone that is off) must not lower the noise estimate
-        self._levels.append(level[level >= FAINT])
+        self._levels.append(level[level >= (FAINT if self._faint == FAINT else OFF)])
         if not audible and not self._waiting:
             return [(block, False)]
         if self._settled:
@@ -116,7 +131,7 @@ class VoiceGate:
     def _voiced(self, level: np.ndarray) -> bool:
         heard = np.concatenate(self._levels)
         noise, loud = np.quantile(heard, [0.1, 0.95])
-        return int((level >= max(loud * BELOW_LOUD, noise * ABOVE_NOISE)).sum()) >= VOICED
+        return int((level >= max(loud * BELOW_LOUD, noise * ABOVE_NOISE, self._faint)).sum()) >= VOICED
 
 
 @dataclass(frozen=True)
@@ -336,7 +351,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
-    """Convert bytes to samples (T,) float32: the mean of the channels; integers are scaled to [-1, 1].
+    """Convert bytes to samples (T,) float32, or (T, channels) of more than one; integers are scaled to [-1, 1].
 
     content: a whole number of frames. encoding: a key of `ENCODINGS`.
     """
@@ -351,29 +366,32 @@ def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
     elif encoding != "f32":
         scaled /= 2.0 ** (8 * BYTES[encoding] - 1)
     with np.errstate(all="ignore"):  # the caller checks for infinite samples
-        return scaled.reshape(-1, channels).mean(1).astype(np.float32)
+        return (scaled.reshape(-1, channels) if channels > 1 else scaled).astype(np.float32)
 
 
 def pieces(sound: PipedSound, stream: BinaryIO, loss: Loss | None = None) -> Iterator[np.ndarray]:
-    """Yield arrays of samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up to
-    `WAITING` seconds ahead.
+    """Yield arrays of mono samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up
+    to `WAITING` seconds ahead.
 
     loss: is filled at the end, if the stream ends before the end that its header declares.
     Raises: InputError at the end, if the last sample is incomplete, unless the header declares more.
     """
     frame = BYTES[sound.encoding] * sound.channels
     backlog = _Backlog(stream, sound, round(WAITING * sound.rate) * frame)
-    rest, frames = b"", 0
+    rest, count, mixer = b"", 0, Mixer(sound.rate)
     while piece := backlog.take():
         whole = rest + piece
         used = len(whole) - len(whole) % frame
         rest = whole[used:]
-        frames += used // frame
+        count += used // frame
         if used:
-            yield samples(whole[:used], sound.encoding, sound.channels)
-    if sound.size is not None and frames < sound.size // frame:
+            frames = samples(whole[:used], sound.encoding, sound.channels)
+            yield frames if sound.channels == 1 else mixer.add(frames)
+    if len(last := mixer.end()):
+        yield last
+    if sound.size is not None and count < sound.size // frame:
         if loss is not None:
-            loss.cut(frames / sound.rate, sound.size / frame / sound.rate)
+            loss.cut(count / sound.rate, sound.size / frame / sound.rate)
         return
     if rest and not sound.in_file:
         raise InputError(

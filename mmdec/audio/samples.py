@@ -156,6 +156,11 @@ MIN_RATE, MAX_RATE = 8_000, 192_000  # sample rates in Hz that are accepted
 MAX_SECONDS = 3_600.0
 # maximum absolute sample value that is accepted: some files hold 32-bit integers as floats, without scaling
 MAX_PEAK = 2.0**31
+SILENCE = 5e-4  # a recording with a lower peak is silent if it is all noise; 1 is full scale, so this is -66 dB
+# a recording with a lower peak is silent in any case: four steps of 16 bits (-78 dB), less is rounding
+INAUDIBLE = 4 / 32768
+STANDING_OUT = 2.5  # level of a frame that stands out from the noise, as a factor on the level of the noise
+SHORTEST_SOUND = 0.15  # minimum seconds that stand out; less is a click
 ENERGY, WEBRTC = "energy", "webrtc"
 FRAME = SAMPLE_RATE // 100  # number of samples in 10 ms, the shortest frame that WebRTC's detector accepts
 AGGRESSIVENESS = 2  # WebRTC's detector has levels 0 to 3; with a higher one, it counts fewer frames as speech
@@ -221,6 +226,20 @@ def resample(samples: Tensor, rate: int, new_rate: int = SAMPLE_RATE) -> Tensor:
     return resampled.reshape(*samples.shape[:-1], length).to(samples)
 
 
+def stands_out(samples: Tensor) -> bool:
+    """Return whether something in 16 kHz samples (T,) is clearly louder than their noise, for longer than a click.
+
+    The noise is the level below which a tenth of the frames of 20 ms lie, digital silence left out.
+    """
+    frames = torch.nn.functional.pad(samples, (0, -len(samples) % (2 * STEP))).reshape(-1, 2 * STEP)
+    # the mean of each frame is subtracted, because a microphone may add a constant, or a rumble
+    level = frames.std(dim=1, correction=0).cpu().numpy()
+    level = level[level > 1e-7]
+    if not len(level):
+        return False
+    return int((level >= STANDING_OUT * np.quantile(level, 0.1)).sum()) >= SHORTEST_SOUND * 50
+
+
 def split_at_pauses(
     samples: Tensor,
     max_seconds: float = 8.0,
@@ -278,7 +297,9 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
     padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
     level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
-    return level, level < max(float(np.quantile(level, 0.95)) * 10 ** (-35 / 20), 1e-4)
+    loud = float(np.quantile(level, 0.95))
+    least = 1e-4 if float(samples.abs().max()) >= SILENCE else 0.1 * loud
+    return level, level < max(loud * 10 ** (-35 / 20), least)
 
 
 def check_detector(detector: object) -> None:

@@ -33,7 +33,7 @@ AudioList = (
 )
 Noted = TypeVar("Noted", bound=Any)  # a result, a dataclass with a field `note`
 MIN_SECONDS = 0.1
-SILENCE = 5e-4  # minimum peak of a recording that is not silent; 1 is full scale, so this is -66 dB
+SILENCE, INAUDIBLE = sound.SILENCE, sound.INAUDIBLE
 MAX_CHANNELS = 8
 
 
@@ -52,7 +52,10 @@ def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch
 
 
 def read(
-    audio: Audio, sample_rate: int | None = None, max_seconds: float = sound.MAX_SECONDS, silence: bool = False
+    audio: Audio,
+    sample_rate: int | None = None,
+    max_seconds: float = sound.MAX_SECONDS,
+    silence: bool = False,
 ) -> Tensor:
     """Convert one recording in any accepted form to 16 kHz mono samples (T,). Raises InputError.
 
@@ -69,8 +72,8 @@ def read_noted(
     silence: bool = False,
     strict: bool = False,
 ) -> sound.Recording:
-    """Convert one recording as `read` does, with a note about what of a file could not be read. strict: whether such a
-    file is rejected."""
+    """Convert one recording as `read` does, with a note about what of a file could not be read, and about channels that
+    cancel. strict: whether a file of which a part cannot be read is rejected."""
     try:
         recording = _recording(audio, sample_rate, max_seconds, strict)
     except PASSED_ON:
@@ -103,16 +106,22 @@ def with_note(result: Noted, note: str) -> Noted:
 
 
 def silent(samples: Tensor) -> str:
-    """Describe for a message how quiet silent samples (T,) are; "" if they are not silent."""
+    """Describe for a message how quiet silent samples (T,) are; "" if they are not silent.
+
+    Quiet speech stands out from the noise of its recording, as 24-bit recordings at a low level do.
+    """
     loudest = peak(samples)
-    return "" if loudest >= SILENCE else f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
+    if loudest >= SILENCE or (loudest >= INAUDIBLE and sound.stands_out(samples)):
+        return ""
+    level = f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
+    return level if loudest < INAUDIBLE else f"{level}, and nothing stands out from its noise"
 
 
 def _recording(audio: Audio, sample_rate: int | None, max_seconds: float, strict: bool) -> sound.Recording:
     """Convert one recording in any accepted form to 16 kHz mono samples (T,) and a note. sample_rate: Hz of an array.
     max_seconds: maximum duration of a file. strict: whether a file is rejected if a part of it cannot be read."""
     if isinstance(audio, (np.ndarray, Tensor)):
-        return sound.Recording(from_array(audio, sample_rate))
+        return _from_array(audio, sample_rate)
     if isinstance(audio, Mapping):
         return _from_dict(audio, max_seconds, strict)
     if isinstance(audio, (bytes, bytearray)):
@@ -133,7 +142,7 @@ def _from_dict(audio: Mapping[str, Any], max_seconds: float, strict: bool) -> so
         if rate is None:
             raise InputError("`audio` must hold `sampling_rate` beside `array`, but does not. Add it, in Hz.")
         array = array if isinstance(array, (np.ndarray, Tensor)) else np.asarray(array)
-        return sound.Recording(from_array(array, rate))
+        return _from_array(array, rate)
     source = audio.get("bytes") or audio.get("path")
     if not isinstance(source, (bytes, str, os.PathLike)):
         listed = ", ".join(show(name) for name in list(audio)[:9]) or "nothing"
@@ -143,9 +152,17 @@ def _from_dict(audio: Mapping[str, Any], max_seconds: float, strict: bool) -> so
     return _recording(source, None, max_seconds, strict)
 
 
-def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
+def _from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> sound.Recording:
+    notes: list[str] = []
+    return sound.Recording(from_array(audio, sample_rate, notes), "; ".join(notes))
+
+
+def from_array(audio: np.ndarray | Tensor, sample_rate: int | None, notes: list[str] | None = None) -> Tensor:
     """Convert an array to 16 kHz mono samples (T,). The array is (T,), (T, channels) or (channels, T), of floats, or of
-    integers, which are scaled by the range of their type. sample_rate: the array's, in Hz."""
+    integers, which are scaled by the range of their type.
+
+    sample_rate: the array's, in Hz. notes: a list to which remarks about the recording are added.
+    """
     if sample_rate is None:
         raise InputError(
             "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
@@ -153,21 +170,27 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> Tensor:
     rate = whole_rate(sample_rate)
     sound.check_rate(rate)
     array = _as_numpy(audio) if isinstance(audio, Tensor) else audio
-    data = _mono(array)  # (T,) float64 or float32, one channel
-    sound.check_seconds(len(data) / rate)
+    channels = _channels(array)  # (T, channels) float64
+    sound.check_seconds(len(channels) / rate)
+    with np.errstate(all="ignore"):  # infinite values are counted by the check
+        data, mixer = sound.mix(channels, rate)
     samples = torch.from_numpy(np.ascontiguousarray(data))
     sound.check_samples(samples)
     if np.issubdtype(array.dtype, np.floating):
         # before channels are averaged, because two loud channels may cancel each other
         sound.check_peak(max(float(array.max()), -float(array.min())))
+    samples = mixer.audible(samples)
+    if np.issubdtype(array.dtype, np.floating):
         samples = sound.full_scale(samples)
+    if notes is not None and mixer.note:
+        notes.append(mixer.note)
     return sound.resample(samples.float(), rate)
 
 
-def samples_of(audio: np.ndarray | Tensor) -> np.ndarray:
-    """Convert an array of floats or integers, (T,), (T, channels) or (channels, T), to mono samples (T,). Integers are
-    scaled by the range of their type. Values are not checked."""
-    return _mono(_as_numpy(audio) if isinstance(audio, Tensor) else audio)
+def channels_of(audio: np.ndarray | Tensor) -> np.ndarray:
+    """Convert an array of floats or integers, (T,), (T, channels) or (channels, T), to samples (T, channels). Integers
+    are scaled by the range of their type. Values are not checked."""
+    return _channels(_as_numpy(audio) if isinstance(audio, Tensor) else audio)
 
 
 def _as_numpy(audio: Tensor) -> np.ndarray:
@@ -194,7 +217,7 @@ def whole_rate(sample_rate: object) -> int:
     return number
 
 
-def _mono(array: np.ndarray) -> np.ndarray:
+def _channels(array: np.ndarray) -> np.ndarray:
     kind = array.dtype
     if kind.kind not in "fiu" or (kind.kind in "iu" and kind.itemsize > 4):
         raise InputError(
@@ -212,16 +235,15 @@ def _mono(array: np.ndarray) -> np.ndarray:
             "Pass a list of arrays for a batch."
         )
     if not array.size:
-        return np.zeros(0)
+        return np.zeros((0, 1))
     with np.errstate(all="ignore"):  # infinite values are counted later
         data = array.astype(np.float64)
     if kind.kind in "iu":
         half = 2.0 ** (8 * kind.itemsize - 1)
         data = (data - half if kind.kind == "u" else data) / half
-    if data.ndim == 2:
-        with np.errstate(all="ignore"):  # infinite values are counted later
-            data = data.mean(axis=int(np.argmin(data.shape)))
-    return data
+    if data.ndim == 1:
+        return data[:, None]
+    return data.T if int(np.argmin(data.shape)) == 0 else data
 
 
 def peak(samples: Tensor) -> float:

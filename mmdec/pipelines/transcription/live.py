@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.audio import SAMPLE_RATE, check_detector, check_rate
+from mmdec.audio import SAMPLE_RATE, Mixer, check_detector, check_rate
 from mmdec.audio.damage import Loss
 from mmdec.audio.live import (
     BYTES,
@@ -41,7 +41,7 @@ from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
 from mmdec.hub.audio_lm import LoadedAudioLm
 from mmdec.hub.whisper import DEFAULT_MODEL
 from mmdec.pipelines.call import as_loaded, fitting
-from mmdec.pipelines.inputs import samples_of, whole_rate
+from mmdec.pipelines.inputs import channels_of, whole_rate
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import in_batches
 from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest, first_time
@@ -212,7 +212,9 @@ class LiveTranscriber:
         self._threads, self._encoding = threads, sound.encoding
         self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
         self._half = b""  # the first bytes of a sample of which the other bytes have not arrived yet
-        self._resampler = StreamResampler(whole_rate(sound.sample_rate))
+        self._rate = whole_rate(sound.sample_rate)
+        self._mixer, self._channels = Mixer(self._rate), 1
+        self._resampler = StreamResampler(self._rate)
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
         # the window as it was when it was last decoded; None: the open window was not decoded yet
         self._decoded: Window | None = None
@@ -237,7 +239,7 @@ class LiveTranscriber:
 
     def end(self) -> Iterator[StreamUpdate]:
         """End the stream. Yields the final updates. Then raises InputError if the last chunk ended inside a sample."""
-        closed = self._windows.add(self._resampler.add(np.zeros(0), last=True))
+        closed = self._windows.add(self._resampler.add(self._mixer.end(), last=True))
         for window in [*closed, *self._windows.end()]:
             yield self._final(window)
         if self._half:
@@ -252,18 +254,26 @@ class LiveTranscriber:
             whole = self._half + bytes(chunk)
             used = len(whole) - len(whole) % BYTES[self._encoding]
             self._half = whole[used:]
-            sound = samples(whole[:used], self._encoding)
+            sound = samples(whole[:used], self._encoding)[:, None]
         elif isinstance(chunk, (np.ndarray, Tensor)):
-            sound = samples_of(chunk)
+            sound = channels_of(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
         wrong = ~(np.abs(sound) <= LOUDEST)  # written with ~, so that NaN counts as wrong, too
         if wrong.any():
             raise InputError(
-                f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {len(sound)} of one are NaN or "
+                f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {sound.size} of one are NaN or "
                 f"beyond {LOUDEST:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
             )
-        return sound.clip(-1.0, 1.0)
+        return self._mixed(sound).clip(-1.0, 1.0)
+
+    def _mixed(self, sound: np.ndarray) -> np.ndarray:
+        """Mix the next samples (T, channels) down. The mixer holds those of the last twentieth of a second."""
+        if sound.shape[1] == self._channels:
+            return self._mixer.add(sound)
+        rest = self._mixer.end()  # the chunks have another number of channels from here on
+        self._mixer, self._channels = Mixer(self._rate), sound.shape[1]
+        return np.concatenate([rest, self._mixer.add(sound)])
 
     def _final(self, window: Window) -> StreamUpdate:
         """Return the final update of a closed window. The window is decoded, unless its last decoding had the same

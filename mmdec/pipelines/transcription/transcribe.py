@@ -172,7 +172,8 @@ def transcribe(
     progress: called with the seconds of audio done and in total. An exception from it ends the call.
     on_transcript: called with each recording's index and `Transcript`, in the order of the recordings, as soon as it
         and all earlier ones are transcribed.
-    min_confidence: in [0, 1]: reject transcripts whose `confidence` is lower. Default None: reject none.
+    min_confidence: in [0, 1]: reject transcripts whose `confidence` is lower; silent recordings, which have none, are
+        not rejected. Default None: reject none.
     on_round: called with each decoding round (a `Round`); its `rows` are indices of the recordings in the call. An
         exception from it ends the call.
     options: arguments of `generate`: temperature (a tuple: these are tried in order), logprob_threshold,
@@ -180,7 +181,7 @@ def transcribe(
         max_new_tokens, repetition_penalty and so on. With several temperatures and word timestamps, recordings are
         decoded one by one.
     Returns: a `Transcript`; for a list, a list of `Transcript`s in the same order. The transcript of a silent recording
-        is empty, and its `note` gives the reason. Times are those of the file's clock.
+        is empty and has no confidence (None), and its `note` gives the reason. Times are those of the file's clock.
     Raises: InputError if an argument or a recording is rejected; for a list, BatchError, which holds the results of the
         accepted recordings.
     Source: Whisper (Radford et al. 2022); drafters name their own papers.

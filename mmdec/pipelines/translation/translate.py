@@ -21,7 +21,7 @@ from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.hub.find import LoadedModels, path_text, version
 from mmdec.pipelines.call import check_placed
 from mmdec.pipelines.confidence import check_min_confidence, read_calibrations
-from mmdec.pipelines.inputs import SILENCE, Audio, AudioList, peak, read_noted, recordings, with_notes
+from mmdec.pipelines.inputs import INAUDIBLE, SILENCE, Audio, AudioList, peak, read_noted, recordings, with_notes
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.translation.translator import (
     OnPass,
@@ -252,7 +252,8 @@ def _translate(
             sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples, detector=pauses)
         ]
         # silent pieces are left out, because the model would invent words for them
-        spoken = [part for part in parts if peak(part) >= SILENCE]
+        least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
+        spoken = [part for part in parts if peak(part) >= least]
         pieces += spoken
         owners += [owner] * len(spoken)
     results = translator.translate(pieces, strategy, on_pass)

@@ -106,6 +106,31 @@ def test_silence(tmp_path: Path) -> None:
     refused("is silent", tmp_path / "x.wav")
 
 
+@pytest.mark.parametrize("decibels", [-64, -67, -70, -73, -76])
+def test_quiet_speech_is_no_silence(decibels: int) -> None:
+    speech = 10 ** (decibels / 20) * buzz(2.0) / np.abs(buzz(2.0)).max()
+    assert len(read(speech, RATE)) == 2 * RATE
+    pause = 10 ** ((decibels - 45) / 20) * np.random.default_rng(0).standard_normal(20 * RATE)
+    assert len(read(np.concatenate([pause, speech, pause]), RATE)) == 42 * RATE
+
+
+@pytest.mark.parametrize("decibels", [-68, -74, -77, -90])
+@pytest.mark.parametrize("kind", ["white", "pink", "hum", "dither", "click", "turned on"])
+def test_quiet_noise_is_silence(kind: str, decibels: int) -> None:
+    draw, time = np.random.default_rng(1), np.arange(5 * RATE) / RATE
+    white = draw.standard_normal(5 * RATE)
+    shaped = np.fft.irfft(np.fft.rfft(white) / np.sqrt(np.arange(len(white) // 2 + 1) + 20))
+    noise = {
+        "white": white,
+        "pink": shaped,
+        "hum": np.sin(2 * np.pi * 50 * time) + 0.3 * np.sin(2 * np.pi * 150 * time),
+        "dither": np.round(draw.uniform(-1, 1, len(time)) + draw.uniform(-1, 1, len(time))),
+        "click": 0.1 * white + 5 * (np.abs(time - 2) < 0.01),
+        "turned on": np.where(time < 2, 0, white),
+    }[kind]
+    refused("is silent", 10 ** (decibels / 20) * noise / np.abs(noise - noise.mean()).max(), RATE)
+
+
 @pytest.mark.parametrize("rate", [4000, 0, -1, 7999])
 def test_low_rate(rate: int) -> None:
     refused(f"at least 8000 Hz, but is {rate}", buzz(1.0), rate)
