@@ -85,7 +85,7 @@ class Mixer:
         if not len(channels):
             return np.zeros(0, channels.dtype)
         blocks = channels.reshape(-1, min(self._size, len(channels)), channels.shape[1])
-        first = self._signs is None
+        first = not self._loudest  # nothing was heard yet that could click
         before = np.ones(channels.shape[1], channels.dtype) if self._signs is None else self._signs
         signs = self._signs_of(blocks, before)  # (blocks, channels)
         self._signs = signs[-1]
@@ -121,6 +121,8 @@ class Mixer:
                 best = _best_signs(shared[start], signs)
                 if _energy(shared[start], signs) < LOST * _energy(shared[start], best):
                     signs = chosen[start] = best
+                    if not self._loudest and not energies[:start].any():  # silence so far
+                        chosen[:start] = best
                 start += 1
             loud = energies.sum(axis=1) / blocks.shape[1]
             self._loudest = max(self._loudest, float(np.nan_to_num(loud).max()))

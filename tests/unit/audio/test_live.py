@@ -64,9 +64,22 @@ def test_one_window_a_sentence(level: float, quiet: float) -> None:
         assert end - 0.6 <= window.end / RATE <= end + 0.5
 
 
+def test_quiet_speech_opens_the_windows_of_loud_speech() -> None:
+    """With a peak of -70 dB, as in a recording of 24 bits at a low level."""
+    loud = talk([1.5, ("sentence", None), 2.0, ("unseen_voice", None), 2.0, ("sentence", None), 0.2], 1e-3)
+    quiet = loud * 10 ** (-70 / 20) / loud.abs().max()
+    found = places(windows(quiet, [1600]))
+    assert len(found) == 3
+    for one, other in zip(found, places(windows(loud, [1600])), strict=True):
+        assert abs(one[0] - other[0]) <= RATE // 2
+        assert abs(one[1] - other[1]) <= RATE // 2
+
+
 @pytest.mark.parametrize(
     "sound",
     [
+        noise(20, 5e-5),
+        noise(20, 1e-5),
         torch.zeros(40 * RATE),
         noise(40, 1e-3),
         noise(3, 1e-2),
@@ -77,7 +90,19 @@ def test_one_window_a_sentence(level: float, quiet: float) -> None:
         torch.zeros(1),
         torch.zeros(0),
     ],
-    ids=["silence", "noise", "loud noise", "short noise", "constant", "turned on", "click", "one sample", "nothing"],
+    ids=[
+        "quiet noise",
+        "dither",
+        "silence",
+        "noise",
+        "loud noise",
+        "short noise",
+        "constant",
+        "turned on",
+        "click",
+        "one sample",
+        "nothing",
+    ],
 )
 def test_silence_and_noise_give_no_window(sound: Tensor) -> None:
     assert windows(sound, [1600]) == []

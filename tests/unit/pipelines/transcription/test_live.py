@@ -45,6 +45,13 @@ def encoded(sound: np.ndarray, encoding: str) -> bytes:
     return whole.view("u1").reshape(-1, 4)[:, : bits // 8].tobytes()
 
 
+def test_channels_of_chunks_that_cancel_give_the_text_of_one(four: LoadedWhisper) -> None:
+    channels = np.stack([VOICE, -VOICE], 1)
+    cut = [channels[at : at + 999] for at in range(0, len(channels), 999)]
+    assert texts(cut, four) == texts([VOICE], four) != []
+    assert texts([*cut[:20], VOICE[20 * 999 :]], four) == texts([VOICE], four)
+
+
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(1, 9000), min_size=1, max_size=5), st.sampled_from(["s16", "s24", "f32"]))
 def test_bytes_may_be_split_anywhere(four: LoadedWhisper, sizes: list[int], encoding: str) -> None:

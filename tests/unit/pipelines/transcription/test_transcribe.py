@@ -132,6 +132,20 @@ def test_silence_is_an_empty_transcript_that_says_so(whisper: LoadedWhisper, tmp
     assert progress[-1] == (pytest.approx(4.3), pytest.approx(4.3))
 
 
+def test_opposite_channels_give_the_text_of_one_and_a_note(whisper: LoadedWhisper, tmp_path: Path) -> None:
+    voice = buzz(0.9)
+    wanted = transcribe(voice, model=whisper, language="en")
+    soundfile.write(tmp_path / "opposite.wav", np.stack([voice, -voice], 1), RATE, subtype="FLOAT")
+    told: list[mmdec.Transcript] = []
+    given: list[Any] = [voice, np.stack([voice, -voice], 1), np.stack([-voice] * 3 + [voice] * 3)[::-1]]
+    found = transcribe(given, model=whisper, language="en", on_transcript=lambda _, one: told.append(one))
+    alone = transcribe(tmp_path / "opposite.wav", sample_rate=None, model=whisper, language="en")
+    assert [one.tokens for one in (*found, alone)] == [wanted.tokens] * 4 != [[]] * 4
+    assert [bool(one.note) for one in (*found, alone)] == [False, True, True, True]
+    assert "cancel each other for 0.9 of 0.9 s" in alone.note
+    assert [one.note for one in told] == [one.note for one in found]
+
+
 def test_dicts_and_bytes_are_recordings(whisper: LoadedWhisper) -> None:
     """In a list beside others; a broken one costs no neighbour."""
     sound = buzz(0.6)
