@@ -157,7 +157,9 @@ class SmallModel:
         """Run the small model over the prompt tokens where `mask` (B, P) is True. images: the processor's outputs for
         images, or empty. Returns None if the small model cannot read the prompt."""
         lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
-        too_long = self._positions is not None and max(lengths) > self._positions
+        # a decoder that reads an encoder counts padding as positions, too
+        longest = max(lengths) if context.memory is None else mask.shape[1]
+        too_long = self._positions is not None and longest > self._positions
         if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
             return None
         inputs: dict[str, Any] = {"input_ids": tokens, **images}
@@ -170,9 +172,9 @@ class SmallModel:
             if states is None:
                 return None  # the sound is not known here, or the small model's encoder needs other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
-        session, _, _, _ = self._model.prefill(inputs, Needs())
+        session, own, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
-        memory = Memory(session, [[] for _ in range(rows)], roots=[length - 1 for length in lengths])
+        memory = Memory(session, [[] for _ in range(rows)], roots=[place - 1 for place in own.next_position.tolist()])
         self._commit(memory, [[0] for _ in range(rows)])
         return memory
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from mmdec.decode.tree import depths
+from mmdec.decode.tree import depths, int_list, int_rows
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_mask
-from mmdec.types import CACHE, InputError
+from mmdec.types import CACHE, Draft, InputError
 
 ROOM = 64  # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
 STEP = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory
@@ -290,28 +290,30 @@ class RowLayout:
         """Return S, the index of the first column after the longest row."""
         return max(self.ends)
 
-    def see(
-        self, parents: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype, plain: bool = True
-    ) -> tuple[TreeMask | None, list[list[int]]]:
+    def see(self, draft: Draft, dtype: torch.dtype, plain: bool = True) -> tuple[TreeMask | None, list[list[int]]]:
         """Return the mask of a draft (which cached tokens and which nodes each node attends to), and the position ids
         of the nodes, one list for each batch row.
 
-        parents: [r][n]: index of the parent of node n in row r, -1 at the root. plain: whether the mask may be None if
-            the draft is only the root and nothing is hidden.
+        plain: whether the mask may be None if the draft is only the root and nothing is hidden.
         """
-        width = self.width
+        width, parents, device = self.width, int_rows(draft.parents), draft.tokens.device
         ragged = min(self.ends) < width or any(self.starts)
         if len(parents[0]) == 1 and not ragged and plain:
-            return None, self.positions(parents)
+            return None, self.positions(draft)
         bounds = torch.tensor([self.starts, self.ends], device=device)
         mask = tree_mask(bounds[0], bounds[1], ancestors_of(parents).to(device), width, dtype, ragged=ragged)
-        return mask, self.positions(parents)
+        return mask, self.positions(draft)
 
-    def positions(self, parents: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the position ids of a draft's nodes, as [row][node]. parents: [row][node], -1 at the root."""
+    def positions(self, draft: Draft) -> list[list[int]]:
+        """Return the position ids of a draft's nodes, as [row][node].
+
+        Padding nodes get the root's position id: a row whose root has the last position of the model's table would
+        have padding beyond the table otherwise.
+        """
+        trees = zip(int_rows(draft.parents), int_list(draft.size), self.ends, self.shifts, strict=True)
         return [
-            [end + shift + depth for depth in depths(links)]
-            for links, end, shift in zip(parents, self.ends, self.shifts, strict=True)
+            [end + shift + depth for depth in (*depths(links[:size]), *[0] * (len(links) - size))]
+            for links, size, end, shift in trees
         ]
 
     def wait(self, nodes: int, first: int | None = None) -> None:

@@ -371,7 +371,7 @@ class DecoderTarget(HfTarget, ABC):
         rows, device, windows = session.rows, draft.tokens.device, self.windows
         firsts = windows.firsts(rows) if windows is not None and session.gaps is None else {}
         plain = session.gaps is None and not any(firsts.values())
-        tree, positions_in_text = rows.see(draft.parents.tolist(), device, self.model.dtype, plain)
+        tree, positions_in_text = rows.see(draft, self.model.dtype, plain)
         if isinstance(session.store, StateStore) and session.store.pool is None:
             tree = None  # a model without attention layers needs no mask
         positions = torch.tensor(positions_in_text, device=device)[None]

@@ -192,7 +192,7 @@ class EncodedTarget(HfTarget, ABC):
         run = partial(self._draft, session)
         if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
             return session.fast.score(draft, session.store, rows, session.layers, None, run)
-        tree, positions = rows.see(draft.parents.tolist(), device, self.model.dtype)
+        tree, positions = rows.see(draft, self.model.dtype)
         scores = run(draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
         rows.wait(draft.tokens.shape[1])
         return scores

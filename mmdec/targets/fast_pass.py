@@ -265,7 +265,7 @@ class FastRun:
         tokens = draft.tokens.new_zeros(slot.rows, nodes)
         tokens[:batch, :size] = draft.tokens
         positions = torch.zeros(1, slot.rows, nodes, dtype=torch.long)
-        positions[0, :batch, :size] = torch.tensor(rows.positions(parents))
+        positions[0, :batch, :size] = torch.tensor(rows.positions(draft))
         # padding nodes get the root's position id, because higher ones may exceed the model's maximum
         positions[0, :batch, size:] = positions[0, :batch, :1]
         positions = positions.to(device)

@@ -62,7 +62,7 @@ class UnitTarget:
     def score(self, session: UnitSession, draft: Draft) -> Scores:
         """Run the decoder over the draft's trees in one pass. Returns the logits (B, N, V) after each node."""
         rows, device = session.rows, draft.tokens.device
-        tree, positions = rows.see(draft.parents.tolist(), device, session.cache.table.dtype)
+        tree, positions = rows.see(draft, session.cache.table.dtype)
         mask = None if tree is None else tree.additive
         rows.wait(draft.tokens.shape[1])
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))

@@ -95,7 +95,7 @@ class WhisperTarget(EncodedTarget):
         row; the session's reader must be a `FastDecoder`. Returns: each recording's scores."""
         pieces = list[Piece]()
         for session, draft in drafts:
-            tree, positions = session.rows.see(draft.parents.tolist(), draft.tokens.device, self.model.dtype)
+            tree, positions = session.rows.see(draft, self.model.dtype)
             places = torch.tensor(positions, device=draft.tokens.device)
             pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, session.cache))
         states: Tensor = drafts[0][0].reader.together(pieces)
