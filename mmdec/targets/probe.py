@@ -1,9 +1,9 @@
 """Tests with a small random model whether a class of models gives a tree's nodes the same logits as each path alone.
 
-The small model has two layers, in float64 (or float32). It reads padded prompts of several lengths, longer than its
-attention window. Then several trees are scored and partly accepted, one after another. Each node's logits are compared
-with those of token-by-token decoding along its path. The logits differ much if the model uses cache indices as
-positions, attends to fewer tokens than its cache holds, or mixes rows.
+The small model has two layers (one if the model has one), in float64 (or float32). It reads padded prompts of several
+lengths, longer than its attention window. Then several trees are scored and partly accepted, one after another. Each
+node's logits are compared with those of token-by-token decoding along its path. The logits differ much if the model
+uses cache indices as positions, attends to fewer tokens than its cache holds, or mixes rows.
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in tokens
 def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     """Make a configuration of the same class with two small layers. changes: fields to override.
 
-    The fields in `SIZES` become small. If there are several types of layers, two of them remain. Attention windows
-    become `WINDOW` tokens, so that a short text exceeds them. Boolean settings do not change.
+    The fields in `SIZES` become small. If there are several types of layers, two of them remain. A model of one layer
+    keeps one, so that lists with an entry for each layer fit. Attention windows become `WINDOW` tokens, so that a short
+    text exceeds them. Boolean settings do not change.
     """
     given = {name: value for name, value in config.to_dict().items() if name not in OWN}
     names = dict(config.attribute_map)
@@ -125,7 +126,7 @@ def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
             small[own] = min(given[own], most)
         elif own == "head_dim" and own in given:
             small[own] = most  # set it if it is None, too; None means hidden_size / heads
-    small[names.get("num_hidden_layers", "num_hidden_layers")] = LAYERS
+    small[names.get("num_hidden_layers", "num_hidden_layers")] = min(layers, LAYERS)
     if isinstance(heads, int):
         small[names.get("num_attention_heads", "num_attention_heads")] = HEADS
     for name, value in given.items():
