@@ -7,6 +7,7 @@ batch, so that a row's activations depend on which other rows have ended.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast, final
@@ -47,7 +48,7 @@ from mmdec.decode.sampling import (
 from mmdec.decode.tree import bool_list, int_list
 from mmdec.decode.watch import Stopwatch
 from mmdec.targets.hf_target import HfTarget, Output
-from mmdec.types import InputError
+from mmdec.types import CACHE, InputError
 
 # A caller sets this attribute to True on a processor, criterion or function whose result for a row depends only on that
 # row: then drafts are possible in a batch.
@@ -269,6 +270,10 @@ class StockRun:
         """model, input_ids, config, processors, criteria, inputs: what `model.generate` passes to its decoding loop.
         seed: seed of torch's global generator while the loop runs; None: it is not seeded."""
         self.rows = len(input_ids)
+        if setting(config, "prefill_chunk_size") is not None and inputs.get(CACHE) is None:
+            # transformers' loop cannot read a prompt in chunks without a cache; chunks only save memory
+            config = copy.copy(config)
+            config.prefill_chunk_size = None
         self._model, self._ids, self._config, self._seed = model, input_ids, config, seed
         self._processors, self._criteria, self._inputs = processors, criteria, inputs
         self._result: Any = None
