@@ -6,6 +6,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -32,6 +33,10 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+_FULL = 65535  # white of a 16-bit picture
+_TWELVE_BITS = 4095  # a 16-bit file whose numbers end here or below holds fewer bits, not a dark picture
+_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # numbers of TIFF tags
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarray | Image.Image
 
@@ -39,7 +44,7 @@ ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | np.ndarr
 def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Read an image as RGB, (H, W, 3) uint8, and undo its EXIF rotation.
 
-    Transparent images are drawn over white, 16 bits become 8, and an animation gives its first frame.
+    Transparent images are drawn over white, 16 bits become 8 (see `_white`), and an animation gives its first frame.
     source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3).
     max_pixels: maximum number of pixels. A larger image raises an error before it is decoded. A larger JPEG file of at
         most MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small enough.
@@ -94,7 +99,7 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
         Image.init()  # loads PIL's format plugins, so that `formats` below can name some of them
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _shrink(image, max_pixels)
-            return _decode(image, what, max_pixels)
+            return _decode(image, what, max_pixels, _significant_bits(content))
 
     return _checked(opened, what, len(content))
 
@@ -142,7 +147,8 @@ def _shrink(image: Image.Image, max_pixels: int) -> None:
         image.draft(None, (max(width // part, 1), max(height // part, 1)))
 
 
-def _decode(image: Image.Image, what: str, max_pixels: int) -> np.ndarray:
+def _decode(image: Image.Image, what: str, max_pixels: int, bits: int | None = None) -> np.ndarray:
+    """Decode an image to RGB, (H, W, 3) uint8. bits: significant bits of a sample as a PNG file states them."""
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
     _bound(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
@@ -152,14 +158,54 @@ def _decode(image: Image.Image, what: str, max_pixels: int) -> np.ndarray:
         upright = upright.convert("LA")
     if upright.mode in _SIXTEEN_BITS:
         values = np.asarray(upright).astype(np.float64)
-        scale = 257 if values.max(initial=0) > 255 or upright.mode != "I" else 1
-        upright = Image.fromarray(np.clip(values / scale, 0, 255).astype(np.uint8))
+        white = _white(image, int(values.max(initial=0)), bits)
+        upright = Image.fromarray(np.clip(values * 255 / white, 0, 255).astype(np.uint8))
     elif upright.mode == "F":
-        upright = Image.fromarray(np.clip(np.nan_to_num(np.asarray(upright)), 0, 255).astype(np.uint8))
+        values = np.nan_to_num(np.asarray(upright))
+        white = 1 if values.max(initial=0) <= 1 else 255  # by convention, floating point counts from 0 to 1
+        upright = Image.fromarray(np.clip(values * (255 / white), 0, 255).astype(np.uint8))
     if upright.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in upright.info:
         upright = upright.convert("RGBA")
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, (255, 255, 255, 255)), upright)
     return np.array(upright.convert("RGB"))
+
+
+def _white(image: Image.Image, largest: int, bits: int | None) -> int:
+    """Return the number that stands for white in an image of one channel with 16 or 32 bits.
+
+    It is the range that the file states (TIFF's MaxSampleValue or fewer than 16 BitsPerSample, PNG's sBIT), if the
+    numbers stay within it. Otherwise it is 65535, so that a 16-bit picture keeps its brightness. But if the numbers fit
+    into 12 bits, or exceed 16, the largest number is white.
+
+    largest: the image's largest number. bits: significant bits of a sample as a PNG file states them.
+    """
+    if image.mode == "I" and image.format is None and largest <= 255:
+        return 255  # a caller's own image of 8-bit numbers
+    tags: Any = getattr(image, "tag_v2", {})
+    (depth, *_), (most, *_) = (_numbers(tags.get(tag)) for tag in (_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE))
+    for stated in (most, *(2**count - 1 for count in (depth, bits) if count is not None and 0 < count < 16)):
+        if stated is not None and 0 < largest <= stated <= _FULL:
+            return stated
+    return max(largest, 1) if largest <= _TWELVE_BITS or largest > _FULL else _FULL
+
+
+def _numbers(value: object) -> tuple[int | None, ...]:
+    """Return a TIFF tag's whole numbers; (None,) if there are none: tags come from the file and may hold anything."""
+    listed = value if isinstance(value, tuple) else (value,)
+    return listed if listed and all(isinstance(item, int) for item in listed) else (None,)
+
+
+def _significant_bits(content: bytes) -> int | None:
+    """Return the significant bits of a sample from the sBIT chunk of a PNG file, which PIL does not read; None without
+    one."""
+    if not content.startswith(_PNG):
+        return None
+    at = len(_PNG)
+    while at + 9 <= len(content) and content[at + 4 : at + 8] != b"IDAT":
+        if content[at + 4 : at + 8] == b"sBIT":
+            return content[at + 8]
+        at += 12 + int.from_bytes(content[at : at + 4], "big")
+    return None
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -7,6 +7,8 @@ import io
 import os
 import struct
 import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +109,71 @@ def test_modes() -> None:
     transparent = palette.copy()
     transparent.info["transparency"] = int(np.asarray(palette)[0, 0])
     assert (read_image(encoded(transparent, transparency=int(np.asarray(palette)[0, 0])))[0, 0] == 255).all()
+
+
+def grey_tiff(numbers: np.ndarray, bits: int = 16, largest: int | None = None) -> bytes:
+    """A TIFF of one channel with `bits` bits a sample. largest: its MaxSampleValue."""
+    height, width = numbers.shape
+    rows = "".join("".join(f"{number:0{bits}b}" for number in row) for row in numbers.tolist())
+    tags = [(256, width), (257, height), (258, bits), (259, 1), (262, 1), (273, 8), (277, 1), (278, height)]
+    data = int(rows, 2).to_bytes(len(rows) // 8, "big")
+    tags += [(279, len(data)), *([] if largest is None else [(281, largest)])]
+    order, mark = (">", b"MM\0*") if bits == 16 else ("<", b"II*\0")  # PIL reads 12 bits in the latter alone
+    entries = b"".join(struct.pack(f"{order}HHIHH", tag, 3, 1, value, 0) for tag, value in tags)
+    directory = struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
+    return mark + struct.pack(f"{order}I", 8 + len(data)) + data + directory
+
+
+def grey_png(numbers: np.ndarray, significant: int | None = None) -> bytes:
+    """A 16-bit PNG of one channel. significant: the bits that its chunk sBIT states."""
+    content = encoded(Image.fromarray(numbers.astype(np.uint16)))
+    if significant is None:
+        return content
+    chunk = b"sBIT" + bytes([significant])
+    return content[:33] + struct.pack(">I", 1) + chunk + struct.pack(">I", zlib.crc32(chunk)) + content[33:]
+
+
+@pytest.mark.parametrize("largest", [1, 30, 255, 256, 1023, 4095])
+@pytest.mark.parametrize("write", [grey_png, grey_tiff])
+def test_a_picture_of_few_bits_in_16_is_not_black(write: Callable[[np.ndarray], bytes], largest: int) -> None:
+    numbers = np.linspace(0, largest, 48).round().astype(int).reshape(6, 8)
+    np.testing.assert_array_equal(read_image(write(numbers))[..., 0], numbers * 255 // largest)
+
+
+@pytest.mark.parametrize("largest", [4096, 20_000, 65_535])
+@pytest.mark.parametrize("write", [grey_png, grey_tiff])
+def test_a_16_bit_picture_keeps_its_brightness(write: Callable[[np.ndarray], bytes], largest: int) -> None:
+    numbers = np.linspace(0, largest, 48).round().astype(int).reshape(6, 8)
+    np.testing.assert_array_equal(read_image(write(numbers))[..., 0], numbers // 257)
+
+
+@pytest.mark.parametrize(
+    ("write", "white"),
+    [
+        (partial(grey_png, significant=12), 4095),
+        (partial(grey_png, significant=10), 1023),
+        (partial(grey_tiff, bits=12), 4095),
+        (partial(grey_tiff, largest=4095), 4095),
+        (partial(grey_tiff, largest=16_383), 16_383),
+        (partial(grey_tiff, largest=65_535), 65_535),
+        (partial(grey_tiff, largest=10), 1000),  # a statement that the numbers contradict does not count
+        (partial(grey_png, significant=0), 1000),
+    ],
+)
+def test_white_is_the_range_that_the_file_states(write: Callable[[np.ndarray], bytes], white: int) -> None:
+    numbers = np.linspace(0, 1000, 48).round().astype(int).reshape(6, 8)
+    np.testing.assert_array_equal(read_image(write(numbers))[..., 0], numbers * 255 // white)
+
+
+def test_zeros_of_16_bits_are_black() -> None:
+    assert (read_image(grey_png(np.zeros((6, 8), int))) == 0).all()
+
+
+@pytest.mark.parametrize("largest", [0.5, 1.0, 255.0])
+def test_floating_point_counts_to_one_or_to_255(largest: float) -> None:
+    numbers = np.linspace(0, largest, 48, dtype=np.float32).reshape(6, 8)
+    wanted = (numbers * (255 if largest <= 1 else 1)).astype(np.uint8)
+    np.testing.assert_array_equal(read_image(encoded(Image.fromarray(numbers), "TIFF"))[..., 0], wanted)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
