@@ -6,25 +6,33 @@ arguments; `EPILOG` lists all codes. Torch is imported only when a subcommand ru
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import sys
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, TextIO
 
 import typer
 
 from mmdec import MmdecError, __version__, check_transformers
+from mmdec.checks.extras import missing_extra
+from mmdec.checks.files import printable, reason
 from mmdec.cli import bench, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
 from mmdec.cli.options import AsJson, as_verb
+from mmdec.types import REFUSED
 
 EPILOG = (
-    "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out; 2 wrong arguments, a missing or damaged "
+    "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out, or standard output took no more; "
+    "2 wrong arguments, a missing or damaged "
     "model, or an output that differs where it must not; 130 interrupted; 143 terminated. Results are on stdout, "
     "progress and errors on stderr. MMDEC_LOG=info (debug, warning, error) says more or less. "
     "Example: mmdec transcribe data/samples/english/*.flac"
 )
-INTERRUPTED = 130
+INTERRUPTED, UNWRITTEN = 130, 1
+# the errors of a full disk, a closed pipe, and other places that take no more output
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS}
 app = typer.Typer(
     name="mmdec",
     help="Parallel decoding for speech and pictures: translate French speech into English speech, transcribe speech, "
@@ -83,17 +91,68 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Run the command line: entry point of the script `mmdec`. An `MmdecError` prints one line on stderr, and exits
-    with 2."""
+    """Run the command line: entry point of the script `mmdec`. An `MmdecError`, a missing extra, or an output that cannot be
+    written prints one line on stderr."""
     show_logs()
+    code = _run()
+    if error := _flush(sys.stdout):
+        code = code or _unwritten(error)
+    _flush(sys.stderr)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the subcommand. Returns the exit code."""
     try:
         check_transformers()
         app()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except MmdecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _say(str(error))
+        return REFUSED
+    except ModuleNotFoundError as error:
+        advice = missing_extra(error, next(iter(sys.argv[1:]), ""))
+        if advice is None:
+            raise
+        _say(advice)
+        return REFUSED
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        _flush(sys.stdout)
+        return _unwritten(error)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
+    return 0
+
+
+def _unwritten(error: OSError) -> int:
+    """Print that an output could not be written. Returns the exit code."""
+    # The reader of a pipe may leave when it has seen enough (`mmdec ... | head`): that is no error to report.
+    if error.errno != errno.EPIPE:
+        what = "the output" if error.filename is None else f"'{printable(str(error.filename))}'"
+        _say(f"{what} cannot be written: {reason(error)}. Free some space, or name another place.")
+    return UNWRITTEN
+
+
+def _flush(stream: TextIO | None) -> OSError | None:
+    """Write out what a stream still holds. If that fails, return the error, and let the stream discard it, so that
+    Python does not fail again when it exits."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError as error:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
+
+
+def _say(message: str) -> None:
+    """Print an error on stderr, if that can be written."""
+    with suppress(OSError):
+        print(f"error: {message}", file=sys.stderr)
 
 
 def show_logs() -> None:

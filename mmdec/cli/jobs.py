@@ -21,6 +21,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.checks.files import failure, open_regular, printable, reason, shown_path, write_whole
+from mmdec.cli.options import said
 from mmdec.pipelines.comparison import verdict
 
 SOUNDS = (
@@ -204,7 +205,7 @@ class Jobs(Generic[Target]):
 
 
 def _say(name: str, message: str) -> None:
-    print(f"failed: {printable(name)}: {message}", file=sys.stderr, flush=True)
+    print(f"failed: {printable(name)}: {said(message)}", file=sys.stderr, flush=True)
 
 
 def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str) -> None:
@@ -242,7 +243,7 @@ if TYPE_CHECKING:
 def print_note(name: str | Path, note: str) -> None:
     """Print the note of an input's result on stderr, if there is one. name: the input's."""
     if note:
-        print(f"note: {printable(str(name))}: {note}", file=sys.stderr, flush=True)
+        print(f"note: {printable(str(name))}: {said(note)}", file=sys.stderr, flush=True)
 
 
 AFTER = 0.5  # seconds of loading before "loading ..." is printed

@@ -3,9 +3,12 @@ as the user types them."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -15,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from mmdec import InputError
+from mmdec.checks.files import printable
 
 if TYPE_CHECKING:
     import torch
@@ -155,7 +159,8 @@ class Verb(TyperCommand):
             following = args[index + 1] if index + 1 < len(args) else "--"
             if takes_file and word == "--json" and following.startswith("-") and following != STDOUT:
                 whole.append(STDOUT)
-        return super().parse_args(ctx, whole)
+        with _own_words():
+            return super().parse_args(ctx, whole)
 
     def invoke(self, ctx: Any) -> Any:
         with _errors_as_typed(self.params):
@@ -165,27 +170,77 @@ class Verb(TyperCommand):
 class VerbGroup(TyperGroup):
     """A command with subcommands. Its error messages, like all others, name options as the user types them."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _own_words():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         with _errors_as_typed(self.params):
             return super().invoke(ctx)
 
 
 @contextmanager
+def _own_words() -> Iterator[None]:
+    """Raise InputError for a number that is out of range or no number: typer's own message, pydantic's, does not name
+    the value."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        faults: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+        low, high = (getattr(error.param, bound, None) for bound in ("min", "max"))
+        typed = next((name for name in getattr(error.param, "opts", ()) if name.startswith("--")), None)
+        number = next((kind for kind in ("int", "float") if kind in str(getattr(error.__cause__, "title", ""))), None)
+        if not faults or typed is None or number is None:
+            raise
+        kind = "a whole number" if number == "int" else "a number"
+        limits = {(False, False): "", (False, True): f" of at most {high}", (True, False): f" of at least {low}"}
+        bounds = limits.get((low is not None, high is not None), f" from {low} to {high}")
+        value = printable(str(faults[0].get("input")))
+        raise InputError(f"`{typed}` must be {kind}{bounds}, but is {value:.60}. See `--help`.") from None
+
+
+@contextmanager
 def _errors_as_typed(params: Iterable[Any]) -> Iterator[None]:
+    mark = _typed.set(tuple(params))
     try:
         yield
     except InputError as error:
         raise InputError(as_typed(str(error), params)) from error
+    finally:
+        _typed.reset(mark)
+
+
+_typed: ContextVar[tuple[Any, ...]] = ContextVar("_typed", default=())  # parameters of the command that runs
+VERBS = {"translate_speech": "translate", "transcribe": "transcribe", "describe": "describe"}  # call -> its command
+
+
+def said(message: str) -> str:
+    """Return a message of the library, such as a note or the error of one file, in the syntax of the command line."""
+    return as_typed(message, _typed.get())
 
 
 def as_typed(message: str, params: Iterable[Any]) -> str:
-    """Replace the names of arguments in an error message of the library by the options. params: the command's
-    parameters."""
+    """Convert a message of the library to the syntax of the command line: `batch_size` becomes `--batch-size`, and
+    model="x" becomes --model x. params: the command's parameters."""
     for option in params:
         if isinstance(option, TyperOption) and option.name:
             typed = next(name for name in option.opts if name.startswith("--"))
             message = message.replace(f"`{option.name}`", f"`{typed}`")
+            message = re.sub(
+                rf"""(?<![\w.?&/-]){option.name}=(?:"([^"]*)"|'([^']*)'|([\w.-]*\w))""",
+                lambda found, typed=typed: _given(typed, next(text for text in found.groups() if text is not None)),
+                message,
+            )
+    for call, verb in VERBS.items():
+        message = message.replace(f"`mmdec.{call}`", f"`mmdec {verb}`")
     return message
+
+
+def _given(option: str, value: str) -> str:
+    """Write an option with its value. value: as in Python."""
+    if value in ("True", "False"):
+        return option if value == "True" else f"no {option}"
+    return f"{option} {'none' if value == 'None' else shlex.quote(value)}"
 
 
 def as_verb(example: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import typer
 from mmdec.checks.arguments import check_finite
 from mmdec.checks.files import json_text
 from mmdec.cli.jobs import progress_bar
-from mmdec.cli.options import OWN_PROMPT, AsJson, BenchThreads, Model, VerbGroup, as_verb, log
+from mmdec.cli.options import OWN_PROMPT, AbsolutePaths, AsJson, BenchThreads, Model, VerbGroup, as_verb, log
 from mmdec.cli.reports import print_result
 
 app = typer.Typer(cls=VerbGroup, invoke_without_command=True, epilog="Example: mmdec train --minutes 25")
@@ -64,6 +64,7 @@ def drafter(
     ] = OWN_PROMPT,
     questions: Annotated[int, typer.Option(min=2, help="Ask at most this many questions.")] = 20_000,
     max_tokens: Annotated[int, typer.Option(min=2, help="Maximum number of tokens of an answer.")] = 256,
+    allow_absolute_paths: AbsolutePaths = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a drafter for your own model, or go on with a run: the model answers the questions, and the drafter learns
@@ -72,13 +73,13 @@ def drafter(
     check_finite("minutes", minutes, "Give 30, for instance.")
     from mmdec.training.vlm_drafters.own_model import DrafterRun, train_drafter
 
-    run = DrafterRun(model, data, output, system, minutes, images, prompt, questions, max_tokens)
+    run = DrafterRun(model, data, output, system, minutes, images, prompt, questions, max_tokens, allow_absolute_paths)
     with _stdout_is_stderr(), progress_bar(count=True) as bar:
         task = bar.add_task("the model answers", total=None)
         result = train_drafter(run, lambda done, total: bar.update(task, completed=done, total=total), log, begun=start)
     text = (
         f"{result['output']}: {result['chain']:.2f} tokens a round on held-out answers in chains, {result['tree']:.2f} "
-        f"in trees. Use it with --drafter {result['output']}"
+        f"in trees. Use it with `mmdec describe --drafter {result['output']}`"
     )
     print_result({"model": model, "system": system, **result}, as_json, text)
 

@@ -21,6 +21,11 @@ FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 TOKENIZER_FILES = ("*.txt", "*.model", "*.jinja")  # tokenizer files of a smaller model that drafts
+# names by which a published Whisper is known without its owner -> the owner
+SHORT_NAMES = {
+    re.compile(r"whisper-(tiny|base|small|medium)(\.en)?|whisper-large(-v2|-v3|-v3-turbo)?"): "openai",
+    re.compile(r"distil-(small\.en|medium\.en|large-v2|large-v3|large-v3\.5)"): "distil-whisper",
+}
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 
 Model = TypeVar("Model")
@@ -55,7 +60,8 @@ def find(
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
     """Find the directory of a model. model: a shipped name, a directory, or a hub id ("owner/name",
-    "owner/name@revision"), whose files are downloaded.
+    "owner/name@revision"), whose files are downloaded. The short name of a known model, such as "whisper-base", stands
+    for its hub id, unless the model itself is shipped.
 
     system: error messages list the shipped models of this kind (see `kind`); None: all. files: name patterns of the
         files to download.
@@ -69,9 +75,14 @@ def find(
         raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
     if path.is_dir():
         return path
+    owner = next((owner for pattern, owner in SHORT_NAMES.items() if pattern.fullmatch(text)), None)
     for folder in FOLDERS:
-        if re.fullmatch(r"[\w.-]+", text) and (folder / text).is_dir():
-            return folder / text
+        shipped = folder / text
+        # drafters alone may lie in a folder with the name of the model that they draft for
+        if re.fullmatch(r"[\w.-]+", text) and shipped.is_dir() and (not owner or (shipped / "config.json").is_file()):
+            return shipped
+    if owner is not None:
+        return download(f"{owner}/{text}", files, fetching=fetching)
     if HUB_ID.fullmatch(text) and not text.startswith("models/"):
         return download(text, files, fetching=fetching)
     raise InputError(

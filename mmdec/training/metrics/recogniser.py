@@ -40,7 +40,9 @@ class Recogniser:
         try:
             from pocketsphinx import Config, Decoder, get_model_path
         except ImportError as error:
-            raise InputError("ASR-BLEU needs pocketsphinx, which is not installed. pip install mmdec[eval]") from error
+            raise InputError(
+                "ASR-BLEU needs pocketsphinx, which is not installed. pip install 'mmdec[eval]'"
+            ) from error
         texts = [spoken_words(sentence) for sentence in sentences]
         model = NGram.build([text for text in texts if text])
         pronunciations = dictionary(model.vocabulary, lexicon, Path(get_model_path("en-us/cmudict-en-us.dict")))

@@ -51,6 +51,7 @@ class DrafterRun:
         of pictures. output: folder for all files. minutes: time limit, answering included.
     images: folder of the pictures that the file names; None: next to the file. prompt: the question about each picture
         of a folder. questions: maximum number of questions to answer. max_tokens: maximum tokens of an answer.
+    allow_absolute_paths: accept pictures outside the folder of the pictures.
     """
 
     model: str
@@ -62,6 +63,7 @@ class DrafterRun:
     prompt: str = "Describe this image."
     questions: int = 20_000
     max_tokens: int = 256
+    allow_absolute_paths: bool = False
 
     def __post_init__(self) -> None:
         check_choice("system", self.system, tuple(modules()), "Take eagle3.")
@@ -133,6 +135,7 @@ def data_options(run: DrafterRun) -> Recipe:
         "samples": run.questions,
         "dev_samples": 1,
         "max_tokens": run.max_tokens,
+        "allow_absolute_paths": run.allow_absolute_paths,
         "base_dtype": "bfloat16" if torch.cuda.is_available() else "float32",
         "kept": str(run.output / "answers"),
         "answered": True,

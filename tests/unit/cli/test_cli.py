@@ -431,10 +431,38 @@ def test_the_example_is_of_this_verb_and_parses(verb: str) -> None:
         ("`batch_size` must be 1.", "`--batch-size` must be 1."),
         ("`kind` or `model`", "`--format` or `--model`"),
         ("`audio` must be a file, `nothing` else", "`audio` must be a file, `nothing` else"),
+        ('unsure; model="openai/whisper-base" knows', "unsure; --model openai/whisper-base knows"),
+        ("Set batch_size=4, or drafter=None.", "Set --batch-size 4, or --drafter none."),
+        ('Transcribe with timestamps="segment" or "word".', 'Transcribe with --timestamps segment or "word".'),
+        ("prompt='two words' or cut_at_pauses=True", "--prompt 'two words' or --cut-at-pauses"),
+        ("https://host/?model=x and my_model=y", "https://host/?model=x and my_model=y"),
+        ("Call `mmdec.translate_speech` for it.", "Call `mmdec translate` for it."),
     ],
 )
 def test_errors_name_what_was_typed(message: str, typed: str) -> None:
     assert as_typed(message, command("transcribe").params) == typed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ("transcribe x.wav --threads -1", "`--threads` must be a whole number of at least 1, but is -1."),
+        ("describe x.png --threads=x", "`--threads` must be a whole number of at least 1, but is x."),
+        ("bench core --threads 0", "`--threads` must be a whole number of at least 1, but is 0."),
+        ("translate x.wav --min-confidence 3", "`--min-confidence` must be a number from 0 to 1, but is 3."),
+        ("serve --port 99999", "`--port` must be a whole number from 1 to 65535, but is 99999."),
+        ("train --minutes 0", "`--minutes` must be a number from 0.1 to 100000, but is 0."),
+        ("train drafter --questions 1", "`--questions` must be a whole number of at least 2, but is 1."),
+    ],
+)
+def test_a_number_that_is_out_of_range(
+    arguments: str, wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mmdec", *arguments.split()])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"error: {wanted} See `--help`.\n"
 
 
 @pytest.mark.parametrize("verb", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])

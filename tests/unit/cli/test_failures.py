@@ -1,0 +1,93 @@
+"""Tests what the command line says when output cannot be written, or a package of an extra is missing: one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+
+from mmdec.checks.extras import missing_extra
+
+MAIN = "import sys; from mmdec.cli import main; "
+
+
+def call(code: str, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("arguments", ["--version", "--help", "train --help"])
+def test_a_full_disk_is_one_line(arguments: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = call(f"{MAIN}main()", *arguments.split(), stdout=full.fileno())
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the output cannot be written: No space left on device.")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("printing", ["print('x' * 100_000)", "print('x')", "print('x', flush=True)"])
+@pytest.mark.parametrize("full", [True, False])
+def test_every_way_to_print_ends_alike(printing: str, full: bool) -> None:
+    if full and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    code = f"from mmdec import cli; cli.app = lambda: {printing}; cli.main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    target = os.open("/dev/full", os.O_WRONLY) if full else writing
+    done = call(code, stdout=target)
+    for descriptor in {writing, target}:
+        os.close(descriptor)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == full, done.stderr  # a reader that has left, as `head` does, is no error
+
+
+VERBS = {  # verb -> a module of its extra
+    "train": "lightning",
+    "train drafter --model vlm-scenes --data q.txt --output o": "jsonargparse",
+    "demo": "gradio",
+    "serve": "fastapi",
+    "export onnx daspeech-everyday o": "onnxscript",
+    "bench asr --peer ctranslate2 data/samples/english/sentence.flac": "ctranslate2",
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_missing_extra_is_one_line(verb: str, tmp_path: Path) -> None:
+    module = VERBS[verb]
+    code = f"{MAIN}sys.modules[{module!r}] = None; main()"
+    done = call(code, *verb.split())
+    assert done.returncode == 2, done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == 1, said
+    assert "pip install 'mmdec[" in said[0]
+    assert module in said[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "preferred", "extra"),
+    [
+        ("lightning.pytorch", "train", "train"),
+        ("rapidfuzz", "train", "train"),
+        ("rapidfuzz", "eval", "eval"),
+        ("pyarrow.parquet", "", "parquet"),
+        ("ray", "", "ray"),
+        ("av", "", "av"),
+        ("multipart", "serve", "serve"),
+        ("webrtcvad", "", "vad"),
+        ("torchaudio", "", "test"),
+    ],
+)
+def test_a_package_names_its_extra(module: str, preferred: str, extra: str) -> None:
+    assert extra in (metadata("mmdec").get_all("Provides-Extra") or ())
+    said = missing_extra(ModuleNotFoundError(name=module), preferred)
+    assert said is not None
+    assert f"pip install 'mmdec[{extra}]'" in said
+
+
+@pytest.mark.parametrize("module", ["mmdec.nothing", "torch", "no_such_package", ""])
+def test_another_missing_module_is_a_fault(module: str) -> None:
+    assert missing_extra(ModuleNotFoundError(name=module)) is None
