@@ -91,8 +91,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Run the command line: entry point of the script `mmdec`. An `MmdecError`, a missing extra, or an output that cannot be
-    written prints one line on stderr."""
+    """Run the command line: entry point of the script `mmdec`. What it cannot do is one line on stderr."""
     show_logs()
     code = _run()
     if error := _flush(sys.stdout):

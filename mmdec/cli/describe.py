@@ -35,6 +35,7 @@ from mmdec.cli.options import (
     Model,
     Threads,
     dtype_or_quick,
+    said,
     silence_transformers,
 )
 from mmdec.pipelines.many import results_of
@@ -130,6 +131,8 @@ def describe(
             jobs.done(file.name, result.confidence)
             if not stream:
                 print(_report(source, target, result, as_json, jobs.several, comparer.fields()), flush=True)
+            if result.note:
+                print(f"note: {printable(file.name)}: {said(result.note)}", file=sys.stderr)
             comparer.tell(file.name, jobs.several)
     jobs.end(comparer.code)
 

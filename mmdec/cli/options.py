@@ -226,6 +226,8 @@ def as_typed(message: str, params: Iterable[Any]) -> str:
         if isinstance(option, TyperOption) and option.name:
             typed = next(name for name in option.opts if name.startswith("--"))
             message = message.replace(f"`{option.name}`", f"`{typed}`")
+            if "_" in option.name:  # no word of a sentence
+                message = re.sub(rf"(?<![\w.=/`'\"-]){option.name}(?![\w.=/`'\"(-])", typed, message)
             message = re.sub(
                 rf"""(?<![\w.?&/-]){option.name}=(?:"([^"]*)"|'([^']*)'|([\w.-]*\w))""",
                 lambda found, typed=typed: _given(typed, next(text for text in found.groups() if text is not None)),

@@ -58,6 +58,8 @@ class Round:
     text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
     summaries: Tensor | None = field(default=None, repr=False, compare=False)  # `Context.summaries`; only in round 0
+    # for each batch row, whether it ended by the maximum length, without an end token
+    cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
 
 
 @torch.inference_mode()
@@ -101,10 +103,14 @@ def decode(
                 target.select(session, live)
                 guard.select(live)
         report = replace(_round(index, rows, verdict, sizes, done), logprobs=chosen_logprobs(scores.logits, verdict))
+        cut = [
+            ended and text.room(row) <= 0 and text.tokens[row][-1] not in text.stop.eos
+            for row, ended in zip(rows, done, strict=True)
+        ]
         watch.lap("core")
         if index:
             budget.observe(len(rows), sizes, height(draft), report.accepted, *watch.learned())
-        yield replace(report, **watch.seconds, vision=vision, summaries=summaries)
+        yield replace(report, **watch.seconds, vision=vision, summaries=summaries, cut=cut)
         vision, summaries = 0.0, None
         if not text.live:
             return

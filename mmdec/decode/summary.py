@@ -21,6 +21,11 @@ def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
     return f"{counted(rounds, 'round')}, {tokens_per_round:.2f} tokens a round{'' if lossless else ', LOSSY'}"
 
 
+def cut_note(tokens: int) -> str:
+    """Return the note on a text that was cut after this number of tokens; "" for 0: it was not cut."""
+    return f"cut at {counted(tokens, 'token')}; set max_new_tokens" if tokens else ""
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: "1 row", "2 rows"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

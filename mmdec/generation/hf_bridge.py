@@ -317,6 +317,8 @@ class _Record(StoppingCriteriaList):
         # If there is an EOS token, transformers gives padding to rows that have ended. Without one, all rows get
         # further tokens.
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self._longest = min((one.max_length for one in criteria if type(one) is MaxLengthCriteria), default=2**31)
+        self._eos = [one.eos_token_id for one in criteria if type(one) is EosTokenCriteria]
         self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         self._raw: Tensor = torch.empty(0)
         self._stopwatch = Stopwatch(device)
@@ -333,6 +335,7 @@ class _Record(StoppingCriteriaList):
         ended = bool_list(self._ended)
         over = [ended[row] if self._pads else all(ended) for row in self._live]
         tokens = input_ids[:, -1:]
+        whole = [any(bool(torch.isin(token, eos.to(token.device)).any()) for eos in self._eos) for token in tokens]
         logprobs = self._raw.gather(1, tokens)[self._live]
         self.rounds.append(
             Round(
@@ -344,6 +347,10 @@ class _Record(StoppingCriteriaList):
                 done=over,
                 target=self._stopwatch.lap(),
                 logprobs=logprobs,
+                cut=[
+                    ended and input_ids.shape[1] >= self._longest and not whole[row]
+                    for row, ended in zip(self._live, over, strict=True)
+                ],
             )
         )
         self._live = [row for row, last in zip(self._live, over, strict=True) if not last]

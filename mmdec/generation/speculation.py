@@ -30,7 +30,7 @@ from mmdec.checks.devices import PASSED_ON, check_same_dtype
 from mmdec.decode.budget import Nodes
 from mmdec.decode.loop import Round
 from mmdec.decode.statistics import DecodingStatistics
-from mmdec.decode.summary import counted, rounds_line, three_lines
+from mmdec.decode.summary import counted, cut_note, rounds_line, three_lines
 from mmdec.decode.verify import RuleName
 from mmdec.generation import register
 from mmdec.generation.hf_bridge import StockRun
@@ -63,6 +63,23 @@ class Generation:
         later = self.rounds[1:]
         passes = sum(len(round_.rows) for round_ in later)
         return sum(len(tokens) for round_ in later for tokens in round_.tokens) / passes if passes else 1.0
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Return for each row why it ended: "length" if it was cut at the maximum length, else "stop"."""
+        cut = {row for round_ in self.rounds for row, short in zip(round_.rows, round_.cut, strict=False) if short}
+        return ["length" if row in cut else "stop" for row in range(len(self.sequences))]
+
+    @property
+    def note(self) -> str:
+        """Return which rows were cut at the maximum length, and what to do; "" if none was."""
+        cut = [row for row, why in enumerate(self.finish_reasons) if why == "length"]
+        if not cut:
+            return ""
+        longest = max(
+            sum(len(one.tokens[one.rows.index(row)]) for one in self.rounds if row in one.rows) for row in cut
+        )
+        return f"{counted(len(cut), 'row')} {cut_note(longest)}"
 
     def __str__(self) -> str:
         """Return three lines: number of tokens, number of rounds, seconds."""

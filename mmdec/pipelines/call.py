@@ -349,6 +349,7 @@ class Usage:
     accepted: int = 0  # number of drafted tokens that were accepted
     tokens: list[int] = field(default_factory=list)  # ids of all new tokens
     logprobs: list[float] = field(default_factory=list)  # ln P of the tokens from which the confidence is computed
+    cut: int = 0  # tokens after which the text, or one of its windows, was cut at the maximum length; 0: it was not
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage of decoding -> seconds
 
     def count(self, round_: Round, index: int, drafts: bool) -> None:
@@ -356,6 +357,8 @@ class Usage:
         tokens = round_.tokens[index]
         self.rounds += 1
         self.tokens += tokens
+        if any(round_.cut[index : index + 1]):
+            self.cut = len(self.tokens)
         self.drafted += round_.drafted[index]
         self.accepted += round_.accepted[index]
         if round_.index:
@@ -379,6 +382,7 @@ class Usage:
         """Add the counts and seconds of another part of the same input, such as a later window of a recording."""
         for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.cut = max(self.cut, other.cut)
         for stage, seconds in other.seconds.items():
             self.seconds[stage] += seconds
 

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.loop import Round
-from mmdec.decode.summary import rounds_line, three_lines
+from mmdec.decode.summary import cut_note, rounds_line, three_lines
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.hub.vlm import FamiliarPictures, LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
 from mmdec.pipelines.call import RESERVED, Usage, check_reserved, fitting, numbered, with_length
-from mmdec.pipelines.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
+from mmdec.pipelines.confidence import CUT_CONFIDENCE, Calibration, Evidence, confidence, evidence, read_calibrations
 from mmdec.targets.media import Encoded
 from mmdec.types import Draft, Drafter, Plan
 
@@ -83,6 +83,8 @@ class Description:
     drafted: int = 0  # number of tokens that the drafter proposed
     accepted: int = 0  # number of drafted tokens that were accepted
     lossless: bool = True  # whether the text equals plain decoding; False for typical acceptance
+    finish_reason: str = "stop"  # "length" if the answer was cut at the maximum length
+    note: str = ""  # that the answer was cut, and what to do
     compressor: str | None = None  # name of the drafter's image compressor; None: it compressed no image
     confidence: float = 0.0  # probability in [0, 1] that the answer is right, see `mmdec.pipelines.confidence`
     # the values from which the confidence was computed
@@ -198,6 +200,8 @@ def describe_batch(
             writer.add(round_.text[0])
         if on_round is not None:
             on_round(round_)
+    # the caller who sets a length knows that the answer may be cut
+    asked = any(request.options.get(name) is not None for name in ("max_new_tokens", "max_length"))
     parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
     read /= len(usage)
     rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
@@ -211,7 +215,11 @@ def describe_batch(
             drafted=entry.drafted,
             accepted=entry.accepted,
             lossless=speculation.options.lossless,
-            confidence=confidence(seen, request.calibrations, ANSWER),
+            confidence=min(
+                confidence(seen, request.calibrations, ANSWER), 1.0 if asked or not entry.cut else CUT_CONFIDENCE
+            ),
+            finish_reason="length" if entry.cut else "stop",
+            note=cut_note(entry.cut),
             evidence=seen,
             compressor=None if observed is None else observed.compressor[row],
             kept=None if observed is None else _plain(observed.kept[row]),

@@ -23,12 +23,13 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.audio.live import Window, cut_at_pauses
 from mmdec.checks.arguments import options_error
 from mmdec.checks.devices import PASSED_ON
+from mmdec.decode.summary import cut_note
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
 from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper
 from mmdec.pipelines.call import Usage, numbered
-from mmdec.pipelines.confidence import confidence, evidence
+from mmdec.pipelines.confidence import CUT_CONFIDENCE, confidence, evidence
 from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.request import TranscriptionRequest, UsageMeter, first_time
 from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, beginnings, moved, words
@@ -258,6 +259,8 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
     # without a calibration, repeated text would get a high confidence: it consists of probable tokens
     if TRANSCRIPT not in request.calibrations:
         sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
+    if usage.cut:
+        sure = min(sure, CUT_CONFIDENCE)
     return Transcript(
         text=text,
         language=decoded.language,
@@ -272,7 +275,8 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
         calibrated=TRANSCRIPT in request.calibrations,
         evidence=seen,
         windows=usage.prompts,
-        note=_advice(whisper, sure),
+        note=cut_note(usage.cut) or _advice(whisper, sure),
+        finish_reason="length" if usage.cut else "stop",
     )
 
 

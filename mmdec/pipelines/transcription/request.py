@@ -143,6 +143,10 @@ class TranscriptionRequest:
         if timestamps == "word":
             check_alignment(whisper.model)
         chosen = _options(settings, options)
+        lengths = ("max_length", "max_new_tokens")
+        if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in lengths):
+            # transformers would cut at 20 tokens; stock Whispers name this number in their generation settings
+            chosen["max_length"] = whisper.model.config.max_target_positions
         chosen |= _task(settings, spoken.task)
         if prompt is not None and not isinstance(prompt, str):
             raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
@@ -380,6 +384,8 @@ class UsageMeter:
         self._begins = True
         # for each recording, how many of its log-probabilities are from earlier windows
         self._earlier = [0] * recordings
+        # for each recording, `Usage.cut` after earlier windows, and its tokens so far in this window
+        self._cut_before, self._tokens = [0] * recordings, [0] * recordings
         self._rounds: dict[int, float] = {}  # recording -> its share of this window's rounds
         self._encoder = 0.0  # seconds of the encoder that were not yet divided among recordings
         self._encoded: Tensor = torch.empty(0)  # (b, mels, F), the encoder's last input: b rows of F frames
@@ -408,8 +414,9 @@ class UsageMeter:
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
+                self._cut_before[index] = self.usage[index].cut
             # if a window is decoded again, drop the log-probabilities of its earlier text
-            del self.usage[index].logprobs[self._earlier[index] :]
+            self._restart(index)
         if not self.prompts:
             self.prompts = input_ids.tolist()
         self._share()
@@ -420,7 +427,7 @@ class UsageMeter:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
             inputs |= {"encoder_outputs": self._encoding.whole(), CACHE: cache}
             for index in self._recordings:
-                del self.usage[index].logprobs[self._earlier[index] :]
+                self._restart(index)
             output, more = self._run(input_ids, generation_config, inputs, None)
             drafter += more
         self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
@@ -451,6 +458,11 @@ class UsageMeter:
             return None, drafter
         return run.output(config), drafter
 
+    def _restart(self, index: int) -> None:
+        """Drop what was noted of a recording's text in this window, which is decoded now, perhaps again."""
+        del self.usage[index].logprobs[self._earlier[index] :]
+        self.usage[index].cut, self._tokens[index] = self._cut_before[index], 0
+
     def _taking_part(self) -> Sequence[int]:
         """Return the recordings that are decoded now, as indices in the batch. At the first decoding of a window these
         are all recordings of the window. Later only some are decoded again, at a higher temperature; they are
@@ -473,6 +485,9 @@ class UsageMeter:
             recording = self._recordings[row]
             usage = self.usage[recording]
             usage.count(round_, index, drafts)
+            self._tokens[recording] += len(tokens)
+            if any(round_.cut[index : index + 1]):
+                usage.cut = max(self._cut_before[recording], self._tokens[recording])
             of_text = zip(tokens, chosen, strict=False)
             usage.logprobs += [chance for token, chance in of_text if token < self._first_time]
             self._rounds[recording] = self._rounds.get(recording, 0.0) + 1 / len(round_.rows)

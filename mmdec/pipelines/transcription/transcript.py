@@ -80,9 +80,10 @@ class Transcript:
     evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
     windows: int = 1  # number of decoded windows; a window counts once for each temperature at which it was decoded
     calibrated: bool = True  # whether the confidence was fitted for this model
-    # what of the file could not be read, or was odd about the recording; why there is no text (a silent recording); or
-    # a recommendation of another model
+    # what of the file could not be read, or was odd about the recording; why there is no text (a silent recording);
+    # that the text was cut; or a recommendation of another model
     note: str = ""
+    finish_reason: str = "stop"  # "length" if a window's text was cut at the maximum length
 
     def __str__(self) -> str:
         """Write three lines: the text, or why there is none; the number of rounds; the time."""

@@ -435,6 +435,8 @@ def test_the_example_is_of_this_verb_and_parses(verb: str) -> None:
         ("Set batch_size=4, or drafter=None.", "Set --batch-size 4, or --drafter none."),
         ('Transcribe with timestamps="segment" or "word".', 'Transcribe with --timestamps segment or "word".'),
         ("prompt='two words' or cut_at_pauses=True", "--prompt 'two words' or --cut-at-pauses"),
+        ("cut at 20 tokens; set max_new_tokens", "cut at 20 tokens; set --max-new-tokens"),
+        ("my.max_new_tokens and 'batch_size' in a/batch_size", "my.max_new_tokens and 'batch_size' in a/batch_size"),
         ("https://host/?model=x and my_model=y", "https://host/?model=x and my_model=y"),
         ("Call `mmdec.translate_speech` for it.", "Call `mmdec translate` for it."),
     ],

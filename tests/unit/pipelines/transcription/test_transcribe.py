@@ -177,3 +177,34 @@ def test_a_confidence_says_whether_it_was_fitted(whisper: LoadedWhisper) -> None
     mean, base = (confidence(bare.evidence, fit, "transcript") for fit in fits)
     assert bare.confidence == pytest.approx(min(mean, base))
     assert transcribe(model="whisper-phrasebook").calibrated
+
+
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_text_that_was_cut_says_so(whisper: LoadedWhisper, drafter: str | None, count: int) -> None:
+    """Whisper with random weights does not end its text by itself so soon."""
+    for out in mmdec.transcribe(
+        [buzz(0.7)] * count, sample_rate=RATE, model=whisper, drafter=drafter, max_new_tokens=5
+    ):
+        assert out.finish_reason == "length"
+        assert out.note == "cut at 5 tokens; set max_new_tokens"
+        assert out.confidence <= 0.4
+        assert out.to_dict()["finish_reason"] == "length"
+
+
+def test_a_text_that_ends_was_not_cut(loose: LoadedWhisper) -> None:
+    settings: Any = loose.model.generation_config
+    first = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None, max_new_tokens=5).tokens[-1]
+    settings.eos_token_id = [settings.eos_token_id, first]
+    out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None, max_new_tokens=5)
+    assert (out.finish_reason, out.note) == ("stop", "")
+
+
+def test_without_a_length_in_its_settings_a_window_has_room(loose: LoadedWhisper) -> None:
+    """transformers would cut at 20 new tokens; the decoder has 64 positions."""
+    settings: Any = loose.model.generation_config
+    settings.max_length = settings.max_new_tokens = None
+    settings.suppress_tokens = [settings.eos_token_id]
+    out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None)
+    assert len(out.tokens) > 40
+    assert out.finish_reason == "length"
