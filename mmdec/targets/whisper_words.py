@@ -27,10 +27,15 @@ MELS_A_STATE = 2  # mel frames for each encoder state
 FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's log power that count as silence (0) and as speech (1)
 HALF = 0.45  # on the scale from silence (0) to speech (1): the level at which a frame is as likely speech as silence
 SMOOTH = 5  # mel frames over which loudness is averaged
+# mel frames, and largest deviation of their log power, of noise without speech, because speech varies; and the level
+# below which it is noise
+STEADY, STEADY_BELS, STEADY_LEVEL = 100, 0.2, 0.95
 GAP = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
 WIDTH = 7  # width of the median filter over attention, in encoder states
 LATE = 25  # encoder states: how long speech may go on after the timestamp that ends its text
+SLACK = 5  # encoder states by which a word may begin before the timestamp that ends the text before it
 LEADS = (-2, 1, 4)  # encoder states by which attention may come before its sound; each window gets the best lead
+PAUSE = 100  # encoder states of silence before words that may be of the text after this one
 NEVER = -1e9  # score of a forbidden transition
 
 Begins = Callable[[Sequence[int]], list[bool | None]]  # token ids -> for each, whether it begins a word; None: no sound
@@ -55,13 +60,21 @@ def check_alignment(model: WhisperForConditionalGeneration) -> None:
 def loudness(features: np.ndarray) -> np.ndarray:
     """Return the loudness (S,) at each of the S encoder states, from -1 (silence) to 1 (as loud as speech).
 
+    A stretch of a second and more whose power hardly varies is silence if speech is louder: the noise of a room is loud
+    beside digital silence elsewhere in the window.
+
     features: (mels, 2 S), the window's log-mel features as Whisper reads them: (log10 of power + 4) / 4.
     """
     decibels = np.log10((10.0 ** (features.astype(np.float64) * 4 - 4)).sum(0) + 1e-12)
     low, high = np.percentile(decibels, (FLOOR, CEILING))
     level = (decibels - low) / max(high - low, 1e-3)
+    quieter = level < STEADY_LEVEL
     level = np.convolve(np.pad(level, SMOOTH // 2, mode="edge"), np.ones(SMOOTH) / SMOOTH, "valid")
     spoken = np.clip(2 * (level - HALF), -1, 1)
+    if len(decibels) >= STEADY:
+        steady = np.lib.stride_tricks.sliding_window_view(decibels, STEADY).std(1) < STEADY_BELS
+        # a frame is steady if any stretch that holds it is
+        spoken[: len(decibels)][(np.convolve(steady, np.ones(STEADY)) > 0) & quieter] = -1
     return spoken[: len(spoken) // MELS_A_STATE * MELS_A_STATE].reshape(-1, MELS_A_STATE).mean(1)
 
 
@@ -130,6 +143,22 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     return np.searchsorted(states, wanted, "left"), np.searchsorted(states, wanted, "right")
 
 
+def align_text(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool], end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find the frames of each token as `align` does, but let no word begin after the text's end behind a long pause.
+
+    Where a sentence is said again after a pause, its last words get attention at both places. The later ones are of the
+    next text: then the words are aligned to the sound before the pause alone, if that has a frame for each token.
+
+    end: the frame of the timestamp that ends the text.
+    """
+    starts, ends = align(tokens, loud, begins)
+    pauses = [at for at in range(1, len(starts)) if starts[at] - ends[at - 1] >= PAUSE]
+    if not pauses or starts[pauses[-1]] < end - SLACK:
+        return starts, ends
+    before = int(starts[pauses[-1]])
+    return align(tokens[:, :before], loud[:before], begins) if len(tokens) < before else (starts, ends)
+
+
 @final
 class SpokenTokens:
     """Computes token times: replaces the model's method `_extract_token_timestamps` during one `generate` call.
@@ -176,7 +205,8 @@ class SpokenTokens:
                 continue
             seen = attended(maps[index, :, [at - 1 for at in spoken], :states])
             loud = loudness(sound[index, :, : states * MELS_A_STATE])
-            starts, ends = align(moved_to_sound(seen, loud), loud, [bool(begins[at - num_input_ids]) for at in spoken])
+            new = [bool(begins[at - num_input_ids]) for at in spoken]
+            starts, ends = align_text(moved_to_sound(seen, loud), loud, new, self._end(row[num_input_ids:], begins))
             times[0, index, spoken], times[1, index, spoken] = starts, ends - starts
             end = float(starts[0])
             for at in range(num_input_ids, len(row)):
@@ -188,8 +218,13 @@ class SpokenTokens:
         return starts
 
     def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
-        """Return how many encoder states to align at most. If the text ends with a timestamp, these are the states up
-        to 0.5 s after it, because later speech is not in the text. Else there is no limit: `sys.maxsize`.
+        """Return how many encoder states to align at most: up to 0.5 s after the text's end, because later speech is
+        not in the text."""
+        return min(self._end(tokens, begins), sys.maxsize - LATE) + LATE
+
+    def _end(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
+        """Return the encoder state at which the text ends, if it ends with a timestamp; else there is no limit:
+        `sys.maxsize`.
 
         begins: for each token, whether it begins a word; None: without sound.
         """
@@ -197,7 +232,7 @@ class SpokenTokens:
         while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
             last -= 1
         ended = last > 0 and tokens[last - 1] >= self._first_time
-        return tokens[last - 1] - self._first_time + LATE if ended else sys.maxsize
+        return tokens[last - 1] - self._first_time if ended else sys.maxsize
 
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:

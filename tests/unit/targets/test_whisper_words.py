@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.targets.whisper_words import LEADS, SpokenTokens, align, attended, loudness, moved_to_sound
+from mmdec.targets.whisper_words import LEADS, SpokenTokens, align, align_text, attended, loudness, moved_to_sound
 
 MELS = 80
 # Three words: [first, last) state; a pause of 40 states is between the second and the third.
@@ -117,3 +117,34 @@ class SimpleOutput(SimpleNamespace):
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+
+def test_the_noise_of_a_room_is_silence_beside_digital_silence() -> None:
+    """Two words, noise of a room between them, and digital silence before and after."""
+    sound = torch.full((MELS, 2 * STATES), -1.5)
+    noise = slice(2 * 40, 2 * 150)
+    sound[:, noise] = 0.5 + 0.01 * torch.randn(MELS, 2 * 110)
+    for word in (slice(2 * 20, 2 * 40), slice(2 * 150, 2 * 180)):
+        width = word.stop - word.start
+        sound[:, word] = 0.8 + 0.3 * torch.sin(torch.arange(width))  # speech varies
+    loud = loudness(sound.numpy())
+    assert (loud[45:145] == -1).all()
+    assert loud[22:38].mean() > 0.5
+    assert loud[152:178].mean() > 0.5
+
+
+@pytest.mark.parametrize("end", [160, 195])
+def test_no_word_before_a_pause_is_put_behind_it(end: int) -> None:
+    """Three words, the third of which is said again, after a long pause, at the end of the text."""
+    said = ((10, 20), (20, 30), (30, 40))
+    loud = loudness(features(*said, (165, 180)).numpy())
+    scores = np.full((3, STATES), -0.5)
+    for row, (first, last) in enumerate(said):
+        scores[row, first:last] = 2.0
+    scores[2, 165:180] = 9.0  # attention to the same word of the next text
+    starts, ends = align_text(scores, loud, [True] * 3, end)
+    if end == 195:  # the text goes on after the pause
+        assert starts[2] >= 160
+    else:
+        assert abs(starts[2] - 30) <= 2
+        assert abs(ends[2] - 40) <= 3
