@@ -8,6 +8,7 @@ m4a, mov, webm and mka. This module tells FFmpeg the format: if FFmpeg guessed i
 files or the network. FFmpeg reads only the open file, and decodes only the first audio track.
 """
 
+import codecs
 import io
 import os
 import shlex
@@ -168,6 +169,7 @@ def _blocks(
     frames = 0
     path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
     name = f"'{printable(path)}'" if path else "the file object"
+    content: int | io.BytesIO = io.BytesIO()
     with ExitStack() as stack:
         try:
             if isinstance(source, (str, os.PathLike)):
@@ -193,6 +195,8 @@ def _blocks(
             remedy = conversion(path)
             if path and os.path.isfile(path) and not os.path.getsize(path):
                 reason, remedy = "it is empty", "Name another."
+            elif _is_text(content):  # also a web page or an error message that was saved under a sound's name
+                reason, remedy = "it is a text file", "Name a recording."
             if path.lower().endswith(".raw"):
                 remedy = "Pass samples without a header as an array with its `sample_rate`."
             raise InputError(
@@ -462,6 +466,17 @@ def conversion(path: str, convert: str = "Convert") -> str:
 def _plain(path: str) -> str:
     """Change a path so that FFmpeg does not take it for an option ("-i") or a URL ("a:b")."""
     return f"file:{path}" if path.startswith("-") or ":" in path else path
+
+
+def _is_text(content: int | io.BytesIO) -> bool:
+    """Return whether a file begins with text in UTF-8 without control characters."""
+    with _file(content) as file:
+        head = file.read(1024)
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and all(letter.isprintable() or letter.isspace() for letter in text.lstrip("\ufeff"))
 
 
 def _file(content: int | io.BytesIO) -> BinaryIO:
