@@ -191,7 +191,7 @@ def _white(image: Image.Image, largest: int, bits: int | None) -> int:
 
 def _numbers(value: object) -> tuple[int | None, ...]:
     """Return a TIFF tag's whole numbers; (None,) if there are none: tags come from the file and may hold anything."""
-    listed = value if isinstance(value, tuple) else (value,)
+    listed: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     return listed if listed and all(isinstance(item, int) for item in listed) else (None,)
 
 

@@ -138,9 +138,10 @@ def _unwritten(error: OSError) -> int:
 def _flush(stream: TextIO | None) -> OSError | None:
     """Write out what a stream still holds. If that fails, return the error, and let the stream discard it, so that
     Python does not fail again when it exits."""
+    if stream is None:
+        return None
     try:
-        if stream is not None:
-            stream.flush()
+        stream.flush()
     except OSError as error:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
