@@ -154,7 +154,6 @@ def try_write(target: Path | None, text: str) -> str:
     return ""
 
 
-LIKELY_WRONG = 0.5  # an output with a lower confidence (0 to 1) causes a warning
 Target = TypeVar("Target")
 
 
@@ -213,6 +212,8 @@ def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str
 
     results: (input's name, confidence, whether it is calibrated; None: it is if the model's folder has a calibration).
     """
+    from mmdec.pipelines.confidence import LIKELY_WRONG
+
     unsure = [(name, value, known) for name, value, known in results if value < LIKELY_WRONG]
     fitted = any(known is None for _, _, known in unsure) and _fitted(model)
     for name, value, known in unsure:

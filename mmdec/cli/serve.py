@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from mmdec import InputError
 from mmdec.cli.options import Device, Dtype, Threads, dtype_or_quick
 
 TOKEN = "MMDEC_TOKEN"
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # as browsers send it: scheme, host and port
 
 
 def serve(
@@ -26,6 +28,13 @@ def serve(
     token: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help=f"A file with the token that clients must bring. Or the variable {TOKEN}."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="A web page that may call the server from a browser, as https://example.org; * is all. Repeatable.",
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Requests decoded together.")] = 8,
     requests: Annotated[int, typer.Option(min=1, metavar="N", help="Open requests; more are answered 429.")] = 64,
@@ -55,13 +64,19 @@ def serve(
             raise InputError(f"`token` must be a readable file, but '{token}' is not ({error}). Check it.") from error
     if secret is not None and not (secret and secret.isascii() and secret.isprintable()):
         raise InputError("`token` must hold a line of plain letters, but does not. Write one.")
+    origins = [each.strip().rstrip("/").lower() for each in allow_origin or ()]
+    for origin in origins:
+        if not ORIGIN.fullmatch(origin):
+            raise InputError(
+                f"`--allow-origin` must be * or the beginning of an address, as https://example.org, but is {origin!r}."
+            )
     from mmdec.serving.app import bound, ready
     from mmdec.serving.server import Limits
 
     limits = Limits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
     placed = (device, dtype_or_quick(dtype, device, integers=True))
     with bound(host, port) as sockets:
-        server, names = ready(models or [], secret, limits, batch_size, threads, placed, statistics)
+        server, names = ready(models or [], secret, limits, batch_size, threads, placed, statistics, origins)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

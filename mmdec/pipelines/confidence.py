@@ -34,6 +34,7 @@ FORMAT = "mmdec confidence 1"
 LARGEST = 1 << 20  # maximum bytes of confidence.json; a larger file is rejected
 CUT_CONFIDENCE = 0.4  # maximum for a text that was cut at a length nobody asked for: what is missing is unknown
 STRETCH = 5  # number of consecutive tokens in the worst stretch, which shows a local error in an otherwise certain text
+LIKELY_WRONG = 0.5  # people are warned of an output with a lower calibrated confidence
 FLOOR = 0.01  # in nats: added to an uncertainty, which may be 0, before its logarithm is taken
 
 Evidence = Mapping[str, float]

@@ -17,6 +17,7 @@ try:
     import uvicorn
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
+    from fastapi.middleware.cors import CORSMiddleware
     from fastapi.responses import JSONResponse, PlainTextResponse
     from starlette.exceptions import HTTPException
 except ImportError as error:
@@ -35,9 +36,9 @@ BACKLOG = 2048  # maximum number of new connections that wait until the server a
 GRACE = 120  # seconds that open requests get to finish after the server received a signal to stop
 
 
-def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
+def build(server: Server, ending: Callable[[], None] = lambda: None, origins: Sequence[str] = ()) -> FastAPI:
     """Build the ASGI application of a server. ending: called when the server stops, after all requests were
-    answered."""
+    answered. origins: web pages that may call it from a browser, such as "https://example.org"; "*": all."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -48,9 +49,16 @@ def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
     app = FastAPI(title="mmdec", version=mmdec.__version__, lifespan=lifespan)
     app.state.server = server
     app.add_middleware(Door, server=server)  # type: ignore[arg-type] # an ASGI class
+    if origins:  # before the door, because a browser asks without the token whether it may send it
+        exposed = ["Retry-After", "X-Text", "X-Confidence"]
+        methods = ["GET", "POST"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=exposed
+        )
     for module in (speech, chat, realtime):
         app.include_router(module.router)
-    for path, function in (("/v1/models", models), ("/health", health), ("/metrics", metrics)):
+    routes = {"/v1/models": models, "/v1/models/{name:path}": model, "/health": health, "/metrics": metrics}
+    for path, function in routes.items():
         app.add_api_route(path, function, response_model=None)
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (ApiError, InputError, Exception):
@@ -62,11 +70,21 @@ def build(server: Server, ending: Callable[[], None] = lambda: None) -> FastAPI:
 async def models(request: Request) -> JSONResponse:
     """List the models that are served."""
     server = server_of(request)
-    rows = [
-        {"id": name, "object": "model", "created": server.began, "owned_by": "mmdec", "task": model.task}
-        for name, model in server.models.items()
-    ]
-    return JSONResponse({"object": "list", "data": rows})
+    return JSONResponse({"object": "list", "data": [_row(server, name) for name in server.models]})
+
+
+async def model(request: Request, name: str) -> JSONResponse:
+    """Return one of the models that are served. name: as in the list; a hub id may hold slashes."""
+    server = server_of(request)
+    if name not in server.models:
+        listed = ", ".join(server.models)
+        raise ApiError(404, f"`model` must be one of: {listed}.", code="model_not_found", param="model")
+    return JSONResponse(_row(server, name))
+
+
+def _row(server: Server, name: str) -> dict[str, Any]:
+    task = server.models[name].task
+    return {"id": name, "object": "model", "created": server.began, "owned_by": "mmdec", "task": task}
 
 
 async def health(request: Request) -> JSONResponse:
@@ -141,6 +159,7 @@ def ready(
     threads: int | None = None,
     placed: tuple[str | None, Any] = (None, None),
     statistics: Path | None = None,
+    origins: Sequence[str] = (),
 ) -> tuple[uvicorn.Server, list[str]]:
     """Load models and make a server. To start it, call its method `run` with the sockets of `bound`. It runs until it
     receives a signal to stop, then finishes the open requests.
@@ -150,6 +169,7 @@ def ready(
     rows: maximum batch size. threads: torch's CPU threads for decoding. placed: (device, dtype) of the models.
     statistics: file with measured times and acceptance rates, from which draft sizes are chosen; it is read now and
         written when the server stops.
+    origins: web pages that may call the server from a browser, such as "https://example.org"; "*": all.
     Returns: the server, and the names of the models.
     Raises: InputError for a model that cannot be loaded, or two models of the same name.
     """
@@ -170,5 +190,5 @@ def ready(
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine
     server = Server(engines, limits or Limits(), token)
-    config.app = build(server, ending)
+    config.app = build(server, ending, origins)
     return uvicorn.Server(config), list(engines)

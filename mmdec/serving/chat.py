@@ -10,20 +10,44 @@ import uuid
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote, unquote_to_bytes
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import mmdec
 from mmdec.pipelines.description.chat import Dialogue
 from mmdec.serving.engines import Answering
-from mmdec.serving.server import ApiError, EventStream, Server, server_of
+from mmdec.serving.server import ApiError, EventStream, Server, server_of, warning
 from mmdec.serving.waiting import Job
 
 router = APIRouter(prefix="/v1/chat")
 MAX_PICTURES = 16
-DATA = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
+# a data: URL up to its data: the media type, its parameters, and whether the data are in base64
+DATA = re.compile(r"\s*data:image/[\w.+-]+((?:;[^;,]*)*?)(;\s*base64\s*)?,", re.ASCII | re.IGNORECASE)
+BLANK = re.compile(r"\s+", re.ASCII)
+# Fields that would change the answer, and that nothing here can do: name -> (values that ask for nothing, what is
+# lacking). Null asks for nothing either.
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "audio": (({},), "no model here answers in speech"),
+    "frequency_penalty": ((0,), "tokens are not penalised"),
+    "function_call": (("none", "auto"), "no model here calls functions"),
+    "functions": (([],), "no model here calls functions"),
+    "logit_bias": (({},), "tokens are not favoured"),
+    "logprobs": ((False,), "log-probabilities are not returned"),
+    "modalities": (([], ["text"]), "answers are text"),
+    "moderation": (({},), "nothing is moderated"),
+    "n": ((1,), "a request has one answer"),
+    "presence_penalty": ((0,), "tokens are not penalised"),
+    "reasoning_effort": (("none",), "no model here reasons before it answers"),
+    "response_format": (({}, {"type": "text"}), "answers are plain text"),
+    "tool_choice": (("none", "auto"), "no model here calls tools"),
+    "tools": (([],), "no model here calls tools"),
+    "top_logprobs": ((0,), "log-probabilities are not returned"),
+    "verbosity": (("medium",), "the length of an answer is the model's choice"),
+    "web_search_options": (({},), "the server searches nothing"),
+}
 
 
 class Address(BaseModel):
@@ -35,10 +59,11 @@ class Address(BaseModel):
 
 
 class Part(BaseModel):
-    """One part of a message's content: a text or a picture."""
+    """One part of a message's content: a text, an assistant's refusal, which is a text too, or a picture."""
 
-    type: Literal["text", "image_url"]
+    type: Literal["text", "refusal", "image_url"]
     text: str | None = None
+    refusal: str | None = None
     image_url: Address | None = None
 
 
@@ -46,15 +71,20 @@ class Message(BaseModel):
     """One message of a dialogue: the role of its writer, and its content."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | list[Part] | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[Any] | None, Field(max_length=0)] = None
+    function_call: None = None
+    audio: None = None
 
 
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class ChatRequest(BaseModel):
-    """The body of a request. Fields that are not listed here are refused, because they might change the answer."""
+    """The body of a request. Null is the same as a field that is left out. Other fields than these are refused, because
+    they might change the answer."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,32 +93,50 @@ class ChatRequest(BaseModel):
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Literal[1] | None = None
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
-    logprobs: Literal[False] | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
+    # fields that do not change the answer: about accounts, storage, caches and speed
+    metadata: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    user: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, body: Any) -> Any:
+        """Drop fields that ask for nothing. Raises ApiError for a field that asks for what nothing here can do."""
+        if not isinstance(body, dict):
+            return body
+        given = {name: value for name, value in body.items() if value is not None}
+        for name, (neutral, lack) in UNSUPPORTED.items():
+            value = given.pop(name, neutral[0])
+            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):
+                raise ApiError(400, f"`{name}` must be left out: {lack}.", code="unsupported_parameter", param=name)
+        return given
 
 
 @router.post("/completions", response_model=None)
 async def completions(request: Request, body: ChatRequest) -> Response:
     """Generate the next message of a dialogue."""
     server = server_of(request)
-    engine = server.engine(body.model, Answering)
+    engine = server.engine(body.model or None, Answering)
     name = next(name for name, model in server.models.items() if model is engine)
     messages, pictures = _read(body.messages)
     dialogue = await server.read(partial(Dialogue.of, engine.vlm, messages, pictures))
     stops = tuple(filter(None, [body.stop] if isinstance(body.stop, str) else body.stop or ()))
     most = min(body.max_completion_tokens or body.max_tokens or server.limits.tokens, server.limits.tokens)
-    if body.temperature is not None:
+    if body.top_p == 0:  # the most likely token alone
+        sampled = False
+    elif body.temperature is not None:
         sampled = body.temperature > 0
     else:  # no temperature given: the settings of the model decide whether to sample
         sampled = True if body.top_p is not None and body.top_p < 1 else None
@@ -98,10 +146,10 @@ async def completions(request: Request, body: ChatRequest) -> Response:
         do_sample=sampled,
         temperature=body.temperature or None,
         top_p=None if sampled is False else body.top_p,
-        seed=None if sampled is False else body.seed,
+        seed=None if sampled is False or body.seed is None else body.seed % 2**63,
         stop_strings=stops or None,
     )
-    answer = _Answer(name, stops, engine.vlm, dialogue.tokens, most)
+    answer = _Answer(name, stops, engine, dialogue.tokens)
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         return await EventStream.of(answer.chunks(server, request, job, usage))
@@ -113,11 +161,16 @@ def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
     order. Raises ApiError."""
     pictures, turns = list[bytes](), list[dict[str, Any]]()
     for message in messages:
-        content = [Part(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+        content = message.content
+        if content is None:
+            if message.role != "assistant":
+                raise ApiError(400, f"`messages` must hold the content of each {message.role}.", param="messages")
+            content = message.refusal or ""
         parts: list[dict[str, str]] = []
-        for part in content:
-            if part.type == "text" and part.text is not None:
-                parts.append({"type": "text", "text": part.text})
+        for part in [Part(type="text", text=content)] if isinstance(content, str) else content:
+            text = part.refusal if part.type == "refusal" else part.text
+            if part.type != "image_url" and text is not None:
+                parts.append({"type": "text", "text": text})
             elif part.type == "image_url" and part.image_url is not None:
                 pictures.append(_picture(part.image_url.url))
                 parts.append({"type": "image"})
@@ -130,6 +183,8 @@ def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
 
 
 def _picture(url: str) -> bytes:
+    """Return the bytes in a data: URL. As browsers do, it takes any letter case, parameters such as a charset, line
+    breaks, percent-encoding and base64 without padding. Raises ApiError."""
     head = DATA.match(url)
     if head is None:
         raise ApiError(
@@ -137,8 +192,12 @@ def _picture(url: str) -> bytes:
             "`image_url` must be data:image/...;base64,... Other addresses are not fetched: send the picture itself.",
             param="messages",
         )
+    data = url[head.end() :]
+    if head[2] is None:
+        return unquote_to_bytes(data)
     try:
-        return base64.b64decode(url[head.end() :], validate=True)
+        content = BLANK.sub("", unquote(data)).rstrip("=")
+        return base64.b64decode(content + "=" * (-len(content) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiError(400, f"`image_url` must be valid base64, but is not: {error}.", param="messages") from None
 
@@ -146,18 +205,18 @@ def _picture(url: str) -> bytes:
 class _Answer:
     """Converts one request's results to responses in OpenAI's format. Holds what all responses of the request share."""
 
-    def __init__(self, model: str, stops: tuple[str, ...], vlm: Any, prompt: int, most: int) -> None:
-        """model: the model's name. stops: strings at which the text ends. vlm: the loaded model. prompt: number of
-        prompt tokens. most: maximum number of new tokens."""
-        self._stops, self._vlm, self._prompt, self._most = stops, vlm, prompt, most
+    def __init__(self, model: str, stops: tuple[str, ...], engine: Answering, prompt: int) -> None:
+        """model: the model's name. stops: strings at which the text ends. engine: of the model. prompt: number of
+        prompt tokens."""
+        self._stops, self._engine, self._prompt = stops, engine, prompt
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def whole(self, result: mmdec.Description) -> dict[str, Any]:
         """Make the complete response to a request that does not ask for a stream."""
-        text = result.text[: min((result.text.find(s) for s in self._stops if s in result.text), default=None)]
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message = {"role": "assistant", "content": result.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(result)}
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(result)}
+        content = {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(result)}
+        return content | self._sure(result)
 
     async def chunks(self, server: Server, request: Request, job: Job, usage: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a streamed response, each as a dict. usage: whether a last chunk with the token counts
@@ -170,7 +229,7 @@ class _Answer:
             if kind == "text":
                 yield self._chunk({"content": value})
             else:
-                yield self._chunk({}, self._reason(value))
+                yield self._chunk({}, self._reason(value)) | self._sure(value)
                 if usage:
                     chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
                     yield chunk | {"usage": self._usage(value)}
@@ -180,11 +239,16 @@ class _Answer:
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def _reason(self, result: mmdec.Description) -> str:
-        ends = self._vlm.model.generation_config.eos_token_id
+        vlm = self._engine.vlm
+        ends = vlm.model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         whole = result.tokens[-1:] and result.tokens[-1] in ends
-        stopped = any(stop in result.text for stop in self._stops)
-        return "stop" if whole or stopped else "length"
+        # the text of the result was cut before the stop string
+        written = [vlm.tokenizer.decode(result.tokens, skip_special_tokens=skips) for skips in (True, False)]
+        return "stop" if whole or any(stop in text for stop in self._stops for text in written) else "length"
+
+    def _sure(self, result: mmdec.Description) -> dict[str, Any]:
+        return {"confidence": result.confidence} | warning(result.confidence, self._engine.calibrated)
 
     def _usage(self, result: mmdec.Description) -> dict[str, int]:
         written = len(result.tokens)

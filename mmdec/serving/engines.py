@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import mmdec
 from mmdec.hub.audio_lm import LoadedAudioLm
+from mmdec.pipelines.confidence import read_calibrations
+from mmdec.pipelines.description.answer import ANSWER
 from mmdec.pipelines.description.chat import Dialogue, answer
 from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.live import LiveTranscriber
@@ -173,6 +175,8 @@ class Answering:
 
     def __init__(self, vlm: Any, how: How) -> None:
         self.vlm, self._how = vlm, how
+        # whether confidences are calibrated for this model
+        self.calibrated = ANSWER in read_calibrations(vlm.directory)
 
     def job(self, dialogue: Dialogue, **options: Any) -> Job:
         """Make a job that continues a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
@@ -183,7 +187,8 @@ class Answering:
         return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Answer the jobs as one batch. Returns: for each job a `Description` or an exception."""
+        """Answer the jobs as one batch. Returns: for each job a `Description`, whose text ends before the first stop
+        string, or an exception."""
         options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # `job` makes such keys
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops)} if stops else {}
@@ -199,9 +204,13 @@ class Answering:
 
         dialogues = [job.given for job in jobs]
         options |= {"on_round": hear, "stopping_criteria": [Gone(jobs)], "statistics": self._how.statistics}
-        results = _results(lambda: answer(self.vlm, dialogues, threads=self._how.threads, **options))
-        for job, result, delta in zip(jobs, results, deltas, strict=True):
-            if job.streams and isinstance(result, mmdec.Description) and (rest := delta.end(delta.cut(result.text))):
+        results = [*_results(lambda: answer(self.vlm, dialogues, threads=self._how.threads, **options))]
+        for index, (job, delta) in enumerate(zip(jobs, deltas, strict=True)):
+            result = results[index]
+            if stops and isinstance(result, mmdec.Description):
+                whole = self.vlm.tokenizer.decode(result.tokens, skip_special_tokens=True)
+                result = results[index] = replace(result, text=delta.cut(whole).strip())
+            if job.streams and isinstance(result, mmdec.Description) and (rest := delta.end(result.text)):
                 job.tell("text", rest)
         return results
 

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
+from mmdec.pipelines.confidence import LIKELY_WRONG
 from mmdec.serving.engines import Served
 from mmdec.serving.waiting import Job, Metrics, Stopped, Worker
 
@@ -151,6 +152,14 @@ class Server:
         """Make the error with status 429 for a request that arrives while too many requests are open."""
         after = {"Retry-After": str(min(max(math.ceil(self.worker.delay()), 1), 60))}
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
+
+
+def warning(confidence: float | None, calibrated: bool) -> dict[str, str]:
+    """Return {"warning": what to tell the client} if an output is likely wrong, else {}. confidence: of the output;
+    None: it has none, such as silence. calibrated: whether the confidence is calibrated for the model."""
+    if confidence is None or not calibrated or confidence >= LIKELY_WRONG:
+        return {}
+    return {"warning": f"The text is likely wrong: its confidence is {confidence:.2f}, below {LIKELY_WRONG}."}
 
 
 async def _disconnected(request: Request) -> None:

@@ -13,19 +13,24 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, File, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BeforeValidator
 
 import mmdec
 from mmdec import audio
 from mmdec.pipelines.inputs import read_noted, with_note
 from mmdec.serving.engines import Transcription, Translation
-from mmdec.serving.server import ApiError, EventStream, Server, server_of
+from mmdec.serving.server import ApiError, EventStream, Server, server_of, warning
 from mmdec.serving.waiting import Job
+
+NULL = ("", "null")  # how a form says null
 
 
 async def known_fields(request: Request) -> None:
-    """Refuse a field of the form that the endpoint does not know, because the endpoint would silently ignore it."""
+    """Refuse a field of the form that the endpoint does not know, because the endpoint would silently ignore it. An
+    empty field is the same as one that is left out."""
     known = {field.alias for field in request.scope["route"].dependant.body_params}
-    name = next((name for name in await request.form() if name not in known), None)
+    given = (await request.form()).multi_items()
+    name = next((name for name, value in given if name not in known and value not in NULL), None)
     if name is not None:
         raise ApiError(
             400, f"`{name}` is not known here. Leave it out; known are {', '.join(sorted(known))}.", param=name
@@ -33,13 +38,20 @@ async def known_fields(request: Request) -> None:
 
 
 router = APIRouter(prefix="/v1/audio", dependencies=[Depends(known_fields)])
+Nullable = BeforeValidator(lambda value: None if value in NULL else value)
 Kind = Literal["json", "verbose_json", "text", "srt", "vtt"]
+Format = Annotated[Kind | None, Nullable, Form(description="Default: json.")]
 TIMED = ("verbose_json", "srt", "vtt")
 SOUNDS = {"wav": "audio/wav", "flac": "audio/flac", "ogg": "audio/ogg", "mp3": "audio/mpeg"}
 Recording = Annotated[UploadFile, File(description="wav, flac, ogg, mp3; with PyAV also mp4, m4a, webm.")]
-Model = Annotated[str | None, Form(description="One of /v1/models. Default: the first that can do this.")]
-Strict = Annotated[bool, Form(description="Refuse a file that is damaged or cut off. Default: the rest is read.")]
-Temperature = Annotated[float, Form(ge=0, le=1, description="0 is greedy.")]
+Model = Annotated[str | None, Nullable, Form(description="One of /v1/models. Default: the first that can do this.")]
+Strict = Annotated[
+    bool | None, Nullable, Form(description="Refuse a file that is damaged or cut off. Default: the rest is read.")
+]
+Temperature = Annotated[float | None, Nullable, Form(ge=0, le=1, description="0 is greedy, and the default.")]
+Granularities = Annotated[
+    list[Annotated[Literal["word", "segment"] | None, Nullable]] | None, Form(alias="timestamp_granularities[]")
+]
 
 
 @router.post("/transcriptions", response_model=None)
@@ -47,32 +59,37 @@ async def transcriptions(
     request: Request,
     file: Recording,
     model: Model = None,
-    language: Annotated[str | None, Form(description="A code such as en. Default: detected.")] = None,
+    language: Annotated[str | None, Nullable, Form(description="A code such as en. Default: detected.")] = None,
     prompt: Annotated[str | None, Form(description="Text that might have come before.")] = None,
-    response_format: Annotated[Kind, Form()] = "json",
-    temperature: Temperature = 0.0,
-    granularities: Annotated[list[Literal["word", "segment"]] | None, Form(alias="timestamp_granularities[]")] = None,
-    stream: Annotated[bool, Form(description="Server-sent events, text as it is accepted.")] = False,
+    response_format: Format = None,
+    temperature: Temperature = None,
+    granularities: Granularities = None,
+    stream: Annotated[bool | None, Nullable, Form(description="Server-sent events, text as it is accepted.")] = None,
+    chunking_strategy: Annotated[
+        Literal["auto"] | None, Nullable, Form(description="The server always divides long recordings by itself.")
+    ] = None,
     audio_context: Annotated[
         Literal["auto"] | None,
+        Nullable,
         Form(description="auto: encode the clip's length, not 30 s. Not the stock model's text."),
     ] = None,
-    strict: Strict = False,
+    strict: Strict = None,
 ) -> Response:
     """Transcribe speech in its own language."""
     server = server_of(request)
     engine = server.engine(model, Transcription)
-    timed = {*(granularities or ["segment"])} if response_format in TIMED else set()
+    kind = response_format or "json"
+    timed = {*filter(None, granularities or ())} or {"segment"} if kind in TIMED else set()
     recording = await _read(server, file, strict, silence=True)
     timestamps = "word" if "word" in timed else "segment" if timed else None
     how = {"language": language, "prompt": prompt, "temperature": temperature or None, "audio_context": audio_context}
     job = engine.job(recording.samples, **how, timestamps=timestamps)
     if stream:
-        if response_format not in ("json", "text"):
+        if kind not in ("json", "text"):
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")
         return await EventStream.of(_deltas(server, request, job, recording.note))
     result = with_note(await server.result(request, job), recording.note)
-    return _formatted(result, response_format, "transcribe", timed, temperature)
+    return _formatted(result, kind, "transcribe", timed, temperature or 0.0)
 
 
 @router.post("/translations", response_model=None)
@@ -81,25 +98,25 @@ async def translations(
     file: Recording,
     model: Model = None,
     prompt: Annotated[str | None, Form(description="English text that might have come before.")] = None,
-    response_format: Annotated[Kind, Form()] = "json",
-    temperature: Temperature = 0.0,
-    strict: Strict = False,
+    response_format: Format = None,
+    temperature: Temperature = None,
+    strict: Strict = None,
 ) -> Response:
     """Translate speech into English text, with a speech translator or a multilingual transcriber."""
-    server = server_of(request)
+    server, kind = server_of(request), response_format or "json"
     engine = server.engine(model, Translation, Transcription)
     if isinstance(engine, Translation):
-        if response_format not in ("json", "text"):
+        if kind not in ("json", "text"):
             raise ApiError(400, "`response_format` must be json or text for this model.", param="response_format")
         if prompt or temperature:
             name = "prompt" if prompt else "temperature"
             raise ApiError(400, f"`{name}` must be left out for this model.", param=name)
         recording = await _read(server, file, strict)
         result = await server.result(request, engine.job(recording.samples))
-        if response_format == "text":
+        if kind == "text":
             return PlainTextResponse(result.text, headers=_note(recording.note))
         return JSONResponse({"text": result.text} | _field(recording.note))
-    timed = {"segment"} if response_format in TIMED else set[str]()
+    timed = {"segment"} if kind in TIMED else set[str]()
     recording = await _read(server, file, strict, silence=True)
     job = engine.job(
         recording.samples,
@@ -109,7 +126,7 @@ async def translations(
         timestamps="segment" if timed else None,
     )
     result = with_note(await server.result(request, job), recording.note)
-    return _formatted(result, response_format, "translate", timed, temperature)
+    return _formatted(result, kind, "translate", timed, temperature or 0.0)
 
 
 @router.post("/translations/speech", response_model=None)
@@ -117,26 +134,28 @@ async def spoken_translations(
     request: Request,
     file: Recording,
     model: Model = None,
-    response_format: Annotated[Literal["wav", "flac", "ogg", "mp3"], Form()] = "wav",
-    strict: Strict = False,
+    response_format: Annotated[
+        Literal["wav", "flac", "ogg", "mp3"] | None, Nullable, Form(description="Default: wav.")
+    ] = None,
+    strict: Strict = None,
 ) -> Response:
     """Translate French speech into English speech. The header `X-Text` has the English text, percent-encoded."""
     server = server_of(request)
     engine = server.engine(model, Translation)
     recording = await _read(server, file, strict)
     result: mmdec.Translation = await server.result(request, engine.job(recording.samples))
-    content = await asyncio.to_thread(_sound, result, response_format)
-    headers = {"X-Text": quote(result.text), "X-Confidence": f"{result.confidence:.3f}"}
-    headers |= _note(recording.note)
-    return Response(content, media_type=SOUNDS[response_format], headers=headers)
+    kind = response_format or "wav"
+    content = await asyncio.to_thread(_sound, result, kind)
+    headers = {"X-Text": quote(result.text), "X-Confidence": f"{result.confidence:.3f}"} | _note(recording.note)
+    return Response(content, media_type=SOUNDS[kind], headers=headers)
 
 
-async def _read(server: Server, file: UploadFile, strict: bool, silence: bool = False) -> audio.Recording:
+async def _read(server: Server, file: UploadFile, strict: bool | None, silence: bool = False) -> audio.Recording:
     """Read an uploaded file as 16 kHz mono samples (T,), with a note about what could not be read. silence: whether a
     silent recording is accepted. Raises InputError."""
     content = await file.read()
     limit = server.limits.seconds
-    return await server.read(partial(read_noted, content, max_seconds=limit, silence=silence, strict=strict))
+    return await server.read(partial(read_noted, content, max_seconds=limit, silence=silence, strict=bool(strict)))
 
 
 def _note(note: str) -> dict[str, str]:
@@ -162,7 +181,8 @@ async def _deltas(server: Server, request: Request, job: Job, note: str) -> Asyn
         else:
             usage = {"type": "duration", "seconds": round(value.seconds, 3)}
             noted = with_note(value, note).note
-            yield {"type": "transcript.text.done", "text": value.text, "usage": usage} | _field(noted)
+            done = {"type": "transcript.text.done", "text": value.text, "usage": usage}
+            yield done | _field(noted) | warning(value.confidence, value.calibrated)
 
 
 def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
@@ -176,8 +196,9 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
     if kind in ("srt", "vtt"):
         return PlainTextResponse(result.format(kind), headers=_note(result.note))
     usage = {"type": "duration", "seconds": round(result.seconds, 3)}
+    unlikely = warning(result.confidence, result.calibrated)
     if kind == "json":
-        return JSONResponse({"text": result.text, "usage": usage} | _field(result.note))
+        return JSONResponse({"text": result.text, "usage": usage} | _field(result.note) | unlikely)
     content: dict[str, Any] = {
         "task": task,
         "language": result.language,
@@ -186,6 +207,7 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
         "confidence": result.confidence,
         "usage": usage,
         **_field(result.note),
+        **unlikely,
     }
     if "word" in timed:
         words = [word for segment in result.segments for word in segment.words or ()]
