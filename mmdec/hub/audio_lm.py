@@ -9,7 +9,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, final
@@ -24,6 +24,7 @@ from mmdec.checks.devices import PASSED_ON, check_device
 from mmdec.checks.weights import check_extractor, damaged, read_settings
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.language_model import FILES, read_network
+from mmdec.hub.plain_text import PlainText
 from mmdec.hub.vlm import check_processor
 from mmdec.targets.media import HEARING
 from mmdec.types import InputError
@@ -64,6 +65,11 @@ class LoadedAudioLm:
     def tokenizer(self) -> Any:
         """Return the processor's tokenizer."""
         return cast(Any, self.processor).tokenizer
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """Return what keeps special tokens in prompts of callers apart from those of the template."""
+        return PlainText(self.tokenizer, self.processor)
 
     @property
     def extractor(self) -> Any:
@@ -147,7 +153,11 @@ class LoadedAudioLm:
         sounds, begin = [samples.numpy() for samples in recordings], self.tokenizer.bos_token
         named = {} if languages is None else {"language": [*languages]}
         whole = bool(self.requests) and not self.written
+        if prompt is not None:
+            (prompt,) = self.plain.hide([prompt])
         texts = [""] if whole else self._texts(prompt, named, len(sounds))
+        if self.plain.hides(texts):
+            processor = self.plain.processor
         padded = {
             "padding": True,
             "padding_side": "left",

@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, final
@@ -34,6 +35,7 @@ from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.language_model import DRAFTERS, config_class, read_network
+from mmdec.hub.plain_text import PlainText
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
@@ -81,6 +83,11 @@ class LoadedVlm:
     def tokenizer(self) -> Any:
         """Return the processor's tokenizer."""
         return self.processor.tokenizer
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """Return what keeps special tokens in texts of callers apart from those of the prompt."""
+        return PlainText(self.tokenizer, self.processor)
 
     @property
     def image_token(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -37,6 +38,7 @@ from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
 from mmdec.hub.medusa import WEIGHTS
+from mmdec.hub.plain_text import PlainText
 from mmdec.nn.int8 import quantise_linears
 from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
 from mmdec.types import Drafter, InputError
@@ -91,6 +93,11 @@ class LoadedWhisper:
     def tokenizer(self) -> Any:
         """Return the processor's tokenizer."""
         return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """Return what keeps special tokens in prompts of callers apart from the model's own."""
+        return PlainText(self.tokenizer)
 
     @property
     def extractor(self) -> Any:

@@ -20,6 +20,7 @@ from mmdec.pipelines.description.answer import ANSWER
 from mmdec.pipelines.description.chat import Dialogue, answer
 from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.live import LiveTranscriber
+from mmdec.pipelines.transcription.request import can_translate
 from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
 from mmdec.pipelines.translation.translator import SpeechTranslator
 from mmdec.serving.waiting import Gone, Job, Stopped
@@ -79,6 +80,12 @@ class Transcription:
 
     def __init__(self, loaded: LoadedTranscriber, how: How) -> None:
         self.loaded, self._how = loaded, how
+
+    @property
+    def translates(self) -> bool:
+        """Return whether the model can translate into English."""
+        own = self.loaded
+        return not isinstance(own, LoadedAudioLm) and can_translate(own.model.generation_config)
 
     def job(self, samples: Any, **options: Any) -> Job:
         """Make a job of 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""

@@ -116,6 +116,15 @@ async def translations(
         if kind == "text":
             return PlainTextResponse(result.text, headers=_note(recording.note))
         return JSONResponse({"text": result.text} | _field(recording.note))
+    if not engine.translates and model is None:
+        able = (each for each in server.models.values() if isinstance(each, Transcription) and each.translates)
+        engine = next(able, engine)
+    if not engine.translates:
+        raise ApiError(
+            400,
+            "`model` must translate into English, but this one only transcribes. Use a multilingual Whisper.",
+            param="model",
+        )
     timed = {"segment"} if kind in TIMED else set[str]()
     recording = await _read(server, file, strict, silence=True)
     job = engine.job(

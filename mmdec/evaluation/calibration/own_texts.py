@@ -456,8 +456,9 @@ def inputs_of(model: Model, asked: Asked, template: bool) -> dict[str, Any]:
 
 def _seen(vlm: LoadedVlm, asked: Asked, template: bool) -> dict[str, Any]:
     question = read_question(asked.images, asked.text)
-    text = "\n".join([*[vlm.image_token] * len(asked.images), *filter(None, (asked.system, asked.text))])
+    said = vlm.plain.hide([*filter(None, (asked.system, asked.text))])
+    text = "\n".join([*[vlm.image_token] * len(asked.images), *said])
     if template:
         system = {"role": "system", "content": [{"type": "text", "text": asked.system}]}
-        text = render(vlm, [*[system] * bool(asked.system), user_message(vlm, question)])
+        text = render(vlm, [*[system] * bool(asked.system), user_message(question)])
     return tensors(vlm, [text], [question])

@@ -25,7 +25,7 @@ from mmdec.generation.run import DraftedBy
 from mmdec.hub.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.pipelines.call import MAX_NEW_TOKENS, BatchError, as_drafter
 from mmdec.pipelines.description.answer import Description
-from mmdec.pipelines.description.describe import AUTO, describe, read_question, render, tensors, user_message
+from mmdec.pipelines.description.describe import AUTO, Prompt, describe, read_question, render, tensors, user_message
 from mmdec.pipelines.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE
@@ -48,9 +48,10 @@ class DescriptionHarness(Harness[ImageQuestion]):
         longest = max_new_tokens or config.max_new_tokens or MAX_NEW_TOKENS
         self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
 
-    def prompt(self, question: ImageQuestion) -> str:
-        """Write the question's text, with this model's image token where its pictures belong."""
-        return question.question.replace(IMAGE, self.vlm.image_token)
+    def prompt(self, question: ImageQuestion) -> Prompt:
+        """Return the question's text; if it says where its pictures belong, the texts between them."""
+        texts = question.question.split(IMAGE)
+        return tuple(texts) if len(texts) > 1 else question.question
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
         """Answer one batch by `mmdec.describe`. Raises InputError, or BatchError if some questions of the batch are
@@ -99,7 +100,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         total, stopwatch = Stopwatch(device), Stopwatch(device)
         read = [read_question(question.images, self.prompt(question)) for question in questions]
         stopwatch.lap()
-        inputs = tensors(vlm, [render(vlm, [user_message(vlm, question)]) for question in read], read)
+        inputs = tensors(vlm, [render(vlm, [user_message(question)]) for question in read], read)
         features = stopwatch.lap()
         with timed_passes(self.model.get_encoder("image"), device, lambda seconds, *_: vision.append(seconds)):
             generated: Any = self.model.generate(  # type: ignore[operator] # torch's types say it is a tensor

@@ -31,6 +31,7 @@ from mmdec.pipelines.description.describe import (
     DescribeOptions,
     Message,
     Pictures,
+    Prompt,
     Question,
     check_accepted,
     read_question,
@@ -92,12 +93,12 @@ class Chat:
         """Return the token ids of the dialogue, image tokens included, without the last answer's end token."""
         return self._ids[0].tolist()
 
-    def ask(self, prompt: str, image: Pictures = (), *, on_text: OnText | None = None) -> Description:
+    def ask(self, prompt: Prompt, image: Pictures = (), *, on_text: OnText | None = None) -> Description:
         """Ask the next question and return the model's answer.
 
         If the question is refused or the answer is interrupted, the dialogue stays as it was before.
 
-        prompt: the question.
+        prompt: the question, or a tuple of texts with an image between each two, as for `describe`.
         image: the images that come with this question, as for `describe`: one, or a tuple. Default (): no image.
         on_text: called with each accepted piece of the answer. An exception from it ends the call.
         Returns: the `Description` of the answer.
@@ -108,7 +109,7 @@ class Chat:
         with self._lock, with_threads(self._threads, self._request.vlm.model):
             stopwatch = Stopwatch(self._request.vlm.model.device)
             question = read_question(image, prompt)
-            message = user_message(self._request.vlm, question)
+            message = user_message(question)
             inputs = self._inputs(question, message)
             cache = DynamicCache(config=self._request.vlm.model.config) if self._cache is None else self._cache
             inputs[CACHE] = cache
@@ -213,13 +214,12 @@ def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     """Write a dialogue as text by the chat template. Raises InputError if the template rejects it or leaves out a
     text."""
     said = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
-    if any(vlm.image_token in text for text in said):
-        raise InputError(f"`messages` must have no {vlm.image_token!r} in a text, but have one. Send the picture.")
     try:
         text = render(vlm, messages)
     except TemplateError as error:
         raise InputError(f"`messages` must be what the model's chat template takes, but it says: {error}.") from error
-    lost = next((each for each in said if each.strip() not in text), None)
+    whole = vlm.plain.restore(text)
+    lost = next((each for each in said if each.strip() not in whole), None)
     if lost is not None:
         raise InputError(f"`messages` must be what the model's chat template writes, but it drops {show(lost)}.")
     return text

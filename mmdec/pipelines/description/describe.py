@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ VLM = System(
 Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 Picture = ImageSource | os.PathLike[str]
 Pictures = Picture | tuple[Picture, ...]  # all images of one question
+Prompt = str | tuple[str, ...]
 Message = dict[str, Any]
 
 
@@ -53,9 +54,10 @@ Message = dict[str, Any]
 class Question:
     """One question about some images. Images are (H, W, 3) uint8, in the order of their places in the prompt."""
 
-    prompt: str
+    prompt: str | tuple[str, ...]  # a tuple: the texts before, between and behind the images
     pictures: tuple[np.ndarray, ...] = ()
-    text: str = ""  # the prompt as the chat template writes it; "" if the template was not applied yet
+    # the prompt as the chat template writes it, special tokens of the caller hidden; "" if it was not applied yet
+    text: str = ""
 
     @property
     def argument(self) -> str:
@@ -63,38 +65,24 @@ class Question:
         return "image" if self.pictures else "prompt"
 
 
-def user_message(vlm: LoadedVlm, question: Question) -> Message:
-    """Make the user's message in the format of chat templates. Images stand where the prompt has image tokens, else all
-    before the text.
-
-    Raises: InputError if the prompt has image tokens, but not one for each image.
-    """
-    token, count = vlm.image_token, len(question.pictures)
-    video = getattr(vlm.processor, "video_token", None)
-    if video is not None and video in question.prompt:
-        raise InputError(
-            f"`prompt` must have no {video!r}, but has one: `describe` takes pictures. Give the frames as a tuple of "
-            "pictures, or call `mmdec.generate` with the processor's own inputs."
-        )
-    parts = question.prompt.split(token)
-    if len(parts) > 1 and len(parts) - 1 != count:
-        raise InputError(
-            f"`prompt` must have one {token!r} for each of the {count} images, or none, but has {len(parts) - 1}. Give "
-            "as many images, or leave the marks out."
-        )
-    content: list[dict[str, str]] = [{"type": "image"}] * count if len(parts) == 1 else []
-    for index, part in enumerate(parts):
-        if index:
-            content.append({"type": "image"})
-        if part.strip() or len(parts) == 1:
-            content.append({"type": "text", "text": part})
+def user_message(question: Question) -> Message:
+    """Make the user's message in the format of chat templates. Images stand between the texts of a tuple, else all
+    before the text."""
+    image, prompt = {"type": "image"}, question.prompt
+    if isinstance(prompt, str):
+        return {"role": "user", "content": [image] * len(question.pictures) + [{"type": "text", "text": prompt}]}
+    content = list[dict[str, str]]()
+    for index, text in enumerate(prompt):
+        content += [image] * bool(index)
+        content += [{"type": "text", "text": text}] * bool(text.strip() or len(prompt) == 1)
     return {"role": "user", "content": content}
 
 
 def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Write a dialogue as text by the chat template, up to where the model continues. Raises InputError if the template
-    leaves out an image."""
-    text: str = vlm.processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    """Write a dialogue as text by the chat template, up to where the model continues. Special tokens in the messages
+    are hidden: what `tensors` makes of them is text. Raises InputError if the template leaves out an image."""
+    hidden = [_hidden(vlm, message) for message in messages]
+    text: str = vlm.processor.apply_chat_template(hidden, add_generation_prompt=True, tokenize=False)
     images = [part for message in messages for part in message["content"] if part["type"] == "image"]
     if text.count(vlm.image_token) != len(images):
         raise InputError(
@@ -104,16 +92,23 @@ def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     return text
 
 
+def _hidden(vlm: LoadedVlm, message: Message) -> Message:
+    texts = iter(vlm.plain.hide([part["text"] for part in message["content"] if part["type"] == "text"]))
+    content = [{**part, "text": next(texts)} if part["type"] == "text" else part for part in message["content"]]
+    return {**message, "content": content}
+
+
 def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True) -> dict[str, Any]:
     """Make the inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
-    texts: prompts written by the chat template. questions: their images. begins: whether the texts begin a dialogue;
+    texts: prompts written by `render`. questions: their images. begins: whether the texts begin a dialogue;
         then the tokenizer's start token is added if the template did not write it.
     Raises: any exception of the processor for images that it rejects.
     """
     pictures = [[to_pil(pixels) for pixels in question.pictures] for question in questions]
     begin = vlm.tokenizer.bos_token
-    processor: Any = vlm.processor  # type Any, because each class of processors has other options
+    # type Any, because each class of processors has other options
+    processor: Any = vlm.plain.processor if vlm.plain.hides(texts) else vlm.processor
     inputs = processor(
         images=pictures if any(pictures) else None,
         text=list(texts),
@@ -137,7 +132,7 @@ def check_accepted(vlm: LoadedVlm, question: Question) -> None:
     """Raise InputError if the processor rejects a question's images, for example because their sides are too
     unequal."""
     try:
-        tensors(vlm, [render(vlm, [user_message(vlm, question)])], [question])
+        tensors(vlm, [render(vlm, [user_message(question)])], [question])
     except PASSED_ON:
         raise
     except Exception as error:  # all exceptions, because processors raise errors of many types
@@ -169,20 +164,20 @@ class DescribeOptions(TypedDict, total=False, extra_items=Any):
 
 
 @overload
-def describe(image: Pictures, prompt: str = ..., **options: Unpack[DescribeOptions]) -> Description: ...
+def describe(image: Pictures, prompt: Prompt = ..., **options: Unpack[DescribeOptions]) -> Description: ...
 
 
 @overload
 def describe(
     image: list[Pictures] | list[Picture] | list[tuple[Picture, ...]],
-    prompt: str | list[str] = ...,
+    prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = ...,
     **options: Unpack[DescribeOptions],
 ) -> list[Description]: ...
 
 
 def describe(
     image: Any,
-    prompt: str | list[str] = PROMPT,
+    prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = PROMPT,
     *,
     model: Model = DEFAULT_MODEL,
     processor: ProcessorMixin | None = None,
@@ -204,8 +199,9 @@ def describe(
 
     image: a path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question (it
         may be empty). A list holds one such value for each of several questions.
-    prompt: the question; for a list of images, one question for all, or a list of questions of the same length. The
-        images stand where the prompt has the model's image token ("<image>", "<|image_pad|>"), else before the prompt.
+    prompt: the question; for a list of images, one question for all, or a list of questions of the same length. A
+        tuple of texts has an image between each two: ("Is", "larger than", "?") about two images, or ("", "", "Which?")
+        to begin with both. Else all images stand before the question. Special tokens in it ("<image>") are text.
     model: the shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
         `processor`).
     processor: the processor of a loaded model; None otherwise.
@@ -244,7 +240,7 @@ def describe(
 
     def read(given: tuple[Any, object]) -> Question:
         question = read_question(*given)
-        return replace(question, text=render(vlm, [user_message(vlm, question)]))
+        return replace(question, text=render(vlm, [user_message(question)]))
 
     def decode(questions: Mapping[int, Question]) -> dict[int, Description]:
         return _in_batches(request, questions, batch_size, batch.errors)
@@ -259,16 +255,23 @@ def read_question(images: Any, prompt: object) -> Question:
     sources = images if isinstance(images, tuple) else (images,)
     if len(sources) > MAX_IMAGES:
         raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise InputError(f"`prompt` must be text, but is {show(prompt)}. Ask a question.")
+    texts: tuple[object, ...] = prompt if isinstance(prompt, tuple) else (prompt,)
+    if not all(isinstance(text, str) for text in texts) or not any(str(text).strip() for text in texts):
+        raise InputError(f"`prompt` must be text, or a tuple of texts, but is {show(prompt)}. Ask a question.")
+    if isinstance(prompt, tuple) and len(prompt) != len(sources) + 1:
+        raise InputError(
+            f"`prompt` must have the texts before, between and behind the images, {len(sources) + 1} for "
+            f"{len(sources)}, but has {len(prompt)}. Add or drop some, or give one text."
+        )
+    asked = cast(str | tuple[str, ...], prompt)
     try:
-        prompt.encode()
+        "".join(cast(tuple[str, ...], texts)).encode()
     except UnicodeEncodeError:
         raise InputError("`prompt` must be text, but holds half a character (a surrogate). Decode it again.") from None
-    return Question(prompt, tuple(read_image(source) for source in sources))
+    return Question(asked, tuple(read_image(source) for source in sources))
 
 
-def _questions(image: Any, prompt: str | list[str]) -> list[tuple[Any, object]]:
+def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
     """Pair images and prompts. Returns: (images, prompt) of each question; images are not read yet."""
     if not isinstance(image, list):
         return [(image, prompt)]

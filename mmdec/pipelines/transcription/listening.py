@@ -99,9 +99,9 @@ class ListeningRequest:
             )
         if spoken.prompt is not None and heard.requests and not heard.written:
             raise InputError(f"`prompt` must be None for {name}, but is {show(spoken.prompt)}. Leave it out.")
-        prompt, mark = spoken.prompt, cast(Any, heard.processor).audio_token
-        if prompt is not None and (not isinstance(prompt, str) or mark in prompt):
-            raise InputError(f"`prompt` must be text without {mark!r}, but is {show(prompt)}. Leave it out for none.")
+        prompt = spoken.prompt
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
         check_reserved(
             {key: value for key, value in options.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
         )

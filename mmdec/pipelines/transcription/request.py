@@ -48,6 +48,7 @@ AudioContext = Literal["auto"] | float | None
 AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # in seconds: `audio_context="auto"`, and the maximum
 FITTED = "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
 GUARDED = 16  # number of new tokens between two checks whether the text repeats itself
+ENGLISH = "<|en|>"  # the language of a Whisper that has no tokens of languages
 TASKS = ("transcribe", "translate")
 HOTTEST = 100.0  # maximum temperature that is accepted
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
@@ -275,6 +276,11 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
         if task == "transcribe":
             return {}
         raise InputError(f"`task` must be 'transcribe' for a model that knows no other, but is {task!r}. Leave it out.")
+    if task == "translate" and [*settings.lang_to_id] == [ENGLISH]:
+        raise InputError(
+            "`task` must be 'transcribe' for a model that knows English alone, but is 'translate': there is nothing to "
+            "translate into English. Leave it out, or use a multilingual model."
+        )
     if task not in table:
         raise InputError(f"`task` must be one of {', '.join(table)} for this model, but is {task!r}. Choose one.")
     return {"task": task}
@@ -283,24 +289,22 @@ def _task(settings: Any, task: str | None) -> dict[str, Any]:
 def _languages(settings: Any, language: str | Sequence[str] | None, recordings: int) -> str | Sequence[str] | None:
     if language is None:
         return None
-    if not _multilingual(settings):
-        raise InputError(
-            f"`language` must be left out for a model of one language, but is {show(language)}. Use a multilingual "
-            "model."
-        )
-    if isinstance(language, (str, bytes)) or not isinstance(language, Sequence):
-        return language_code(settings, language)
-    if len(language) != recordings:
+    names = [language] if isinstance(language, (str, bytes)) or not isinstance(language, Sequence) else language
+    if names is language and len(language) != recordings:
         raise InputError(
             f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
             "some."
         )
-    return [language_code(settings, name) for name in language]
+    codes = [language_code(settings, name) for name in names]
+    if not _multilingual(settings):
+        return None  # the model has no token for its only language
+    return codes if names is language else codes[0]
 
 
 def language_code(settings: Any, language: object) -> str:
     """Convert a language ("English", "en" or "<|en|>") to its code, "en". Raises InputError if it is unknown."""
-    codes = [token.removeprefix("<|").removesuffix("|>") for token in settings.lang_to_id]
+    known = settings.lang_to_id if _multilingual(settings) else [ENGLISH]
+    codes = [token.removeprefix("<|").removesuffix("|>") for token in known]
     names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
     if isinstance(language, str):
         wanted = language.lower().strip().removeprefix("<|").removesuffix("|>")
@@ -314,10 +318,11 @@ def language_code(settings: Any, language: object) -> str:
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     """Encode the argument `prompt` as token ids (P,), which begin with the token that introduces previous text."""
     most = whisper.model.config.max_target_positions // 2 - 1
-    try:
-        ids: Tensor = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
-    except ValueError as error:
-        raise InputError(f"`prompt` must be plain text, but holds a special token ({error}). Leave it out.") from error
+    plain, said = whisper.plain, " " + prompt.strip()
+    if plain.hides(plain.hide([said])):  # transformers refuses special tokens, and reads timestamps as such
+        ids = torch.tensor([whisper.tokenizer.convert_tokens_to_ids("<|startofprev|>"), *plain.encode(said)])
+    else:
+        ids = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
     if len(ids) > most:
         raise InputError(f"`prompt` must have at most {most} tokens, but has {len(ids)}. Keep its end.")
     return ids.to(whisper.model.device)
@@ -340,6 +345,13 @@ def _margin(context: AudioContext) -> float | None:
             "Leave it out for whole windows, as the model was trained."
         )
     return float(context)
+
+
+def can_translate(settings: Any) -> bool:
+    """Return whether a Whisper translates into English: it knows the task, and another language than English. settings:
+    its generation config."""
+    others = _multilingual(settings) and [*settings.lang_to_id] != [ENGLISH]
+    return others and "translate" in (getattr(settings, "task_to_id", None) or ())
 
 
 def _multilingual(settings: Any) -> bool:

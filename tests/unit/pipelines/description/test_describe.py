@@ -200,27 +200,30 @@ def test_stream_takes_what_the_processor_gives(vlm: LoadedVlm) -> None:
     assert "".join(one.text[0] for one in rounds).strip() == out.text
 
 
-def test_marks_in_a_prompt_place_the_images(loaded: tuple[Any, Any]) -> None:
+def test_a_tuple_of_texts_places_the_images(loaded: tuple[Any, Any]) -> None:
+    """The tokens are those of the processor with the model's own placeholders between the texts; a placeholder in a
+    text is text."""
     model, processor = loaded
     call: dict[str, Any] = {"model": model, "processor": processor}
-    mark = processor.image_token
-    two = (pixels(0), pixels(1))
-    plain = mmdec.describe(two, f"{mark}{mark}Which?", **call)
-    assert plain.tokens == mmdec.describe(two, "Which?", **call).tokens
+    mark, two = processor.image_token, (pixels(0), pixels(1))
+    begun = mmdec.describe(two, ("", "", "Which?"), **call)
+    assert begun.tokens == mmdec.describe(two, "Which?", **call).tokens
     if mark != "<image>":  # LLaVA's templates put all pictures first
-        between = mmdec.describe(two, f"Is {mark} larger than {mark} here?", **call)
+        between = mmdec.describe(two, ("Is ", " larger than ", " here?"), **call)
         assert between.tokens != mmdec.describe(two, "Is  larger than  here?", **call).tokens
     for images, prompt in (
-        (pixels(0), f"{mark} and {mark}?"),
-        (two, f"{mark}?"),
-        ((), f"{mark}?"),
-        ((*two, *two), f"{mark * 3}?"),
+        (pixels(0), ("", " and ", "?")),
+        (two, ("", "?")),
+        (two, ("", "", "", "?")),
+        ((), ("", "?")),
     ):
-        with pytest.raises(InputError, match="`prompt` must have one"):
+        with pytest.raises(InputError, match="`prompt` must have the texts before, between and behind"):
             mmdec.describe(images, prompt, **call)
-    if mark != "<image>":
-        with pytest.raises(InputError, match="takes pictures"):
-            mmdec.describe(pixels(0), f"{processor.video_token}?", **call)
+    for wrong in (("", ""), (), ("", 3), ("", " ")):
+        with pytest.raises(InputError, match="`prompt` must be text, or a tuple"):
+            mmdec.describe(pixels(0), wrong, **call)  # type: ignore[arg-type]
+    for text in (f"{mark} and {mark}?", getattr(processor, "video_token", mark)):
+        assert mmdec.describe(pixels(0), text, **call).tokens
 
 
 def test_one_bad_image_does_not_lose_the_others_nor_reach_them(vlm: LoadedVlm, tmp_path: Path) -> None:
@@ -242,7 +245,7 @@ def test_one_bad_image_does_not_lose_the_others_nor_reach_them(vlm: LoadedVlm, t
         assert list(caught.value.errors) == [1, 2, 3, 5, 6, 7, 8, 10]
         found = {place: one.tokens for place, one in enumerate(caught.value.results) if one is not None}
         assert found == {0: alone[0], 4: alone[1], 9: alone[2]}
-    prompts = [QUESTION, "", QUESTION, 7, "<image><image>", "\ud800"]
+    prompts = [QUESTION, "", QUESTION, 7, ("a", "b", "c"), "\ud800"]
     with pytest.raises(mmdec.BatchError) as caught:
         mmdec.describe([pixels(0)] * 6, prompts, model=vlm)  # type: ignore[list-item]
     assert list(caught.value.errors) == [1, 3, 4, 5]

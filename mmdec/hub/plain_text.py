@@ -1,0 +1,166 @@
+"""Tokenises texts of callers so that special tokens in them are text: `<image>` in a question about HTML is no picture.
+
+A chat template and a processor make one string of a caller's texts, the marks of turns and the placeholders of
+pictures, so the tokenizer cannot tell which `<image>` is a placeholder. Two replacements keep them apart, both of equal
+length, because some processors count characters. Before the template, the first character of each special token in a
+caller's text is replaced by a private one (`hide`), so that neither template nor processor finds the token. Behind the
+processor, a copy of the tokenizer that takes special tokens for text reads the string with the first characters
+restored, and with aliases in place of the template's and the processor's own special tokens.
+
+A text without special tokens takes the usual way, and its tokens are the same on both.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, final
+
+from tokenizers import AddedToken, Tokenizer
+
+from mmdec.types import InputError
+
+PRIVATE = range(0xF0100, 0xFFFFE)  # code points of Unicode's plane 15, which no script uses
+
+
+@final
+class PlainText:
+    """Keeps a tokenizer's special tokens in texts of callers apart from those of the chat template and the processor.
+
+    Special are the added tokens that the tokenizer calls so, those that the chat template writes, and the placeholders
+    of the processor.
+    """
+
+    def __init__(self, tokenizer: Any, processor: Any = None) -> None:
+        """tokenizer: of the model. processor: of the model; None: it has none, and all added tokens are special."""
+        self._tokenizer, self._processor = tokenizer, processor
+        self._reader: Any = None  # made at the first text with a special token, because large tokenizers take seconds
+        self._spelt: dict[str, bool] = {}  # special token -> whether text cannot have it
+        chance = random.SystemRandom()  # nobody can guess the aliases, and write them into a text
+        special = sorted(_special(tokenizer, processor), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        first = sorted({each[0] for each in special})
+        private = [chr(point) for point in chance.sample(PRIVATE, len(first))]
+        self._hidden = dict(zip(first, private, strict=True))
+        self._restored = str.maketrans(dict(zip(private, first, strict=True)))
+        added = tokenizer.get_added_vocab()
+        self._aliases = {
+            each: "".join(chr(point) for point in chance.choices(PRIVATE, k=len(each)))
+            for each in special
+            if each in added
+        }
+
+    def hide(self, texts: Sequence[str], argument: str = "prompt") -> list[str]:
+        """Return a caller's texts with the special tokens in them hidden, from template and processor alike. Texts may
+        stand behind each other in the prompt, so tokens that only all of them together spell are hidden, too.
+
+        argument: the name of the texts, for the message. Raises: InputError for a token that this tokenizer cannot read
+            as text.
+        """
+        joined, start = "".join(texts), 0
+        while found := self._special.search(joined, start):
+            if self._unreadable(found[0]):
+                raise InputError(
+                    f"`{argument}` must have no {found[0]!r}, but has one: the model's tokenizer cannot read it as "
+                    "text. Write it in another way."
+                )
+            start = found.start()
+            joined = joined[:start] + self._hidden[joined[start]] + joined[start + 1 :]
+        ends = [0, *accumulate(map(len, texts))]
+        return [joined[begin:end] for begin, end in pairwise(ends)]
+
+    def hides(self, texts: Sequence[str]) -> bool:
+        """Return whether any of these texts has a hidden special token."""
+        return any(mark in text for mark in self._hidden.values() for text in texts)
+
+    def restore(self, text: str) -> str:
+        """Return the text with its hidden special tokens restored."""
+        return text.translate(self._restored)
+
+    def encode(self, text: str) -> list[int]:
+        """Return a caller's text as token ids, without any special token. Raises InputError as `hide` does."""
+        return self.reader(self.hide([text]), add_special_tokens=False)["input_ids"][0]
+
+    @property
+    def reader(self) -> Any:
+        """Return a tokenizer for prompts with hidden special tokens."""
+        if self._reader is None:
+            self._reader = _Reader(self._tokenizer, self._aliases, self.restore, self._special)
+        return self._reader
+
+    @property
+    def processor(self) -> Any:
+        """Return the model's processor, for prompts with hidden special tokens."""
+        reading = copy.copy(self._processor)
+        reading.tokenizer = self.reader
+        return reading
+
+    def _unreadable(self, token: str) -> bool:
+        """Return whether the tokenizer makes the special token even of text, as a vocabulary of whole words may, or has
+        no parts that could be told from each other, as tokenizers in Python."""
+        if token not in self._spelt:
+            number = self._tokenizer.convert_tokens_to_ids(token) if token in self._aliases else None
+            fast = isinstance(getattr(self._tokenizer, "backend_tokenizer", None), Tokenizer)
+            self._spelt[token] = not fast or number in self.reader.plain_ids(token)
+        return self._spelt[token]
+
+
+def _special(tokenizer: Any, processor: Any) -> set[str]:
+    added: Mapping[int, AddedToken] = tokenizer.added_tokens_decoder
+    template = str(getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None) or "")
+    marks = [
+        token.content
+        for token in added.values()
+        if token.special or processor is None or (token.content in template and not token.content.isspace())
+    ]
+    own: Mapping[str, Any] = {} if processor is None else vars(processor)
+    placeholders = [value for name, value in own.items() if name.endswith("_token") and isinstance(value, str)]
+    return {each for each in (*tokenizer.all_special_tokens, *marks, *placeholders) if each}
+
+
+@final
+class _Reader:
+    """A tokenizer that reads prompts with hidden special tokens; for everything else it is the model's own."""
+
+    def __init__(
+        self, tokenizer: Any, aliases: Mapping[str, str], restore: Callable[[str], str], special: re.Pattern[str]
+    ) -> None:
+        self._own, self._aliases, self._restore, self._special = tokenizer, aliases, restore, special
+        added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+        backend = copy.deepcopy(tokenizer.backend_tokenizer)
+        # special ones are those that `split_special_tokens` takes for text
+        backend.add_special_tokens([_token(name, added[name], True) for name in aliases])
+        backend.add_tokens([_token(alias, added[name], False) for name, alias in aliases.items()])
+        self._ids = {backend.token_to_id(alias): backend.token_to_id(name) for name, alias in aliases.items()}
+        self._plain = copy.copy(tokenizer)
+        self._plain._tokenizer = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def __call__(self, text: Any, *args: Any, return_tensors: Any = None, **options: Any) -> Any:
+        texts = self._read(text) if isinstance(text, str) else [self._read(each) for each in text]
+        made = self._plain(texts, *args, split_special_tokens=True, **options)
+        made["input_ids"] = self._mapped(made["input_ids"])
+        return made.convert_to_tensors(return_tensors)
+
+    def plain_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text in which nothing is special."""
+        return self._plain(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def _read(self, text: str) -> str:
+        return self._restore(self._special.sub(lambda found: self._aliases.get(found[0], found[0]), text))
+
+    def _mapped(self, ids: Any) -> Any:
+        return [self._mapped(each) if isinstance(each, list) else self._ids.get(each, each) for each in ids]
+
+
+def _token(content: str, like: AddedToken, special: bool) -> AddedToken:
+    flags = {name: getattr(like, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+    return AddedToken(content, special=special, **flags)
