@@ -8,7 +8,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,11 +52,15 @@ def models(folder: Path, how: How | None = None) -> dict[str, Any]:
 
 @contextmanager
 def served(
-    engines: dict[str, Any], limits: Limits | None = None, token: str | None = None, ws: Any = "none"
+    engines: dict[str, Any],
+    limits: Limits | None = None,
+    token: str | None = None,
+    ws: Any = "none",
+    origins: Sequence[str] = (),
 ) -> Iterator[tuple[httpx.Client, Server]]:
     """Run a server in a thread. Yields a client for it, and the server."""
     server = Server(engines, limits or Limits(), token)
-    running = uvicorn.Server(uvicorn.Config(build(server), port=0, log_level="error", ws=ws))
+    running = uvicorn.Server(uvicorn.Config(build(server, origins=origins), port=0, log_level="error", ws=ws))
     thread = threading.Thread(target=running.run)
     thread.start()
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -153,6 +155,60 @@ def test_only_pictures_that_are_sent_are_read(client: httpx.Client, url: str) ->
     answer = ask(client, {"type": "image_url", "image_url": {"url": url}}, text(QUESTION))
     assert answer.status_code == 400
     assert "root:" not in answer.text
+
+
+def test_a_picture_s_address_is_read_as_browsers_read_it(client: httpx.Client) -> None:
+    url = picture(pixels(6))["image_url"]["url"]
+    data = url.partition(",")[2]
+    raw = "".join(f"%{byte:02X}" for byte in base64.b64decode(data))
+    lines = "\r\n".join(data[at : at + 76] for at in range(0, len(data), 76))
+    urls = [
+        url,
+        f"data:image/png;charset=utf-8;base64,{data}",
+        f"DATA:IMAGE/PNG;BASE64,{data}",
+        f"data:image/png;base64,{lines}\n",
+        f"data:image/png;base64,{data.rstrip('=')}",
+        f"data:image/png;base64,{quote(data, safe='')}",
+        f" data:image/png;name=a.png;base64,{data}",
+        f"data:image/png,{raw}",
+    ]
+    shown = [{"type": "image_url", "image_url": {"url": each}} for each in urls]
+    said = [ask(client, each, text(QUESTION), max_tokens=8) for each in shown]
+    assert [each.status_code for each in said] == [200] * len(urls)
+    assert len({each.json()["choices"][0]["message"]["content"] for each in said}) == 1
+
+
+def test_a_question_about_html_and_every_later_turn_are_answered(client: httpx.Client) -> None:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "You know <image> and </s>."}]
+    for words in ("What is <image>?", "And <s>?"):
+        messages.append({"role": "user", "content": words})
+        answer = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 4})
+        assert answer.status_code == 200, answer.text
+        messages.append(answer.json()["choices"][0]["message"] | {"content": "It is <image>."})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_was_cut_says_so(client: httpx.Client, stream: bool) -> None:
+    def reason(**options: Any) -> str:
+        answer = ask(client, text(QUESTION), stream=stream, **options)
+        return (events(answer.text)[-1] if stream else answer.json())["choices"][0]["finish_reason"]
+
+    said = ask(client, text(QUESTION), max_tokens=30).json()["choices"][0]["message"]["content"]
+    assert reason(max_tokens=2) == "length"
+    assert reason(max_tokens=30, stop=[said[1:3]]) == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unlikely_answer_has_a_warning(client: httpx.Client, monkeypatch: Any, engines: Any, stream: bool) -> None:
+    def said() -> dict[str, Any]:
+        answer = ask(client, text(QUESTION), max_tokens=4, stream=stream)
+        return events(answer.text)[-1] if stream else answer.json()
+
+    assert 0 <= said()["confidence"] <= 1
+    assert "warning" not in said()  # no calibration
+    monkeypatch.setattr(engines["pictures"], "calibrated", True)
+    monkeypatch.setattr("mmdec.serving.server.LIKELY_WRONG", 1.1)
+    assert "likely wrong" in said()["warning"]
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'{"messages":', b"[" * 100_000])

@@ -347,3 +347,25 @@ def test_what_runs_learn_is_in_the_statistics_of_the_server(folder: Path) -> Non
         post(client, wav(0.9))
     assert kept._content()["targets"]
     assert mmdec.default_statistics()._content() == before
+
+
+def test_a_browser_may_call_from_a_page_that_is_named(engines: dict[str, Any]) -> None:
+    page, asks = "https://example.org", {"Access-Control-Request-Method": "POST"}
+    asks |= {"Access-Control-Request-Headers": "authorization,content-type"}
+    allowed = "access-control-allow-origin"
+    with served(engines, token="sesame", origins=[page]) as (client, _):
+        del client.headers["Authorization"]
+        answer = client.options(TRANSCRIBE, headers={"Origin": page, **asks})
+        assert (answer.status_code, answer.headers[allowed]) == (200, page)
+        assert client.options(TRANSCRIBE, headers={"Origin": "https://else.org", **asks}).status_code == 400
+        refused = client.get("/v1/models", headers={"Origin": page})  # without a token: the page may read why
+        assert (refused.status_code, refused.headers[allowed]) == (401, page)
+    with served(engines) as (client, _):
+        assert client.options(TRANSCRIBE, headers={"Origin": page, **asks}).status_code == 405
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://example.org/page", ""])
+def test_an_origin_is_what_browsers_send(origin: str) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--allow-origin", origin])
+    assert result.exit_code != 0
+    assert "`--allow-origin` must be" in f"{result.output}{result.exception}"

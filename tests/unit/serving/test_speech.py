@@ -18,6 +18,7 @@ import torch
 import mmdec
 from mmdec.hub.audio_lm import load_audio_lm
 from mmdec.serving.engines import How, Transcription
+from mmdec.serving.server import warning
 from tests.conftest import RATE, buzz
 from tests.support.hearing_folders import write
 from tests.support.served import as_wav, events, finished, served, wav
@@ -175,6 +176,25 @@ def test_wrong_options_are_refused_by_name(client: httpx.Client, path: str, form
     assert error["type"] == "invalid_request_error"
     assert error["message"]
     assert param is None or error["param"] == param
+
+
+def test_english_is_not_translated_into_english(
+    client: httpx.Client, engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = engines["whisper"].loaded.model.generation_config
+    monkeypatch.setattr(settings, "lang_to_id", {"<|en|>": settings.lang_to_id["<|en|>"]})
+    answer = post(client, TRANSLATE, wav(0.5), model="whisper")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+    monkeypatch.setattr(settings, "is_multilingual", False)
+    assert post(client, TRANSCRIBE, wav(0.5), model="whisper", language="en").status_code == 200
+    assert post(client, TRANSCRIBE, wav(0.5), model="whisper", language="de").status_code == 400
+
+
+def test_an_unlikely_transcript_has_a_warning(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "warning" not in post(client, TRANSCRIBE, wav(0.7)).json()  # no calibration
+    assert warning(None, True) == warning(0.9, True) == warning(0.1, False) == {}
+    monkeypatch.setattr("mmdec.serving.speech.warning", lambda value, known: warning(0.1, True))
+    assert "likely wrong" in post(client, TRANSCRIBE, wav(0.7)).json()["warning"]
 
 
 @pytest.mark.parametrize("content", [b"", b"no sound", wav(0.5)[:60], b"RIFF" + bytes(400)])

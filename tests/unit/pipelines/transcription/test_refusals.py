@@ -84,9 +84,16 @@ def test_models_that_lack_something(loose: LoadedWhisper) -> None:
     with pytest.raises(mmdec.InputError, match="names no `alignment_heads`"):
         transcribe(model=loose, timestamps="word")
     known.is_multilingual = False
-    for options in ({"language": "en"}, {"task": "translate"}):
-        with pytest.raises(mmdec.InputError, match="for a model"):
-            transcribe(model=loose, **options)
+    with pytest.raises(mmdec.InputError, match="for a model"):
+        transcribe(model=loose, task="translate")
+    assert transcribe(model=loose, language="en").tokens == transcribe(model=loose).tokens
+    with pytest.raises(mmdec.InputError, match="`language` must be one that the model knows"):
+        transcribe(model=loose, language="de")
+    known.is_multilingual, languages = True, known.lang_to_id
+    known.lang_to_id = {"<|en|>": languages["<|en|>"]}
+    with pytest.raises(mmdec.InputError, match="knows English alone"):
+        transcribe(model=loose, task="translate")
+    known.is_multilingual = False
     del known.lang_to_id
     assert transcribe(model=loose).language is None
     del known.no_timestamps_token_id
