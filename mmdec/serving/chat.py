@@ -151,7 +151,7 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     )
     answer = _Answer(name, stops, engine, dialogue.tokens)
     if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return await EventStream.of(answer.chunks(server, request, job, usage))
     return JSONResponse(answer.whole(await server.result(request, job)))
 
