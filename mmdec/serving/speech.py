@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, File, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 import mmdec
 from mmdec import audio
@@ -48,7 +48,9 @@ Model = Annotated[str | None, Nullable, Form(description="One of /v1/models. Def
 Strict = Annotated[
     bool | None, Nullable, Form(description="Refuse a file that is damaged or cut off. Default: the rest is read.")
 ]
-Temperature = Annotated[float | None, Nullable, Form(ge=0, le=1, description="0 is greedy, and the default.")]
+Temperature = Annotated[
+    Annotated[float, Field(ge=0, le=1)] | None, Nullable, Form(description="0 is greedy, and the default.")
+]
 Granularities = Annotated[
     list[Annotated[Literal["word", "segment"] | None, Nullable]] | None, Form(alias="timestamp_granularities[]")
 ]
