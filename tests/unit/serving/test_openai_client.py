@@ -122,6 +122,7 @@ def test_an_assistant_s_message_is_taken_as_the_client_returns_it(web: httpx.Cli
     assert web.post(CHAT, json={**ASKED, "messages": [*ASKED["messages"], called]}).status_code == 400
 
 
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # the client's own word on translations
 def test_the_client_is_served(engines: dict[str, Any], folder: Path) -> None:
     with served(engines, token="sesame") as (server, _):
         client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="sesame", max_retries=0)
