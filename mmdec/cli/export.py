@@ -42,19 +42,6 @@ def drafter(
     print_written(folder, as_json)
 
 
-@app.command(**as_verb("export onnx daspeech-everyday everyday-onnx"))
-def onnx(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A translator of pieces: shipped name or folder.")],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="New directory for encoder.onnx and graph.onnx.")],
-    as_json: AsJson = False,
-) -> None:
-    """Write a translator's encoder and graph as ONNX. Needs the extra `onnx`."""
-    from mmdec.hub.onnx import export_onnx
-
-    folder = export_onnx(model, output)
-    print_written(folder, as_json)
-
-
 @app.command(**as_verb("export fairseq2 runs/units/network.safetensors s2t_conformer.safetensors"))
 def fairseq2(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A DASpeech network's safetensors.")],

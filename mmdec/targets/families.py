@@ -27,7 +27,6 @@ from transformers.cache_utils import (
 )
 from transformers.utils import logging
 
-from mmdec.targets.alibi import has_alibi
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
 from mmdec.targets.ropes import growing_ropes
@@ -39,11 +38,11 @@ KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # cache
 STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # cache layers with recurrent states
 ARGUMENTS = ("input_ids", "attention_mask", "position_ids", CACHE, "logits_to_keep")
 CAUSAL = """
-    AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Bloom Camembert CodeGen Cohere Data2VecText DeepseekV2
+    AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Camembert CodeGen Cohere Data2VecText DeepseekV2
     DeepseekV3 DiffLlama Dots1 Electra Ernie Ernie4_5 Ernie4_5_Moe Exaone4 Falcon FlexOlmo GPTBigCode GPTJ GPTNeo
     GPTNeoX GPTNeoXJapanese Gemma Glm Glm4 Glm4Moe Glm4MoeLite Granite GraniteMoe GraniteMoeShared HYV3 Helium
     HunYuanDenseV1 HunYuanMoEV1 HyperCLOVAX Jais2 JetMoe Llama LongcatFlash MegatronBert MiniCPM3 MiniMaxM2 Ministral3
-    Mistral Mixtral Mpt NanoChat Nemotron OPT Olmo Olmo2 Olmoe Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe
+    Mistral Mixtral NanoChat Nemotron OPT Olmo Olmo2 Olmoe Persimmon Phi Phi3 Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe
     RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
 """
 # models with recurrent or convolutional layers; tests/exactness/test_recurrent.py tests each
@@ -51,6 +50,7 @@ RECURRENT = """
     BailingHybrid Bamba FalconH1 FalconMamba GraniteMoeHybrid Jamba KimiLinear Lfm2 Lfm2Moe Lfm3 Mamba Mamba2 NemotronH
     OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Zamba2 Zaya
 """
+ALIBI = ("BloomForCausalLM", "MptForCausalLM")  # of their positions, ALiBi's bias is all that they know
 OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
 SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # supported vision-language models, for error messages
 FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in (CAUSAL + RECURRENT).split()), *OTHERS])
@@ -65,12 +65,22 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):  # callers may ignore the types
         raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
+    if has_alibi(model):
+        raise InputError(
+            f"`model` must have positions that a draft's tokens can be given, but {kind} adds ALiBi's bias, which counts "
+            "columns. Decode it with `model.generate` alone."
+        )
     if not is_decoder_only(model):
         raise InputError(
             f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {known_families()}"
         )
     check_decoder(kind, model.config, text=True)
     check_proof(type(model), model.config, scorer)
+
+
+def has_alibi(model: PreTrainedModel) -> bool:
+    """Return whether the model's layers add ALiBi's bias: Bloom, MPT, and Falcon where its configuration says so."""
+    return type(model).__name__ in ALIBI or bool(getattr(model.config, "alibi", False))
 
 
 def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> None:

@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.targets.alibi import TreeBias
 from mmdec.types import InputError, Needs, Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
@@ -109,7 +108,7 @@ def hooked(module: nn.Module) -> bool:
     """Return whether the module has hooks or a replaced `forward`. Hooks by which mmdec and transformers record hidden
     states do not count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    inert = (RECORDERS, __name__, TreeBias.__module__)
+    inert = (RECORDERS, __name__)
     return "forward" in vars(module) or any(getattr(hook, "__module__", "") not in inert for hook in hooks)
 
 

@@ -15,7 +15,6 @@ OWN: dict[str, dict[str, Any]] = {  # settings without which a family's default 
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "Dots1ForCausalLM": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "GPTNeoForCausalLM": {"num_layers": 2, "attention_types": [[["global"], 2]], "attention_layers": ["global"] * 2},
-    "MptForCausalLM": {"use_cache": True},  # without it transformers' `generate` uses a chat's cache twice
 }
 OFF = {"sliding_window": None, "use_sliding_window": False, "is_decoder": True}
 

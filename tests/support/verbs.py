@@ -8,5 +8,5 @@ VERBS = [
     *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench paper", "bench core", "bench asr"),
     *("eval vlm", "bench vlm", "bench kernels", "bench compressor", "bench all", "bench show"),
     *("convert", "convert medusa", "convert hifigan", "convert daspeech", "convert drafter"),
-    *("export", "export drafter", "export onnx"),
+    *("export", "export drafter"),
 ]
