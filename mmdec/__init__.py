@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mmdec.pipelines.transcription.transcribe import transcribe
     from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
     from mmdec.pipelines.translation.translate import Translation, translate_speech
-    from mmdec.targets.fast_pass import fast_pass
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "audio",
     "default_statistics",
     "describe",
-    "fast_pass",
     "generate",
     "load",
     "load_drafter",
@@ -66,7 +64,6 @@ _LAZY = {
     "Chat": "mmdec.pipelines.description.chat",
     "Description": "mmdec.pipelines.description.answer",
     "describe": "mmdec.pipelines.description.describe",
-    "fast_pass": "mmdec.targets.fast_pass",
     "load": "mmdec.pipelines.load",
     "load_drafter": "mmdec.hub.drafters",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),

@@ -40,8 +40,6 @@ part core 75 "$python" -m mmdec bench core --device cuda --repeats 3 --output "$
 part speech 40 "$python" -m mmdec bench speech --device cuda --repeats 5 --output "$parts/speech.json"
 part asr 75 "$python" -m mmdec bench asr data/samples/english/*.flac --device cuda --repeats 3 \
   --output "$parts/asr.json"
-part asr-without-graphs 60 env MMDEC_GRAPHS=0 "$python" -m mmdec bench asr data/samples/english/*.flac --device cuda \
-  --repeats 3 --output "$parts/asr-without-graphs.json"
 part vlm 50 "$python" -m mmdec bench vlm --questions data/samples/images/samples.tsv --device cuda --per-task 1 \
   --repeats 2 --output "$parts/vlm.json"
 part compressor 40 "$python" -m mmdec bench compressor --device cuda --repeats 3 --output "$parts/compressor.json"

@@ -44,7 +44,7 @@ app = typer.Typer(
 
 
 def info(as_json: AsJson = False) -> None:
-    """Print versions, devices, which Triton kernels are active, or why not, and whether CUDA graphs are used."""
+    """Print versions, devices, which Triton kernels are active, or why not."""
     from mmdec.evaluation.bench.kernels import machine
 
     report = machine()
@@ -63,9 +63,6 @@ def info(as_json: AsJson = False) -> None:
     for kernel in report["kernels"]:
         state = "active" if kernel["active"] else f"torch instead: {kernel['why_not']}"
         typer.echo(f"{'kernel':<14}{kernel['name']}, {state}")
-    graphs = report["fast_pass"]
-    state = "active" if graphs["active"] else f"one launch for each operation instead: {graphs['why_not']}"
-    typer.echo(f"{'fast pass':<14}CUDA graphs, {state}")
 
 
 app.command(**as_verb("translate data/samples/*.wav --output out"))(translate.translate)

@@ -1,9 +1,8 @@
 """Decides which operators run as Triton kernels: all of them, on a supported GPU with Triton installed.
 
 Otherwise torch computes the same, with equal results up to rounding. Environment variables: `MMDEC_KERNELS=0` switches
-all kernels off. `MMDEC_GRAPHS=0` switches CUDA graphs off (`targets/fast_pass.py`). `TRITON_INTERPRET=1`, set before
-Triton is first imported, lets kernels run on a CPU, slowly. The kernels must then be called by name, as tests do:
-operators never choose an interpreted kernel.
+all kernels off. `TRITON_INTERPRET=1`, set before Triton is first imported, lets kernels run on a CPU, slowly. The
+kernels must then be called by name, as tests do: operators never choose an interpreted kernel.
 """
 
 from __future__ import annotations
@@ -42,15 +41,6 @@ def triton_version() -> str | None:
 def runs_on(device: torch.device) -> bool:
     """Return whether the operators named in `KERNELS` run as Triton kernels on tensors of this device."""
     return device.type == "cuda" and why_not(device.index) is None
-
-
-def graphs_why_not(device: torch.device) -> str | None:
-    """Return why CUDA graphs are not used on this device, as text for people; None if they are used."""
-    if os.environ.get("MMDEC_GRAPHS") == "0":
-        return "MMDEC_GRAPHS=0 keeps them off"
-    if not torch.cuda.is_available():
-        return "no GPU"
-    return None if device.type == "cuda" else f"the model lies on {device}, which gains nothing by it"
 
 
 @cache

@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -94,27 +94,14 @@ class Kind:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
-class Memory(Protocol):
-    """Allocates pools. An implementation may return fixed buffers that captured CUDA graphs read and write."""
-
-    def pools(self, kinds: Sequence[Kind], rows: int, length: int) -> list[Tensor]:
-        """Return a pool (members, rows, heads, columns, size) for each `Kind`, for at least `length` tokens a row.
-
-        The previous pools may be returned if they are large enough. Unused columns hold finite numbers, because a mask
-        does not hide NaN. Previous pools stay valid until the next draft is scored.
-        """
-        ...
-
-
 @final
 class KVPool:
     """Holds the keys and values of one `generate` call, after the pass over the prompt. There is a pool (members, B, H,
     C, D) for each `Kind`: C columns, of which the first `length` are used."""
 
-    def __init__(self, cache: Cache, memory: Memory | None = None) -> None:
+    def __init__(self, cache: Cache) -> None:
         """Move the keys and values of a cache into pools. The cache's layers then read the pools.
 
-        memory: allocates the pools; None: they are allocated as they are needed.
         Raises: InputError for a cache from which drafts cannot be removed.
         """
         check_cache(cache)
@@ -131,7 +118,7 @@ class KVPool:
             layers[-1].dtype, layers[-1].device = old.keys.dtype, old.device
             for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
                 held.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
-        self.length, self._memory, self._pools = given.get_seq_length(), memory, list[Tensor]()
+        self.length, self._pools = given.get_seq_length(), list[Tensor]()
         self._kinds = [
             Kind(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
             for (shape, dtype, device), members in held.items()
@@ -206,8 +193,6 @@ class KVPool:
         self.crop(length)
 
     def _allocate(self, rows: int, length: int) -> list[Tensor]:
-        if self._memory is not None:
-            return self._memory.pools(self._kinds, rows, length)
         columns = -(-length // ROOM) * ROOM
         if self._pools:
             width = self.width

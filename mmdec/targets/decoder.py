@@ -23,11 +23,10 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from mmdec.decode.tree import single
-from mmdec.ops.tree_attention import LARGEST, TreeMask
+from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.families import ARGUMENTS
-from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import INPUTS, HfTarget, check_layers, recording
 from mmdec.targets.states import (
     STATE_CACHE,
@@ -192,7 +191,6 @@ class DecoderSession:
     rows: RowLayout
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
-    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: not used
     gaps: Gaps | None = None  # padding between a batch row's tokens, which sliding windows count; None: there is none
     reader: DraftReader | None = None  # the model copy that reads drafts if layers are recurrent; None: no layer is
 
@@ -300,9 +298,8 @@ class DecoderTarget(HfTarget, ABC):
         read = (*needs.layers, *[INPUTS] * needs.embeds)
         scores = own._run(text.fresh, text.mask_given, prompt.positions, cache, read, prompt.extra, last=True)
         gaps = Gaps.of(text.mask) if text.holes and self.windows is not None else None
-        fast = fast_pass(self.model).begin(cache) if gaps is None and not self.chains else None
-        store = KVPool(cache, fast) if reader is None else StateStore(cache, len(text.ids), reader.steps)
-        session = DecoderSession(cache, store, text.rows(), needs.layers, prompt.offsets, fast, gaps, reader)
+        store = KVPool(cache) if reader is None else StateStore(cache, len(text.ids), reader.steps)
+        session = DecoderSession(cache, store, text.rows(), needs.layers, prompt.offsets, gaps, reader)
         if text.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
@@ -351,9 +348,6 @@ class DecoderTarget(HfTarget, ABC):
         """Run a pass over the draft. Returns logits and features after each node. Nodes stay cached until `commit`."""
         if isinstance(session.store, StateStore):
             return session.store.score(draft, session.rows, partial(self._chain, session))
-        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
-            run = partial(self._draft, session.layers, {}, None)
-            return session.fast.score(draft, session.store, session.rows, session.layers, session.offsets, run)
         return self._tree(session, draft)
 
     def _chain(self, session: DecoderSession, draft: Draft) -> Scores:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,9 +15,8 @@ from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.decode.tree import single
-from mmdec.ops.tree_attention import LARGEST, TreeMask
+from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
-from mmdec.targets.fast_pass import FastRun
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
@@ -89,7 +87,6 @@ class EncodedSession:
     rows: RowLayout
     reader: Any  # runs the decoder over drafts; `EncodedTarget._reader` makes it
     store: KVPool = field(init=False)  # the cache's keys and values; made when the cache holds the prompt
-    fast: FastRun | None = None  # scores drafts in fixed shapes, for CUDA graphs; None: not used
 
 
 class EncodedTarget(HfTarget, ABC):
@@ -137,9 +134,6 @@ class EncodedTarget(HfTarget, ABC):
         """Run the decoder over a finished text, prompt and new tokens, and fill an empty cache. Returns the decoder's
         output. It has attentions and hidden states if `flags` ask for them."""
 
-    def _fast(self, session: EncodedSession) -> FastRun | None:
-        return None
-
     @torch.no_grad()
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
         """Run the decoder over its prompt.
@@ -164,8 +158,7 @@ class EncodedTarget(HfTarget, ABC):
         encoded = encoder_output(prompt.encoded)
         session = EncodedSession(cache, encoded, prompt.encoder_mask, needs.layers, closed, rows, reader)
         scores = self._begin(prompt, session)
-        session.fast = self._fast(session)
-        session.store = KVPool(cache, session.fast)
+        session.store = KVPool(cache)
         if prompt.holes:
             session.store.commit([row.nonzero()[:, 0].tolist() for row in mask], rows.starts, rows.width)
         last = positions[:, -1]
@@ -189,11 +182,8 @@ class EncodedTarget(HfTarget, ABC):
         """Run one pass over the draft. Returns the logits and features after each node. The nodes' keys and values stay
         in the cache until `commit`."""
         rows, device = session.rows, draft.tokens.device
-        run = partial(self._draft, session)
-        if session.fast is not None and draft.tokens.shape[1] <= LARGEST:
-            return session.fast.score(draft, session.store, rows, session.layers, None, run)
         tree, positions = rows.see(draft, self.model.dtype)
-        scores = run(draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
+        scores = self._draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
         rows.wait(draft.tokens.shape[1])
         return scores
 

@@ -67,8 +67,8 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
         raise InputError(f"`model` must be a model of transformers, but is {kind}. Load it with AutoModelForCausalLM.")
     if has_alibi(model):
         raise InputError(
-            f"`model` must have positions that a draft's tokens can be given, but {kind} adds ALiBi's bias, which counts "
-            "columns. Decode it with `model.generate` alone."
+            f"`model` must have positions that a draft's tokens can be given, but {kind} adds ALiBi's bias, which "
+            "counts columns. Decode it with `model.generate` alone."
         )
     if not is_decoder_only(model):
         raise InputError(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast, final
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.ropes import growing_ropes
 from mmdec.targets.states import cache_arguments, cached_columns
-from mmdec.targets.windows import Window, Windows
-from mmdec.types import CACHE, InputError, Scores
+from mmdec.types import CACHE, InputError
 
 # beginnings of argument names that only models of images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")

@@ -32,7 +32,6 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 from mmdec.nn.int8 import quantised
 from mmdec.ops.tree_attention import TreeMask
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
-from mmdec.targets.fast_pass import FastRun, fast_pass
 from mmdec.targets.hf_target import model_name
 from mmdec.targets.whisper_call import can_twin, eager_twin
 from mmdec.targets.whisper_decoder import FastDecoder, Piece
@@ -85,7 +84,7 @@ class WhisperTarget(EncodedTarget):
         if self._together is None:
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
-        if session.reader is None or session.fast is not None:
+        if session.reader is None:
             return self._together.alone(partial(alone.score, session, draft))
         return self._together.pass_of(alone.score_several, (session, draft))
 
@@ -128,9 +127,6 @@ class WhisperTarget(EncodedTarget):
         if len(states) == len(prompt.ids):
             quick.remember(states, cache)
         return quick
-
-    def _fast(self, session: EncodedSession) -> FastRun | None:
-        return None if session.reader is None else fast_pass(self.model).begin(session.cache)
 
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
         states, layers = session.encoded[0], session.layers

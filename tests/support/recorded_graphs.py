@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from mmdec.targets.fast_pass import Graph, Run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mmdec.targets import fast_pass
-from mmdec.targets.fast_pass import Graph, Run
 
 # operations that wait for the device
 WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")

@@ -23,7 +23,7 @@ from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness
 from mmdec.evaluation.quality.harness import Log, no_log
 from mmdec.hub.provenance import hardware, surroundings
 from mmdec.ops.dag import dag_marginal
-from mmdec.ops.kernels import KERNELS, graphs_why_not, runs_on, why_not
+from mmdec.ops.kernels import KERNELS, runs_on, why_not
 from mmdec.ops.kv_gather import kv_gather
 from mmdec.ops.tree_attention import TreeMask, tree_attention, tree_mask
 from mmdec.types import MmdecError
@@ -276,13 +276,11 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine, JSON-ready: processor, GPU, versions, and whether each Triton kernel and the fast pass
-    (passes over drafts as CUDA graphs) can run here. If one cannot, its `why_not` is the reason."""
+    """Describe this machine, JSON-ready: processor, GPU, versions, and whether each Triton kernel can run here. If one
+    cannot, its `why_not` is the reason."""
     report = surroundings()
     reason = why_not(0 if report["gpus"] else None)
     report["kernels"] = [
         {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
     ]
-    reason = graphs_why_not(torch.device("cuda" if report["gpus"] else "cpu"))
-    report["fast_pass"] = {"what": "drafts' passes as CUDA graphs", "active": reason is None, "why_not": reason}
     return report

@@ -19,14 +19,13 @@ def test_each_kernel_is_active_or_says_why_not() -> None:
     assert [kernel["name"] for kernel in found["kernels"]] == list(KERNELS)
     assert all(kernel["active"] == (kernel["why_not"] is None) for kernel in found["kernels"])
     assert found["versions"]["torch"]
-    assert found["fast_pass"]["active"] == (found["fast_pass"]["why_not"] is None) == torch.cuda.is_available()
     assert bool(found["gpus"]) == torch.cuda.is_available()
 
 
 def test_the_table_names_every_kernel() -> None:
     result = CliRunner().invoke(app, ["info"])
     assert result.exit_code == 0, result.output
-    assert all(name in result.output for name in (*KERNELS, "fast pass"))
+    assert all(name in result.output for name in KERNELS)
 
 
 def test_kernels_can_be_kept_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +35,3 @@ def test_kernels_can_be_kept_off(monkeypatch: pytest.MonkeyPatch) -> None:
         assert why_not() == "MMDEC_KERNELS=0 keeps them off"
     finally:
         why_not.cache_clear()
-
-
-def test_graphs_can_be_kept_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MMDEC_GRAPHS", "0")
-    result = CliRunner().invoke(app, ["info"])
-    assert "MMDEC_GRAPHS=0 keeps them off" in result.output

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from mmdec.targets.fast_pass import FastPass, FastRun, fast_pass
 from typer.testing import CliRunner
 
 from mmdec.cli.bench import app
@@ -16,7 +17,6 @@ from mmdec.evaluation.bench import passes as bench_passes
 from mmdec.evaluation.bench import passes_transcription as bench_speech
 from mmdec.targets import attention
 from mmdec.targets import fast_pass as targets_fast_pass
-from mmdec.targets.fast_pass import FastPass, FastRun, fast_pass
 from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
 from tests.support.recorded_graphs import recorded_graphs
