@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-REGISTER_THEMSELVES = ("mmdec.targets.attention", "mmdec.hub.auto_model")
-
 
 def register() -> None:
-    """Register mmdec's attention implementation and model folders with transformers.
+    """Register mmdec's attention implementation with transformers: afterwards
+    `model.set_attn_implementation("mmdec_tree")` works.
 
-    Afterwards `model.set_attn_implementation("mmdec_tree")`, `AutoConfig` and `AutoModel` accept mmdec's names.
     Importing `mmdec.generation.speculation` (as `mmdec.generate` does) calls this function, which imports transformers'
     model classes.
     """
-    for module in REGISTER_THEMSELVES:
-        import_module(module)
+    import_module("mmdec.targets.attention")  # registers itself

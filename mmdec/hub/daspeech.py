@@ -106,7 +106,7 @@ def save_model(
     with whole_folder(target) as fresh:
         config = {
             "system": "daspeech",
-            "model_type": "mmdec-daspeech",  # read by transformers' AutoConfig
+            "model_type": "mmdec-daspeech",
             "architecture": model.config.to_dict(),
             "vocoder": describe_vocoder(vocoder),
             "decoding": asdict(decoding),

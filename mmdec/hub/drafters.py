@@ -49,7 +49,7 @@ from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Drafter, InputError
 
 CONFIG = "config.json"
-MODEL_TYPE = "mmdec-drafter"  # value of "model_type" in config.json, by which transformers' AutoConfig finds the class
+MODEL_TYPE = "mmdec-drafter"  # value of "model_type" in config.json
 MAX_CONFIG_BYTES = 2**16
 PICTURE = "data/samples/images/menu.png"  # an image in the repository, for the example in the model card
 

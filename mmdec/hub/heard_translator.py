@@ -113,7 +113,7 @@ def save_heard(
     with whole_folder(directory) as fresh:
         config = {
             "system": "daspeech",
-            "model_type": "mmdec-daspeech",  # read by transformers' AutoConfig
+            "model_type": "mmdec-daspeech",
             "layout": LAYOUT,
             "architecture": parts.model.sizes.to_dict(),
             "voice": asdict(parts.voice.config),

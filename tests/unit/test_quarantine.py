@@ -17,9 +17,6 @@ EXCEPTIONS = {
     # Settings that a config.json may have and that are not followed: named as they stand in the file.
     ("checks/weights.py", "_attn_implementation"),
     ("checks/weights.py", "_experts_implementation"),
-    # Options that `AutoModel.from_pretrained` adds to those of the caller: they are dropped.
-    ("hub/auto_model.py", "_from_auto"),
-    ("hub/auto_model.py", "_commit_hash"),
     # Labels are kept for a model: where it lies is no part of what it is.
     ("training/medusa/data.py", "_name_or_path"),
     # Lightning's: the class that a checkpoint names, whether one was read when an error came, and the count of steps
