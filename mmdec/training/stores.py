@@ -7,7 +7,7 @@ killed at any moment: an incomplete last line is ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, final
 
@@ -143,3 +143,29 @@ class FrameStore(_Rows[int]):
     def add(self, frames: Mapping[str, Tensor]) -> None:
         """Store the states (n, D) of recordings by name; n must be at least 1."""
         self._add((name, len(rows), rows) for name, rows in frames.items())
+
+
+@final
+class EncodedWindows:
+    """Stores windows of sound by name: the prompt's token ids, the text's, and the encoder's states (S, H)."""
+
+    def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
+        """width: number of channels, H. rank: number of this process, which writes its own files."""
+        self.states = FrameStore(folder / "states", width, rank)
+        self.prompts, self.texts = TokenStore(folder / "prompts", rank), TokenStore(folder / "texts", rank)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.states and name in self.prompts.tokens and name in self.texts.tokens
+
+    def get(self, name: str) -> tuple[list[int], list[int], Tensor]:
+        """Return a window's prompt, text and states (S, H) in float32. Raises KeyError for an unknown name."""
+        return self.prompts.tokens[name], self.texts.tokens[name], self.states.get(name)
+
+    def add(
+        self, names: Sequence[str], prompts: Sequence[list[int]], texts: Sequence[list[int]], states: Tensor
+    ) -> None:
+        """Store B windows. states: (B, S, H)."""
+        fresh = [row for row, name in enumerate(names) if name not in self]
+        self.prompts.add({names[row]: list(prompts[row]) for row in fresh})
+        self.texts.add({names[row]: list(texts[row]) for row in fresh})
+        self.states.add({names[row]: states[row] for row in fresh})

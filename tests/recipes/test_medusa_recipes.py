@@ -129,7 +129,7 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
             base,
             corpus,
             f"--model.init_args.kind={kind}",
-            f"--model.init_args.keep_states={kind == 'linear'}".lower(),
+            "--model.init_args.keep_states=true",
             f"--data.init_args.composition={composition}",
             "--data.init_args.batch_size=5",
             "--data.init_args.steps_per_epoch=1",

@@ -12,6 +12,7 @@ the true token i + k; rank 0 is the likeliest token.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
 from mmdec.training.checkpoints import keep_options
 from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData, fingerprint, own_text
 from mmdec.training.optim import Schedule, groups, scheduled, token_weight
-from mmdec.training.stores import StateStore, TokenStore
+from mmdec.training.stores import EncodedWindows, StateStore, TokenStore
 from mmdec.types import InputError
 
 ITERATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
@@ -255,7 +256,10 @@ class MedusaOptions:
     kl: weight of KL(model || head), the divergence from the model's own distribution of the same token.
     max_tokens: the most tokens of a text that the model decodes.
     draft_nodes: number of tokens that the heads draft in each round while the model decodes labels.
-    keep_states: store decoder states on disk, 2 H bytes a token. Windows that repeat are then not encoded again.
+    keep_states: store states on disk, so that windows that repeat are not encoded again: the decoder's for linear
+        heads, 2 H bytes a token; the encoder's for a block, 2 S H bytes a window.
+    vocabulary: 0, or the number of the most frequent tokens among the labels so far that the training loss compares a
+        target with, beside the targets of the batch. The cost of a step on a processor is nearly proportional to it.
     tree_nodes: number of nodes of the draft tree in validation. The heads with the most tokens per round with this tree
         are saved.
     base_dtype: dtype of the frozen Whisper.
@@ -279,11 +283,9 @@ class MedusaOptions:
     draft_nodes: int = 8
     tree_nodes: int = 16
     keep_states: bool = False
+    vocabulary: int = 0
     base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
-    def __post_init__(self) -> None:
-        if self.keep_states and self.kind == "block":
-            raise InputError("`keep_states` must be false for a block, which reads the encoder's states, but is true.")
 
 
 class MedusaModule(LightningModule):
@@ -324,11 +326,15 @@ class MedusaModule(LightningModule):
         self.held = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.options.base_dtype}-{self.options.max_tokens}"
         self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
+        self.counts: Counter[int] = Counter(token for text in self.labels.tokens.values() for token in text)
         self.states: StateStore | None = None
-        if self.options.keep_states:
+        self.encoded: EncodedWindows | None = None
+        if self.options.keep_states and self.options.kind == "block":
+            folder = data.kept / f"encoded-{self.options.labels}-{options}"
+            self.encoded = data.stored = EncodedWindows(folder, model.config.d_model, self.global_rank)
+        elif self.options.keep_states:
             folder = data.kept / f"states-{self.options.labels}-{options}"
-            self.states = StateStore(folder, model.config.d_model, self.global_rank)
-            data.stored = self.states
+            self.states = data.stored = StateStore(folder, model.config.d_model, self.global_rank)
 
     def read(self, batch: HeadBatch) -> TextPositions:
         """Return the texts of a batch with the model's decoder states, which are stored or computed now."""
@@ -353,11 +359,20 @@ class MedusaModule(LightningModule):
         """Run the encoder, decode the texts that are not stored yet, and run the decoder over all texts. Returns the
         texts' token ids, their decoder states (N, H), and `TextPositions.whole`."""
         model = self.base
-        assert batch.features is not None
         with torch.autocast(self.device.type, enabled=False):
-            states = model.model.encoder(batch.features.to(model.dtype)).last_hidden_state
-            prompts = self._prompts(states, batch.prompts)
-            texts = batch.truth if self.options.labels == "truth" else self._own(states, prompts, batch)
+            if batch.features is None and self.encoded is not None:
+                stored = [self.encoded.get(name) for name in batch.names]
+                prompts, texts = [prompt for prompt, _, _ in stored], [text for _, text, _ in stored]
+                states = torch.stack([states for _, _, states in stored]).to(self.device, model.dtype)
+            else:
+                assert batch.features is not None
+                states = model.model.encoder(batch.features.to(model.dtype)).last_hidden_state
+                if self.encoded is not None:
+                    states = states.half().to(model.dtype)  # as stored states are rounded
+                prompts = self._prompts(states, batch.prompts)
+                texts = batch.truth if self.options.labels == "truth" else self._own(states, prompts, batch)
+                if self.encoded is not None:
+                    self.encoded.add(batch.names, prompts, texts, states)
             reach = model.config.max_target_positions
             texts = [text[: max(reach + 1 - len(prompt), 0)] for text, prompt in zip(texts, prompts, strict=True)]
             read = [[*prompt, *text[:-1]][:reach] for prompt, text in zip(prompts, texts, strict=True)]
@@ -386,6 +401,9 @@ class MedusaModule(LightningModule):
             hidden, states, where = positions.whole
             read = self.heads.through(hidden, states).flatten(0, 1)[where]
         ranks = torch.full_like(positions.targets, WIDTH)
+        targets = positions.targets
+        if self.training and self.options.vocabulary:
+            output, targets = self._frequent(output, targets)
         losses = []
         weights = token_weight((positions.targets >= 0).sum(0))
         for index, head in enumerate(self.heads.heads):
@@ -393,10 +411,18 @@ class MedusaModule(LightningModule):
             at = positions.at[asked]
             # The head predicts a token that the model itself predicts `index` + 1 positions later.
             teacher = positions.hidden[at + index + 1] if self.options.kl else None
-            loss, rank = head_loss(head(read[at]), output, positions.targets[asked, index], teacher, self.options.kl)
+            loss, rank = head_loss(head(read[at]), output, targets[asked, index], teacher, self.options.kl)
             ranks[asked, index] = rank.clamp(max=WIDTH)
             losses.append(loss * weights[index])
         return losses, ranks
+
+    def _frequent(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Restrict the output matrix (V, H) to the frequent tokens and the targets (P, K). Returns: its rows (v, H),
+        and the targets as indices of these rows; -1 stays."""
+        frequent = [token for token, _ in self.counts.most_common(self.options.vocabulary)]
+        ids = torch.cat([targets[targets >= 0].cpu(), torch.tensor(frequent, dtype=torch.long)]).unique()
+        ids = ids.to(output.device)
+        return output[ids], torch.where(targets >= 0, torch.searchsorted(ids, targets.clamp(min=0)), targets)
 
     def weighted(self, losses: Sequence[Tensor]) -> Tensor:
         return sum((w * loss for w, loss in zip(self.weights, losses, strict=True)), losses[0] * 0) / sum(self.weights)
@@ -484,6 +510,7 @@ class MedusaModule(LightningModule):
             timed = [batch.timed[row] for row in missing]
             fresh = own_text(self.base, states[missing], asked, timed, self.options.max_tokens, drafter, nodes)
             self.labels.add({batch.names[row]: text for row, text in zip(missing, fresh, strict=True)})
+            self.counts.update(token for text in fresh for token in text)
         return [self.labels.tokens[name] for name in batch.names]
 
     def _prompts(self, states: Tensor, prompts: list[list[int]]) -> list[list[int]]:
