@@ -326,7 +326,7 @@ def passes(
     return bench_passes(text, prefix, speech, repeats=repeats, device=device, threads=threads, log=log)
 
 
-@app.command(**as_verb("bench asr data/samples/english/paragraph.flac"))
+@app.command(**as_verb("bench asr data/samples/english/two_cities.flac"))
 @reporting
 def asr(
     recordings: Annotated[

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SPEECH_MODEL, SPEECH_CORPUS = "daspeech-everyday", Path("data/natural/manifest.tsv")
 SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
-WHISPER_MODEL, WHISPER_CORPUS = "whisper-phrasebook", Path("data/english")
+WHISPER_MODEL, WHISPER_CORPUS = "whisper-tiny.en", Path("data/english")
 VLM_MODEL = "vlm-scenes"
 OWN_PROMPT = "Describe this image."
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # folders of samples: in an installed wheel, and in a checkout of the repository
 FOLDERS = (PACKAGE / "_samples", PACKAGE.parent / "data" / "samples")
 PICTURES = ("menu.png", "timetable.png", "street.png")
-ENGLISH = ("sentence.flac", "unseen_voice.flac", "paragraph.flac")
+ENGLISH = ("austen.flac", "president.flac", "two_cities.flac")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,10 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
     """Yield the folders of drafters inside the model's folder or next to it, the preferred drafter first."""
     if folder is not None:
         home = folder.resolve()
-        for name in auto_names(speech=hasattr(model.config, "num_mel_bins")):
+        names = auto_names(speech=hasattr(model.config, "num_mel_bins"))
+        if (home / SHIPPED).is_file():  # lists the folder's drafters, the preferred one first
+            names = tuple(name for name in read_settings(home / SHIPPED).get("drafters", ()) if name in names)
+        for name in names:
             path = drafter_folder(folder, name)
             if path is not None and (path.parent != home or lies_inside(path, home)):
                 yield path

@@ -36,7 +36,7 @@ from mmdec.types import InputError
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
-RECORDING = "data/samples/english/sentence.flac"  # a recording in the repository, for the example in the model card
+RECORDING = "data/samples/english/austen.flac"  # a recording in the repository, for the example in the model card
 # kind of heads in published checkpoints -> mmdec's name
 KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")

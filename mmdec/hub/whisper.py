@@ -43,7 +43,7 @@ from mmdec.nn.int8 import quantise_linears
 from mmdec.nn.whisper_encoder import WhisperEncoder, WhisperEncoderConfig
 from mmdec.types import Drafter, InputError
 
-DEFAULT_MODEL = "whisper-phrasebook"
+DEFAULT_MODEL = "whisper-tiny.en"
 KIND = "whisper"  # transformers' model_type
 HEADS = "medusa"
 GENERATION = "generation_config.json"

@@ -29,6 +29,7 @@ from mmdec.hub.medusa import load_heads
 from mmdec.hub.whisper import HEADS, load_whisper
 from mmdec.training import timed_run
 from mmdec.training.checkpoints import read_checkpoint
+from mmdec.training.corpora.windows import SECONDS, WindowData, data_options
 from mmdec.training.daspeech import timed as daspeech
 from mmdec.training.medusa.data import HeadData, fingerprint
 from mmdec.training.medusa.module import MedusaModule
@@ -55,7 +56,6 @@ from mmdec.training.vlm_drafters.systems import EagleModule
 from mmdec.training.whisper.export import export as export_whisper
 from mmdec.training.whisper.export import load_module as load_whisper_module
 from mmdec.training.whisper.module import Shape, WhisperModule
-from mmdec.training.whisper.window_data import SECONDS, WindowData, data_options
 from mmdec.types import InputError
 
 SETTLED = 3.0  # divisor of the learning rate if training begins with trained weights, which large steps would spoil

@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         else:
             soundfile.write(tmp_path / name, buzz(1.5, number), RATE)
     for name in {"hello.flac", *re.findall(r"\"(\w+\.flac)\"", README)}:
-        shutil.copy(ROOT / "data" / "samples" / "english" / "sentence.flac", tmp_path / name)
+        shutil.copy(ROOT / "data" / "samples" / "english" / "austen.flac", tmp_path / name)
     (tmp_path / "data" / "samples" / "english").mkdir()
     shutil.copy(tmp_path / "hello.flac", tmp_path / "data" / "samples" / "english" / "one.flac")
     (tmp_path / "data" / "samples" / "images").symlink_to(ROOT / "data" / "samples" / "images")

@@ -26,7 +26,7 @@ from tests.support.tiny_english import write_english
 from tests.support.tiny_whisper import write
 
 LAST = MEDUSA.run / "checkpoints" / "last.ckpt"
-SHIPPED, MADE = Path("models/whisper-phrasebook/medusa"), Path("runs/whisper-phrasebook")
+SHIPPED, MADE = Path("models/whisper-tiny.en/medusa"), Path("runs/whisper-tiny.en")
 pytestmark = LIGHTNING
 
 
@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout with a model and a corpus."""
     root = tmp_path_factory.mktemp("checkout")
     write_english(root / "data" / "english")
-    write(root / "models" / "whisper-phrasebook", with_heads=False, seconds=30)
+    write(root / "models" / "whisper-tiny.en", with_heads=False, seconds=30)
     return root
 
 
@@ -48,7 +48,7 @@ def checkout(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def heads(folder: Path, bias: float, count: int = 3) -> Path:
-    model = load_whisper("models/whisper-phrasebook", "cpu").model
+    model = load_whisper("models/whisper-tiny.en", "cpu").model
     made = MedusaHeads(MedusaConfig(model.config.d_model, model.config.vocab_size, heads=count))
     for weight in made.parameters():
         torch.nn.init.constant_(weight, bias)
@@ -69,7 +69,7 @@ class Runner:
         made = heads(Path("runs/medusa/heads"), 0.1)
         (made / "provenance.json").write_text('{"training": {"step": 3}}')
         Path("runs/medusa/checkpoints").mkdir(exist_ok=True)
-        mark = fingerprint(load_whisper("models/whisper-phrasebook", "cpu").model)
+        mark = fingerprint(load_whisper("models/whisper-tiny.en", "cpu").model)
         torch.save({"base": mark, "state_dict": {}}, LAST)
 
 
@@ -85,7 +85,7 @@ def test_only_better_heads_are_shipped(checkout: Path, old: float, new: float, t
     assert made.folder == (MADE if taken else Path("runs/medusa/heads"))
     if taken:
         assert (MADE / "medusa" / "heads.safetensors").read_bytes() != (SHIPPED / "heads.safetensors").read_bytes()
-        assert weights(MADE)["model.safetensors"] == before["whisper-phrasebook/model.safetensors"]
+        assert weights(MADE)["model.safetensors"] == before["whisper-tiny.en/model.safetensors"]
     recipe, resumed = runner.calls[0]
     assert resumed is None
     assert recipe["model"]["init_args"]["start"] == str(SHIPPED)
@@ -110,8 +110,8 @@ def test_a_run_goes_on_unless_it_was_finished_or_the_model_is_another(checkout: 
     assert recipe["data"]["init_args"]["steps_per_epoch"] == 2  # as it was begun with
     Path("runs/medusa/finished").unlink()
     shutil.rmtree(MADE)
-    shutil.rmtree("models/whisper-phrasebook")
-    write(Path("models/whisper-phrasebook"), seed=6, with_heads=False, seconds=30)
+    shutil.rmtree("models/whisper-tiny.en")
+    write(Path("models/whisper-tiny.en"), seed=6, with_heads=False, seconds=30)
     train(60, runner)
     assert runner.calls[-1][1] is None
     train(60, runner, fresh=True)
@@ -136,7 +136,7 @@ def test_the_recipe_runs_in_the_time_it_gets(checkout: Path, monkeypatch: pytest
     assert made.better == (made.before is not None and made.after > made.before)
     last = read_checkpoint(LAST)
     assert last["global_step"] >= 2
-    model = load_whisper("models/whisper-phrasebook", "cpu").model
+    model = load_whisper("models/whisper-tiny.en", "cpu").model
     assert load_heads(Path("runs/medusa/heads"), model).heads.config.heads == 3
     recipe = yaml.safe_load(Path("runs/medusa/schedule.yaml").read_text(encoding="utf-8"))
     better = MEDUSA.score(Path("runs/medusa/heads"), recipe)

@@ -58,7 +58,7 @@ def paired(ratio: float, n: int = 5) -> Paired:
 def asr() -> BenchReport:
     return BenchReport(
         bench="asr",
-        title="Medusa heads: whisper-phrasebook, drafts learned",
+        title="Medusa heads: whisper-tiny.en, drafts learned",
         hardware=HARDWARE,
         exactness=(
             Exactness("tokens of medusa and of transformers' greedy loop", 8, 8),

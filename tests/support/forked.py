@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 300  # time limit of a piece
-DEFAULTS = ("daspeech-everyday", "whisper-phrasebook", "vlm-scenes")  # models of calls that name none
+DEFAULTS = ("daspeech-everyday", "whisper-tiny.en", "vlm-scenes")  # models of calls that name none
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tests.support.tiny_text import language_model
 
 REVISION = "0" * 40
 MODELS = Path(__file__).parents[2] / "models"
-SHIPPED = {"openai/whisper-small": "whisper-phrasebook", "llava-hf/llava-1.5-7b-hf": "vlm-scenes"}  # by hub id
+SHIPPED = {"openai/whisper-small": "whisper-tiny.en", "llava-hf/llava-1.5-7b-hf": "vlm-scenes"}  # by hub id
 END = "<|endoftext|>"
 
 

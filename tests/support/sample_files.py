@@ -13,7 +13,7 @@ def put_samples(folder: Path, code: str) -> None:
     """Copy a sample to each name of a wav, flac or png file (without a folder) in the code, except files that the code
     writes."""
     french = sorted(SAMPLES.glob("*.wav"))
-    english = SAMPLES / "english" / "sentence.flac"
+    english = SAMPLES / "english" / "austen.flac"
     for number, name in enumerate(sorted(set(re.findall(r"\"(\w+\.(?:wav|flac))\"", code)))):
         if f'.save("{name}")' not in code:
             shutil.copy(french[number % len(french)] if name.endswith(".wav") else english, folder / name)

@@ -16,12 +16,12 @@ from PIL import Image
 
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import read_questions
+from mmdec.training.corpora.windows import WindowData
 from mmdec.training.daspeech.acoustic import AcousticData
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.medusa.data import HeadData
 from mmdec.training.vlm.data import SceneData
 from mmdec.training.vlm_drafters.data import DraftData
-from mmdec.training.whisper.window_data import WindowData
 from tests.support.tiny_corpus import write_corpus
 
 SIDE = 8  # pixels of a picture

@@ -6,16 +6,26 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
-from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperProcessor
+from transformers import (
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+    WhisperTokenizer,
+)
 
 from mmdec.hub.medusa import save_heads
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
-from mmdec.training.whisper.window_data import build_tokenizer, generation_config
 
 FRAMES = 100  # feature frames in a second
 STEPS = FRAMES // 2  # encoder states in a second, each of 0.02 s
@@ -44,6 +54,62 @@ SIZES: dict[str, Any] = {
     "max_target_positions": 64,
     "init_std": 0.4,  # large: texts repeat themselves now and then, and end at different lengths
 }
+
+
+END, START = "<|endoftext|>", "<|startoftranscript|>"
+NAMED_TASKS = {"translate": "<|translate|>", "transcribe": "<|transcribe|>"}
+OTHERS = ("<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")
+PRECISION = 0.02  # seconds between two successive timestamp tokens
+WINDOW_SECONDS = 30
+
+
+def build_tokenizer(texts: Iterable[str], pieces: int) -> WhisperTokenizer:
+    """Build an English tokenizer in Whisper's format: byte-level BPE learned from `texts`, then Whisper's special
+    tokens in their order, then the timestamps of a 30 s window (Radford et al. 2022, section 2.3).
+    pieces: vocabulary size of the BPE, the 256 bytes included."""
+    learner = ByteLevelBPETokenizer()
+    learner.train_from_iterator(
+        (f" {text}" for text in texts), vocab_size=max(pieces, 256), min_frequency=2, show_progress=False
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        learner.save_model(folder)
+        vocab = json.loads((Path(folder) / "vocab.json").read_text(encoding="utf-8"))
+        lines = (Path(folder) / "merges.txt").read_text(encoding="utf-8").splitlines()
+        # an empty normaliser, because Whisper's own would convert British spellings
+        (Path(folder) / "normalizer.json").write_text("{}", encoding="utf-8")
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        tokenizer = WhisperTokenizer(
+            vocab=vocab, merges=merges, normalizer_file=str(Path(folder) / "normalizer.json"), pad_token=END
+        )
+    special = [START, "<|en|>", *NAMED_TASKS.values(), *OTHERS]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})  # type: ignore[arg-type] # a list is taken
+    stamps = round(WINDOW_SECONDS / PRECISION) + 1
+    tokenizer.add_tokens([f"<|{step * PRECISION:.2f}|>" for step in range(stamps)])
+    tokenizer.set_prefix_tokens(language="english", task="transcribe")
+    return tokenizer
+
+
+def generation_config(tokenizer: WhisperTokenizer, positions: int) -> GenerationConfig:
+    """Return a Whisper's generation settings for this tokenizer. positions: the decoder's number of positions."""
+    number: Any = tokenizer.convert_tokens_to_ids
+    end, start = number(END), number(START)
+    special = [number(name) for name in (START, "<|en|>", *NAMED_TASKS.values(), *OTHERS[:3])]
+    return GenerationConfig(
+        decoder_start_token_id=start,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+        max_length=positions,
+        begin_suppress_tokens=[number("Ġ"), end],
+        suppress_tokens=special,
+        is_multilingual=True,
+        lang_to_id={"<|en|>": number("<|en|>")},
+        task_to_id={task: number(name) for task, name in NAMED_TASKS.items()},
+        no_timestamps_token_id=number("<|notimestamps|>"),
+        prev_sot_token_id=number("<|startofprev|>"),
+        max_initial_timestamp_index=50,
+        return_timestamps=False,
+    )
 
 
 def build(vocabulary: int, start: int, end: int, seed: int, **sizes: Any) -> WhisperForConditionalGeneration:

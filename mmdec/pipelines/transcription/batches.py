@@ -27,7 +27,7 @@ from mmdec.decode.summary import cut_note
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
-from mmdec.hub.whisper import DEFAULT_MODEL, LoadedWhisper
+from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.call import Usage, numbered
 from mmdec.pipelines.confidence import CUT_CONFIDENCE, confidence, evidence
 from mmdec.pipelines.inputs import silent
@@ -38,8 +38,8 @@ from mmdec.targets.whisper_call import can_twin, compression
 from mmdec.targets.whisper_together import Together
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
-UNSURE = 0.7  # if the shipped model's confidence is lower, the transcript's note recommends another model
-FOR_PEOPLE = "openai/whisper-base"  # the model that the note recommends
+UNSURE = 0.7  # below this confidence, the transcript's note recommends a model of more languages or a larger one
+MULTILINGUAL = "openai/whisper-base"  # the model that the note recommends
 Progress = Callable[[float, float], None]  # called with (seconds of audio done, seconds of audio in total)
 NOBODY = "without a voice"  # text of the note for a long recording in which no speech was found
 OnTranscript = Callable[[int, Transcript], None]
@@ -298,12 +298,12 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
 
 
 def _advice(whisper: LoadedWhisper, sure: float) -> str:
-    """Return a note that recommends another model if the shipped one, which was trained on synthetic speech, is unsure;
-    else "". sure: the confidence."""
-    shipped = whisper.directory is not None and whisper.directory.name == DEFAULT_MODEL
-    if not shipped or sure >= UNSURE:
+    """Return a note on a transcript that a model of English alone is unsure of; else "". sure: the confidence."""
+    english = not getattr(whisper.model.generation_config, "is_multilingual", True)
+    if not english or sure >= UNSURE:
         return ""
-    return f'{DEFAULT_MODEL} is unsure of this voice; model="{FOR_PEOPLE}" knows recordings of people'
+    name = whisper.directory.name if whisper.directory is not None else "this model"
+    return f'{name} knows English alone and is unsure of this recording; model="{MULTILINGUAL}" knows other languages'
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:

@@ -140,7 +140,7 @@ def transcribe(
         rejected for it.
     processor: the processor of a loaded model; None otherwise.
     drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
-        drafter's folder or hub id, "whisper-phrasebook/medusa" for the shipped one, a dotted path
+        drafter's folder or hub id, "whisper-tiny.en/ctc" for a shipped one, a dotted path
         "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
         Default "auto": the first drafter in the model's folder, else one shipped for the model's weights, else
         "lookup"; CTC heads for different languages are joined.

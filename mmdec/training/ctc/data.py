@@ -26,11 +26,7 @@ from mmdec.hub.find import find, kind
 from mmdec.hub.whisper import KIND, KINDS, load_encoder
 from mmdec.nn.whisper_encoder import TAIL, WhisperEncoder, read_states
 from mmdec.phonetics.pieces import HEARD, Pieces, heard
-from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.corpora.text_files import held_sources, read_training_pairs, sentence_key
-from mmdec.training.optim import rows_of, sized_batches
-from mmdec.training.stores import FrameStore
-from mmdec.training.whisper.augment import (
+from mmdec.training.corpora.augment import (
     FRAME,
     add_babble,
     add_coloured_noise,
@@ -38,6 +34,10 @@ from mmdec.training.whisper.augment import (
     reverberate,
     telephone,
 )
+from mmdec.training.corpora.librispeech import Utterance, read_utterances
+from mmdec.training.corpora.text_files import held_sources, read_training_pairs, sentence_key
+from mmdec.training.optim import rows_of, sized_batches
+from mmdec.training.stores import FrameStore
 from mmdec.types import InputError
 
 FILES = ("*.json", "model.safetensors", "model-*.safetensors")

@@ -39,8 +39,7 @@ from mmdec.targets.whisper import WhisperTarget, generate_processors
 from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.corpora.librispeech import Utterance, read_splits
-from mmdec.training.optim import rows_of
-from mmdec.training.whisper.window_data import (
+from mmdec.training.corpora.windows import (
     PLAIN,
     SECONDS,
     Composition,
@@ -51,6 +50,7 @@ from mmdec.training.whisper.window_data import (
     durations,
     plan_windows,
 )
+from mmdec.training.optim import rows_of
 from mmdec.types import Drafter, InputError
 
 

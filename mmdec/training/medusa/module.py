@@ -287,7 +287,6 @@ class MedusaOptions:
     base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
-
 class MedusaModule(LightningModule):
     """Trains heads of a frozen Whisper, the data module's `base`. L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k.
 

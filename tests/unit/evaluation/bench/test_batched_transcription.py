@@ -21,7 +21,7 @@ def test_lengths_are_mixed_and_the_same_each_time() -> None:
 
 def test_pieces_are_compared_before_seconds_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     sound = talk([("sentence", None)])
-    options = {"model": "whisper-phrasebook", "drafter": None}
+    options = {"model": "whisper-tiny.en", "drafter": None}
     report = together.measure([sound, sound[: SAMPLE_RATE * 2]], options)
     assert report["recordings"] == 2
     assert report["windows"] == 2

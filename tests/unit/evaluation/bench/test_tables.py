@@ -137,7 +137,7 @@ def test_the_other_evaluations_fit_too() -> None:
     edits = {"substitutions": 100, "deletions": 30, "insertions": 40, "length": 9000}
     keys = ("wer", "cer", "wer_raw", "cer_raw")
     report = {
-        "model": "whisper-phrasebook",
+        "model": "whisper-tiny.en",
         "split": "test",
         "n": 600,
         "decoding": {"medusa": cost, "greedy": cost},

@@ -15,7 +15,7 @@ from tests.support.live_sound import RATE, chunks, spoken, talk
 
 @pytest.fixture(scope="module")
 def whisper() -> LoadedWhisper:
-    return load_whisper("whisper-phrasebook", "cpu")
+    return load_whisper("whisper-tiny.en", "cpu")
 
 
 def update(text: str, end: float, final: bool = False, rounds: int = 1) -> StreamUpdate:
@@ -55,7 +55,7 @@ def test_words_are_matched_in_order() -> None:
 def test_the_simulated_clock_waits_for_sound_and_for_work(whisper: LoadedWhisper) -> None:
     """With work that takes no time the texts are those of pieces of half a second; with slow work pieces wait together,
     and final texts are the same."""
-    sound = talk([1.0, ("sentence", None), 2.0])
+    sound = talk([1.0, ("austen", None), 2.0])
     options = {"model": whisper, "language": "en", "timestamps": "word"}
     quick = hear(LiveTranscriber(**options), sound, lambda: 0.0)
     direct = LiveTranscriber(**options)
@@ -73,5 +73,5 @@ def test_the_simulated_clock_waits_for_sound_and_for_work(whisper: LoadedWhisper
 
 def test_contexts_are_compared_on_the_same_recordings(whisper: LoadedWhisper) -> None:
     text = "We're arriving tomorrow at a quarter past ten."
-    found = contexts([(spoken("sentence"), text)], {"model": whisper, "language": "en"})
+    found = contexts([(spoken("austen"), text)], {"model": whisper, "language": "en"})
     assert found["whole"]["words wrong"]["value"] == found["auto"]["words wrong"]["value"] == 0.0

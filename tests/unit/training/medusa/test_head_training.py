@@ -17,9 +17,8 @@ from mmdec.nn.whisper_encoder import whisper_mel
 from mmdec.training.medusa.data import DETECT, Spelling, fingerprint, own_text
 from mmdec.training.medusa.module import first_heads, head_loss, measure, simulate, spread
 from mmdec.training.stores import StateStore, TokenStore
-from mmdec.training.whisper.window_data import build_tokenizer
 from mmdec.types import InputError
-from tests.support.tiny_whisper import LANGUAGES, NO_TIMESTAMPS, PREVIOUS, SOT, TASKS, whisper
+from tests.support.tiny_whisper import LANGUAGES, NO_TIMESTAMPS, PREVIOUS, SOT, TASKS, build_tokenizer, whisper
 from tests.support.tiny_whisper import sound as features
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mmdec.evaluation.quality.transcription import normaliser
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
-from mmdec.training.whisper.window_data import build_tokenizer
+from tests.support.tiny_whisper import build_tokenizer
 
 
 def test_edits_are_told_apart() -> None:

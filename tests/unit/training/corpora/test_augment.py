@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmdec.audio import SAMPLE_RATE
-from mmdec.training.whisper import augment as sounds
+from mmdec.training.corpora import augment as sounds
 from mmdec.types import InputError
 from tests.support.ready import said
 
@@ -209,7 +209,7 @@ def test_another_process_makes_the_same() -> None:
     code = """
 import hashlib
 import numpy as np
-from mmdec.training.whisper import augment as sounds
+from mmdec.training.corpora import augment as sounds
 sound = np.sin(np.arange(16000, dtype=np.float32) / 9) * np.float32(0.3)
 made = sounds.add_coloured_noise(sounds.speed_perturb(sound, 1.07), 12.0, np.random.default_rng(5))
 print(hashlib.blake2b(made.tobytes()).hexdigest())
