@@ -20,7 +20,7 @@ from mmdec import MmdecError, __version__, check_transformers
 from mmdec.checks.extras import missing_extra
 from mmdec.checks.files import printable, reason
 from mmdec.cli import bench, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
-from mmdec.cli.options import AsJson, as_verb
+from mmdec.cli.options import AsJson, VerbGroup, as_verb
 from mmdec.types import REFUSED
 
 EPILOG = (
@@ -35,6 +35,7 @@ INTERRUPTED, UNWRITTEN = 130, 1
 UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EROFS}
 app = typer.Typer(
     name="mmdec",
+    cls=VerbGroup,
     help="Parallel decoding for speech and pictures: translate French speech into English speech, transcribe speech, "
     "describe pictures.",
     no_args_is_help=True,
@@ -71,7 +72,6 @@ app.command(**as_verb('describe data/samples/images/menu.png --prompt "How much 
 app.command(**as_verb("demo --port 7860"))(serve.demo)
 app.command(**as_verb("serve --port 8000"))(serve.serve)
 app.add_typer(train.app, name="train")
-app.command(**as_verb("promote runs/whisper-phrasebook"))(train.promote)
 app.command(**as_verb("doctor vlm-scenes/eagle vlm-scenes"))(doctor.doctor)
 app.command(**as_verb("info --json"))(info)
 app.add_typer(evaluate.app, name="eval")

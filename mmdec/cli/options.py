@@ -28,6 +28,11 @@ SPEECH_TEXT = Path("data/everyday"), Path("data/phrasebook")
 WHISPER_MODEL, WHISPER_CORPUS = "whisper-tiny.en", Path("data/english")
 VLM_MODEL = "vlm-scenes"
 OWN_PROMPT = "Describe this image."
+# verbs that are gone -> what to use instead
+GONE = {
+    "promote": "`mmdec promote` is gone: measure both models with `mmdec eval` or `mmdec bench`, and copy the better "
+    "one's folder into models/.",
+}
 
 Inputs = Annotated[
     list[Path],
@@ -168,7 +173,13 @@ class Verb(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """A command with subcommands. Its error messages, like all others, name options as the user types them."""
+    """A command with subcommands. Its error messages, like all others, name options as the user types them, and say
+    what to use instead of a verb that is gone."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in GONE and args[0] not in self.commands:
+            ctx.fail(GONE[args[0]])
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _own_words():

@@ -1,2 +1,1 @@
-"""Scores and benchmarks of models, calibration of their confidence, and promotion: replacing a shipped model by a
-better one."""
+"""Scores and benchmarks of models, and calibration of their confidence."""

@@ -83,8 +83,8 @@ def keep_card(old: Path, fresh: Path) -> None:
         return
     if weights(old) != weights(fresh):
         raise InputError(
-            f"`directory` must hold no card of other weights, but '{old}' does. Write to runs/, and put a better model "
-            "there with `mmdec promote`, which measures it."
+            f"`directory` must hold no card of other weights, but '{old}' does. Write to another folder, or "
+            f"delete its {CARD} first."
         )
     shutil.copy(old / CARD, fresh)
 

@@ -61,8 +61,8 @@ def test_paths_of_this_machine_are_left_out(said: object, kept: object) -> None:
 
 
 def test_a_stamp_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/opt/mmdec/__main__.py", "promote", "--corpus=/home/ada/scenes"])
-    assert stamp(None)["argv"] == ["__main__.py", "promote", "--corpus=scenes"]
+    monkeypatch.setattr(sys, "argv", ["/opt/mmdec/__main__.py", "eval", "--corpus=/home/ada/scenes"])
+    assert stamp(None)["argv"] == ["__main__.py", "eval", "--corpus=scenes"]
 
 
 def test_provenance_of_training_names_no_folder(tmp_path: Path) -> None:

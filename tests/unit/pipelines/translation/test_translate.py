@@ -285,7 +285,7 @@ def test_weights_never_change_under_a_card(tiny_model: Path, tmp_path: Path) -> 
     with torch.no_grad():
         other.decoder.embed_tokens.weight.mul_(2.0)
     before = (target / "model.safetensors").read_bytes()
-    with pytest.raises(mmdec.InputError, match=r"no card of other weights.*`mmdec promote`"):
+    with pytest.raises(mmdec.InputError, match=r"no card of other weights.*delete its README.md"):
         hub.save_model(target, other, *rest)
     assert (target / "model.safetensors").read_bytes() == before
     assert (target / "README.md").read_text() == "# card\n"
