@@ -27,6 +27,8 @@ REAL = $(foreach config,$(wildcard $(MODELS)/*/config.json),$(if $(shell grep -l
 SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 
 .PHONY: help translate test test-all peers authors fairseq2 check bench real real-tables corpus train demo site wheel clean
+FIT = $(DEV)/python -m mmdec.training fit --config recipes/daspeech/phrasebook
+LIMIT = --ckpt_path last --trainer.max_time '{minutes: $(MINUTES)}'
 PEERS ?= .venv-peers
 AUTHORS ?= .venv-authors
 FAIRSEQ2 ?= .venv-fairseq2
@@ -85,8 +87,12 @@ real-tables: .venv-dev/ready
 corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-ng and flite
 	$(DEV)/python data/build/phrasebook.py --out data/corpus
 
-train: .venv-dev/ready  ## train or resume models in runs/ for MINUTES=25: a phrasebook's translator, Whisper, pictures
-	$(DEV)/python -m mmdec train --minutes $(MINUTES)
+train: .venv-dev/ready  ## train or resume the small DASpeech on data/corpus, its four stages MINUTES=25 each at most
+	@test -d data/corpus || { echo "make train needs data/corpus: make corpus builds it"; exit 2; }
+	for stage in units acoustic vocoder; do $(FIT)/$$stage.yaml $(LIMIT) || exit; done
+	$(DEV)/python -m mmdec.training.daspeech.export --joint runs/units/checkpoints --network-only runs/units/network.safetensors
+	$(FIT)/joint.yaml $(LIMIT)
+	$(DEV)/python -m mmdec.training.daspeech.export --out runs/daspeech-phrasebook
 
 demo: .venv/ready  ## the page: translate, transcribe, describe, at http://127.0.0.1:7860
 	$(BIN)/python -m mmdec demo

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that wants a GPU, in 25 minutes: kernel tests, all benchmarks with their GPU rows, ten minutes of training.
+# Everything that wants a GPU, in 25 minutes: kernel tests, all benchmarks with their GPU rows, eight minutes of training.
 #
 #     recipes/gpu.sh [out/gpu.json]
 #
@@ -44,7 +44,7 @@ part vlm 50 "$python" -m mmdec bench vlm --questions data/samples/images/samples
   --repeats 2 --output "$parts/vlm.json"
 part compressor 40 "$python" -m mmdec bench compressor --device cuda --repeats 3 --output "$parts/compressor.json"
 part paper 75 "$python" -m mmdec bench paper --device cuda --repeats 3 --output "$parts/paper.json"
-part train 660 "$python" -m mmdec train --minutes 10
+part train 660 "$python" -m mmdec train drafter --model vlm-scenes --data data/samples/images --output "$parts/drafter" --minutes 8
 
 mkdir -p "$(dirname "$output")"
 "$python" - "$parts" "$output" <<'PYTHON'

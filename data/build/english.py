@@ -228,6 +228,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if "MMDEC_PARENT" in os.environ:  # `make train` builds a corpus: it names itself here
-        end_with_parent(int(os.environ["MMDEC_PARENT"]))
     sys.exit(main())

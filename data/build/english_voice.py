@@ -8,7 +8,6 @@ all training sentences with their phones, then the rules by which letters are re
 
 import argparse
 import hashlib
-import os
 import re
 import string
 import subprocess
@@ -20,7 +19,6 @@ from pathlib import Path
 
 from letter_rules import learn
 from lexicon import Phones, build_lexicon, english_words
-from parent import end_with_parent
 from splits import share
 from tables import journal, read_journal, whole, write_text
 
@@ -152,6 +150,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if "MMDEC_PARENT" in os.environ:  # a trainer may build it: it names itself here
-        end_with_parent(int(os.environ["MMDEC_PARENT"]))
     sys.exit(main())

@@ -10,13 +10,11 @@ python data/build/phrasebook.py --pairs data/records --patterns records    # enc
 
 import argparse
 import hashlib
-import os
 import re
 import sys
 from collections import Counter
 from pathlib import Path
 
-from parent import end_with_parent
 from splits import Sentence, in_order, normalise, read_sentences, words
 from tables import write_text
 
@@ -116,6 +114,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if "MMDEC_PARENT" in os.environ:  # `make train` builds a corpus: it names itself here
-        end_with_parent(int(os.environ["MMDEC_PARENT"]))
     sys.exit(main())

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch.utils.data import DataLoader
 
@@ -58,93 +58,35 @@ class PlainProgress(Callback):
         rank_zero_info(f"{time.strftime('%H:%M:%S')} step {trainer.global_step} {head} {parts}")
 
 
-class Deadline(Callback):
-    """Ends training before a given time, after the last epoch that still fits.
+class TimeLimit(Timer):
+    """Lightning's Timer, which also lets the learning rate of a trapezoid schedule fall to zero at the end of the time.
 
-    After each epoch it estimates how many more epochs fit, with their validations. It sets the trainer's `max_epochs`
-    and `max_steps` accordingly. At least one epoch is trained. A validation follows the last epoch, even if the
-    trainer's `check_val_every_n_epoch` would skip it. Checkpoints do not store the time limit: a resumed run has a new
-    one.
+    Training ends after the step in which the time runs out, with a validation and a checkpoint. Checkpoints do not
+    store the time that has passed: a resumed run has a new limit.
 
-    at: the time limit, in seconds since 1970.
-    decay: let the learning rate of the module's trapezoid schedule fall to zero at the end.
-    epochs: maximum number of epochs; None: no maximum.
+    seconds: time limit, from the first training step on.
     """
 
-    def __init__(self, at: float, decay: bool = False, epochs: int | None = None) -> None:
-        self.at, self.decay, self.epochs = at, decay, epochs
-        self.since = self.looking = time.time()
-        self.looked = 0.0  # seconds spent on validation in the current epoch
-        self.look: float | None = None  # seconds of the longest validation so far; None before the first
-        self.every: int | None = None  # the trainer's `check_val_every_n_epoch`
-        self.last = True  # whether the current epoch is the last one
+    def __init__(self, seconds: float) -> None:
+        super().__init__(duration={"seconds": seconds}, interval="step", verbose=False)
+        self.begun = 0  # training step at which this run began
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.since, self.looked = time.time(), 0.0
-        self.every = trainer.check_val_every_n_epoch
+        super().on_train_start(trainer, pl_module)
+        self.begun = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
-    ) -> None:
-        """After an epoch's last step: if no further epoch fits, let Lightning validate after this epoch."""
-        if self.every is None or batch_idx + 1 != trainer.num_training_batches:
-            return
-        done, now = self._done(trainer) + 1, time.time()
-        took = max(now - self.since, 1e-3)
-        look = took if self.look is None else self.look
-        left = self.at - now - (0.0 if done % self.every else look)
-        more = epochs_that_fit(left, took, look, done, self.every)
-        last = more == 0 or (self.epochs is not None and done >= self.epochs)
-        self.last = trainer.strategy.broadcast(last)  # all processes must validate at the same step
-        trainer.check_val_every_n_epoch = 1 if self.last else self.every
+    def on_train_epoch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        super().on_train_epoch_end(trainer, *args, **kwargs)
+        module = trainer.lightning_module
+        rate, left = getattr(module, "rate", None), self.time_remaining()
+        if isinstance(rate, Schedule) and left is not None:
+            steps = trainer.global_step - self.begun
+            end = trainer.global_step + round(steps * max(left, 0.0) / max(self.time_elapsed(), 1e-3))
+            # all processes must compute with the same rate
+            module.rate = rate.ending(trainer.global_step, trainer.strategy.broadcast(end))  # type: ignore[assignment] # not a submodule
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.looking = time.time()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        took = time.time() - self.looking
-        self.looked, self.look = self.looked + took, max(self.look or 0.0, took)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        now = time.time()
-        took = max(now - self.since - self.looked, 1e-3)
-        self.since, self.looked = now, 0.0
-        done = self._done(trainer)
-        # before the first validation, assume that a validation takes as long as an epoch
-        look = took if self.look is None else self.look
-        more = epochs_that_fit(self.at - now, took, look, done, self.every)
-        # training must end with a validated epoch, which the current epoch may not be
-        total = done + (more if self.last else max(more, 1))
-        if self.epochs is not None:
-            total = max(done, min(total, self.epochs))
-        # all processes get the same number, so that they stop at the same step
-        total = trainer.strategy.broadcast(total)
-        trainer.fit_loop.max_epochs = total
-        end = trainer.global_step + (total - done) * int(trainer.num_training_batches)
-        if trainer.max_steps != -1:
-            trainer.fit_loop.epoch_loop.max_steps = end
-        rate = getattr(pl_module, "rate", None)
-        if self.decay and isinstance(rate, Schedule):
-            pl_module.rate = rate.ending(trainer.global_step, end)  # type: ignore[assignment] # not a submodule
-
-    def _done(self, trainer: Trainer) -> int:
-        """Return the number of epochs that are over."""
-        current = trainer.fit_loop.epoch_progress.current
-        return current.processed  # type: ignore[attr-defined] # a _ProcessedTracker, declared as a wider class
-
-
-def epochs_that_fit(seconds: float, epoch: float, validation: float, done: int, every: int | None) -> int:
-    """Return how many further epochs fit in `seconds`, with their validations.
-
-    epoch, validation: seconds of one epoch, and of one validation.
-    done: number of epochs already trained.
-    every: a validation follows each `every`-th epoch, counted from the start of training, and the last epoch; None: do
-        not count the time of validations.
-    """
-    more = max(int(seconds / epoch), 0)
-    while more and every and more * epoch + (-(-(done + more) // every) - done // every) * validation > seconds:
-        more -= 1
-    return more
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
 
 WIDTH = 24  # width of the progress bar, in characters
@@ -160,11 +102,11 @@ class StageBar(Callback):
     tokens per decoding round in training ("train/round"), the bar shows this estimate. After the first validation, it
     shows the tokens per round on held-out answers instead, because a drafter may overfit the training answers.
 
-    stage: the name to show. at: the time limit, in seconds since 1970.
+    stage: the name to show. seconds: the time limit, from the first training step on.
     """
 
-    def __init__(self, stage: str, at: float) -> None:
-        self.stage, self.at = stage, at
+    def __init__(self, stage: str, seconds: float) -> None:
+        self.stage, self.seconds = stage, seconds
         self.begun = self.shown = time.time()
         self.loss: float | None = None
         self.rounds: float | None = None  # moving average of the tokens per round that training steps estimate
@@ -206,15 +148,14 @@ class StageBar(Callback):
 
     def _show(self, step: int, done: bool = False) -> None:
         self.shown = now = time.time()
-        whole = max(self.at - self.begun, 1e-9)
-        part = 1.0 if done else min(max((now - self.begun) / whole, 0.0), 1.0)
+        part = 1.0 if done else min((now - self.begun) / max(self.seconds, 1e-9), 1.0)
         filled = round(WIDTH * part)
         loss = "" if self.loss is None else f"  loss {self.loss:.3f}"
         if self.held_out is not None:
             loss += f": {self.held_out:.1f} tokens a round on held-out answers"
         elif self.rounds is not None:
             loss += f": chains of {CHAIN} give about {self.rounds:.1f} tokens a round"
-        left = max(round(self.at - now), 0)
+        left = max(round(self.begun + self.seconds - now), 0)
         rest = "done" if done else f"{left // 60}:{left % 60:02d} left"
         line = f"{self.stage} [{'#' * filled}{'-' * (WIDTH - filled)}] {100 * part:3.0f} %  step {step}{loss}  {rest}"
         if sys.stdout.isatty():

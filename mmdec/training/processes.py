@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from filelock import FileLock, Timeout
 
@@ -91,24 +90,3 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def sigterm_exits() -> Iterator[None]:
-    """Within the `with` block, SIGTERM raises SystemExit with code 143, so that `finally` blocks run.
-
-    This works in the main thread only; in other threads nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the cleanup
-        raise SystemExit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

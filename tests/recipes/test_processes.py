@@ -125,7 +125,6 @@ def drafter(system: str, **network: Any) -> Callable[[Path], tuple[Options, Opti
 
 RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {
     "daspeech/phrasebook/units": translator,
-    "daspeech/phrasebook/ablation": translator,
     "daspeech/phrasebook/joint": joint,
     "daspeech/cvss/units": translator,
     "daspeech/cvss/joint": joint,

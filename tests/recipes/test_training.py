@@ -31,7 +31,7 @@ from tests.support.tiny_translator import tiny_sizes
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "daspeech"
-NAMES = ["phrasebook/units", "phrasebook/ablation", "phrasebook/joint", "cvss/units", "cvss/joint"]
+NAMES = ["phrasebook/units", "phrasebook/joint", "cvss/units", "cvss/joint"]
 ONE_PROCESS = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
 pytestmark = [
     *LIGHTNING,

@@ -25,7 +25,6 @@ from mmdec.training.checkpoints import check_counts
 from mmdec.training.corpora.chats import check_listed
 from mmdec.training.corpora.image_text import asked_of
 from mmdec.training.processes import only_one
-from mmdec.training.timed_run import Recipe, set_deadline
 from mmdec.training.vlm_drafters import dflash, eagle3, systems  # noqa: F401 # so that `modules` finds them
 from mmdec.training.vlm_drafters.data import DraftData
 from mmdec.training.vlm_drafters.module import DraftModule
@@ -37,6 +36,7 @@ HELD_OUT = 0.1  # share of the questions that are not trained on; the drafter is
 MOST_HELD_OUT, MOST_STEPS = 64, 100  # maximum held-out questions; maximum training steps between two evaluations
 STEPS_A_MINUTE = 4  # maximum training steps between two evaluations, for each minute of the time limit
 MOST_KEPT = 4e9  # maximum bytes of features stored on disk; if they need more, they are recomputed in each step
+Recipe = dict[str, Any]  # the options of a training for LightningCLI, as nested dicts
 # Size of EAGLE-3's draft vocabulary: all tokens if the model has at most ALL_TOKENS; else MANY_TOKENS, or 32,000 if the
 # model's hidden size is at least LARGE.
 ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048
@@ -48,7 +48,8 @@ class DrafterRun:
 
     system: kind of the drafter, such as "eagle3".
     model: name of a shipped model, a folder or a hub id. data: a file of questions (.json, .jsonl or .txt), or a folder
-        of pictures. output: folder for all files. minutes: time limit, answering included.
+        of pictures. output: folder for all files. minutes: time limit of answering and training, without
+        the last validation.
     images: folder of the pictures that the file names; None: next to the file. prompt: the question about each picture
         of a folder. questions: maximum number of questions to answer. max_tokens: maximum tokens of an answer.
     allow_absolute_paths: accept pictures outside the folder of the pictures.
@@ -106,7 +107,7 @@ def _trained(
     written = run.output / "recipe.yaml"
     with only_one(run.output, "mmdec train drafter"):
         data = _answered(run, begun + ASKING * 60 * run.minutes, shown)
-        recipe = recipe_of(run, data, begun + 60 * run.minutes)
+        recipe = recipe_of(run, data, begun + 60 * run.minutes - time.time())
         write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
     told(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
@@ -154,9 +155,9 @@ def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) 
     return data
 
 
-def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
-    """Return a training recipe, as `python -m mmdec.training` reads it. data: the answered questions. at: time at which
-    training must end, in seconds since 1970."""
+def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
+    """Return a training recipe, as `python -m mmdec.training` reads it. data: the answered questions. seconds: the time
+    that is left for training; at least one second is taken."""
     config = data.teacher.config
     size, vocabulary = config.hidden_size, config.vocab_size
     batch = 8 if size <= 1024 else 2
@@ -176,9 +177,9 @@ def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
     }
     if run.system == "eagle3" and vocabulary > ALL_TOKENS:
         options["draft_vocab"] = 32_000 if size >= LARGE else MANY_TOKENS
-    recipe: Recipe = {
+    return {
         "seed_everything": 1,
-        "trainer": _trainer(run.output),
+        "trainer": _trainer(run.output, run.system, max(seconds, 1.0)),
         "model": {"class_path": modules()[run.system], "init_args": options},
         "data": {
             "class_path": "mmdec.training.vlm_drafters.data.DraftData",
@@ -190,12 +191,11 @@ def recipe_of(run: DrafterRun, data: DraftData, at: float) -> Recipe:
             },
         },
     }
-    set_deadline(recipe, run.system, at, decay=True)
-    return recipe
 
 
-def _trainer(folder: Path) -> Recipe:
-    """Return the section "trainer" of a recipe, with Lightning's options. folder: gets logs and checkpoints."""
+def _trainer(folder: Path, system: str, seconds: float) -> Recipe:
+    """Return the section "trainer" of a recipe, with Lightning's options. folder: gets logs and checkpoints. system:
+    kind of the drafter. seconds: time limit."""
     log = {"save_dir": str(folder), "name": "log", "version": ""}
     checkpoint = {
         "dirpath": str(folder / "checkpoints"),
@@ -214,6 +214,7 @@ def _trainer(folder: Path) -> Recipe:
         "precision": "bf16-mixed",
         "use_distributed_sampler": False,
         "reload_dataloaders_every_n_epochs": 1,
+        "min_epochs": 1,
         "max_epochs": 1_000_000,
         "gradient_clip_val": 0.5,
         "num_sanity_val_steps": 0,
@@ -223,7 +224,11 @@ def _trainer(folder: Path) -> Recipe:
         "enable_model_summary": False,
         "default_root_dir": str(folder),
         "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": log},
-        "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": checkpoint}],
+        "callbacks": [
+            {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": system, "seconds": seconds}},
+            {"class_path": "mmdec.training.callbacks.TimeLimit", "init_args": {"seconds": seconds}},
+            {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": checkpoint},
+        ],
     }
 
 

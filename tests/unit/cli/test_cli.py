@@ -203,7 +203,7 @@ def test_help_names_the_verbs_and_the_exit_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert", "export", "demo")]
+    "verb", [verb for verb in VERBS if verb not in ("", "train", "eval", "bench", "convert", "export", "demo")]
 )
 def test_every_verb_that_ends_has_json(verb: str) -> None:
     """But `demo`, which serves until it is stopped."""
@@ -226,26 +226,6 @@ def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 130
-
-
-def test_train_prints_one_object(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    from mmdec.training import make_train
-    from mmdec.training.timed_run import Outcome
-
-    def pretend(minutes: float, fresh: bool, begun: float) -> list[Outcome]:
-        print("a table")
-        subprocess.run(["echo", "a child's line"], check=True)
-        return [Outcome("translator", "3 stages", "errors", 0.5, 0.25, True, Path("runs/x"))]
-
-    monkeypatch.setattr(make_train, "main", pretend)
-    from mmdec.cli.train import train
-
-    train(minutes=1.0, fresh=False, as_json=True)
-    said = capfd.readouterr()
-    system = {"system": "translator", "trained": "3 stages", "measure": "errors", "before": 0.5, "after": 0.25}
-    assert json.loads(said.out) == {"systems": [{**system, "better": True, "folder": "runs/x"}]}
-    assert "a table" in said.err
-    assert "a child's line" in said.err
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -396,7 +376,7 @@ def test_a_folder_is_translated(folder: Path, tmp_path: Path, tiny_model: Path) 
     assert result.stdout.index("a.flac") < result.stdout.index("b.wav ->")
 
 
-ENDING = [verb for verb in VERBS if verb not in ("", "eval", "bench", "convert", "export")]
+ENDING = [verb for verb in VERBS if verb not in ("", "train", "eval", "bench", "convert", "export")]
 
 
 def command(verb: str) -> Any:

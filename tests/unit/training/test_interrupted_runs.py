@@ -11,9 +11,8 @@ import pytest
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from mmdec.training import timed_run
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.processes import TERMINATED, only_one, sigterm_exits
+from mmdec.training.processes import TERMINATED, only_one
 from mmdec.types import InputError, MmdecError
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_run import fit, recipe
@@ -151,22 +150,6 @@ def test_a_damaged_last_one_gives_way_to_the_newest_good_one(tmp_path: Path, cap
         fit(path, f"--ckpt_path={last}")
     fit(path, "--ckpt_path=last")
     assert list(steps(tmp_path)) == [str(step) for step in range(8, 12)]
-
-
-def test_sigterm_reaches_what_make_train_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its child is told, ends in its own time, and only then this process does."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "stage.py").write_text(
-        "import os, pathlib, signal, sys, time\n"
-        "def end(number, frame):\n    pathlib.Path('kept').touch()\n    sys.exit(143)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        "os.kill(os.getppid() if sys.argv[1] == 'parent' else os.getpid(), signal.SIGTERM)\ntime.sleep(600)\n"
-    )
-    for told in ("parent", "child"):
-        with sigterm_exits(), pytest.raises(SystemExit) as ended:
-            timed_run.run("stage", told)
-        assert ended.value.code == TERMINATED
-        (tmp_path / "kept").unlink()
 
 
 def test_only_the_first_process_holds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -45,17 +45,17 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     """Killed without a word, it leaves a file behind and no lock."""
     holder = start(
         "import time\nfrom pathlib import Path\nfrom mmdec.training.processes import only_one\n"
-        f"with only_one(Path({str(tmp_path)!r}), 'make train'):\n"
+        f"with only_one(Path({str(tmp_path)!r}), 'mmdec train drafter'):\n"
         f"    Path({str(tmp_path / 'held')!r}).touch()\n    time.sleep(600)\n"
     )
     try:
         until((tmp_path / "held").exists)
-        with pytest.raises(InputError, match=f"process {holder.pid}"), only_one(tmp_path, "make train"):
+        with pytest.raises(InputError, match=f"process {holder.pid}"), only_one(tmp_path, "mmdec train drafter"):
             pass
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait(60)
-    with only_one(tmp_path, "make train"):
+    with only_one(tmp_path, "mmdec train drafter"):
         assert (tmp_path / ".lock").is_file()
 
 

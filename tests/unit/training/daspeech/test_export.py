@@ -9,11 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmdec import hub
-from mmdec.phonetics.lexicon import lower_case, read_lexicon
 from mmdec.pipelines.translation.translate import load
 from mmdec.training.checkpoints import average, newest, read_checkpoint
 from mmdec.training.corpora.cvss import read_pairs, vocabulary
-from mmdec.training.daspeech import compare as judge
 from mmdec.training.daspeech.export import assemble, load_module, save_network
 from mmdec.training.daspeech.module import DASpeechModule, load_network
 from mmdec.types import InputError
@@ -119,31 +117,6 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     assert provenance["training"]["step"] == 20
     assert provenance["training"]["checkpoints"] == 2
     assert provenance["training"]["rows"] == 4
-
-
-def test_runs_are_compared_against_the_nearest_rendering(
-    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
-    units = vocabulary(rows)
-    for name, seed in (("one", 1), ("other", 2)):
-        checkpoint(module(units, seed, mu=0.0), 3, tmp_path / name / "checkpoints")
-    folders = [str(tmp_path / name / "checkpoints") for name in ("one", "other")]
-    options = ["--corpus", str(corpus.root), "--split", "train", "--limit", "2"]
-    monkeypatch.setattr("sys.argv", ["judge", *folders, *options])
-    judge.main()
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["run"], line["step"], line["rows"]) for line in lines] == [("one", 3, 2), ("other", 3, 2)]
-    assert all(line[decoder]["phone_error_rate"] > 0 for line in lines for decoder in ("dag", "ar"))
-
-    utterances, _ = read_pairs(corpus.common_voice, corpus.cvss, "train", scoring=True)
-    lexicon = lower_case(read_lexicon(corpus.lexicon))
-    trained = module(units, 1, mu=0.0)
-    row = next(row for row in utterances if len(row.references) > 1)
-    other = next(text for text in row.references if text != row.translation)
-    said = [unit for word in other.strip(".").replace(",", "").split() for unit in lexicon[word.lower()][0]]
-    monkeypatch.setattr(type(trained.network.ar), "generate", lambda *_: [[units.index(unit) for unit in said]])
-    assert judge.nearest_errors(trained, [row], lexicon)["ar"] == {"phone_error_rate": 0.0, "exact": 1.0}
 
 
 def test_the_first_stage_alone_is_not_a_model(corpus: TinyCorpus, tmp_path: Path):
