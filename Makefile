@@ -58,7 +58,7 @@ authors: .venv-dev/ready  ## DASpeech's own code beside the converted one: DASPE
 	$(AUTHORS)/bin/python -m pip install --quiet --no-deps hydra-core omegaconf antlr4-python3-runtime==4.9.3 bitarray cffi
 	OMP_NUM_THREADS=1 DASPEECH=$(DASPEECH) PYTHONPATH=. $(AUTHORS)/bin/python -m pytest -q --noconftest -p no:cacheprovider -W default tests/peers/test_daspeech.py
 
-fairseq2: $(FAIRSEQ2)/ready  ## fairseq2's encoder and data pipeline beside ours, in an environment of its own, FAIRSEQ2=.venv-fairseq2
+fairseq2: $(FAIRSEQ2)/ready  ## fairseq2's encoder beside ours, in an environment of its own, FAIRSEQ2=.venv-fairseq2
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(FAIRSEQ2)/bin/python -m pytest -q --noconftest -p no:cacheprovider -W default -o addopts= tests/peers/test_fairseq2.py
 
 check: .venv-dev/ready  ## style, types, layers
@@ -134,12 +134,11 @@ $(PEERS)/ready: Makefile
 	@touch $@
 
 # fairseq2n pins torch 2.9.1, as its CUDA build, so that it cannot share an environment with mmdec; mmdec is read from the
-# checkout. It needs the system's libsndfile (Debian: libsndfile1). litdata alone: its torchvision is not needed.
+# checkout. It needs the system's libsndfile (Debian: libsndfile1).
 $(FAIRSEQ2)/ready: Makefile
 	test -x $(FAIRSEQ2)/bin/python || $(PYTHON) -m venv $(FAIRSEQ2)
 	@echo "installing into $(FAIRSEQ2): about 7.3 GB, ten minutes"
 	$(FAIRSEQ2)/bin/python -m pip install --quiet torch==2.9.1 fairseq2==0.8.1 tbb soundfile soxr pytest
-	$(FAIRSEQ2)/bin/python -m pip install --quiet --no-deps litdata boto3 botocore s3transfer jmespath obstore tifffile lightning-utilities
 	@touch $@
 
 .venv-dev/docs: .venv-dev/ready

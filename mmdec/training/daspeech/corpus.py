@@ -1,9 +1,7 @@
-"""DASpeech's training data: the corpus as tensors in reproducible batches; and shards, which store a split's features.
+"""DASpeech's training data: the corpus as tensors in reproducible batches.
 
 The batches of an epoch follow from (seed, epoch) only. So a training that was killed and resumed has the same batches,
-and losses, as an uninterrupted one. Shards are files of the package litdata: `chunk-*.bin` with features, and
-`index.json` with the positions of the features in them. Beside them, `rows.jsonl` has the texts and the number of
-frames of each sentence pair.
+and losses, as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -11,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +26,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec import audio
 from mmdec.checks.files import whole_file, write_whole
-from mmdec.hub.publish import whole_folder
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.nn.fastspeech2 import AcousticBatch
 from mmdec.phonetics.lexicon import PAUSE
@@ -40,7 +35,6 @@ from mmdec.training.corpora.cvss import (
     canonical,
     no_rows,
     normalise,
-    parse_alignment,
     read_pairs,
     read_translations,
     vocabulary,
@@ -48,7 +42,7 @@ from mmdec.training.corpora.cvss import (
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.daspeech.acoustic import EnglishSpeech, acoustic_batch
 from mmdec.training.processes import end_with_parent
-from mmdec.types import InputError, MmdecError
+from mmdec.types import MmdecError
 
 _FORMAT = 1  # version in the cache folder's name; after a change, features are computed anew
 
@@ -177,7 +171,7 @@ class SpeechDataset(Dataset[Item]):
     def __init__(
         self,
         rows: Sequence[SpeechPair],
-        store: FeatureStore | Shards,
+        store: FeatureStore,
         indices: Sequence[int],
         units: Sequence[str],
         english: EnglishSpeech | None = None,
@@ -401,83 +395,3 @@ class SpeechTranslationData(LightningDataModule):
         batches = [items[start : start + 16] for start in range(0, len(items), 16)]
         loader: Any = DataLoader(self.validation_set, batch_sampler=batches, collate_fn=collate)
         return loader
-
-
-MEGABYTES = 64  # default size of a shard; 1 MB is a million bytes
-ROWS = "rows.jsonl"
-
-
-def write_shards(folder: Path, items: Iterable[tuple[SpeechPair, Tensor]], megabytes: float = MEGABYTES) -> int:
-    """Write sentence pairs, and the features (N, 80) of their source speech, as litdata shards. If writing fails, no
-    new folder is left.
-
-    megabytes: size of a shard. Returns: the number of pairs. Raises: InputError if litdata is not installed.
-    """
-    writer_type: Any = _litdata("litdata.streaming.writer").BinaryWriter
-    with whole_folder(folder) as fresh, (fresh / ROWS).open("w", encoding="utf-8") as rows:
-        writer = writer_type(str(fresh), chunk_bytes=int(megabytes * 1e6))
-        count = 0
-        for pair, features in items:
-            writer[count] = {"features": features.to(torch.float16).numpy()}
-            rows.write(json.dumps(_row(pair, len(features)), ensure_ascii=False) + "\n")
-            count += 1
-        writer.done()
-        writer.merge(1)
-    return count
-
-
-@final
-class Shards:
-    """Reads the shards that `write_shards` wrote. shards[i] is the features (N, 80) of pair i.
-
-    State: `pairs`, the sentence pairs; `lengths`, the number of frames of each pair.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        if not (folder / ROWS).is_file():
-            raise InputError(
-                f"`shards` must hold {ROWS}, but '{folder}' does not. Write them: "
-                "python -m mmdec.training.daspeech.shards"
-            )
-        self._data: Any = _litdata("litdata").StreamingDataset(str(folder))
-        lines = (folder / ROWS).read_text(encoding="utf-8").splitlines()
-        found = [_pair(json.loads(line), folder, number) for number, line in enumerate(lines, 1)]
-        self.pairs = [pair for pair, _ in found]
-        self.lengths = np.array([frames for _, frames in found], np.int64)
-        if len(found) != len(self._data):
-            raise InputError(
-                f"`shards` must have a row for each item, but '{folder}' has {len(found)} rows and {len(self._data)} "
-                "items. Write it again."
-            )
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.from_numpy(np.array(self._data[index]["features"], np.float32))
-
-
-def _row(pair: SpeechPair, frames: int) -> dict[str, Any]:
-    return {
-        "name": pair.name,
-        "frames": frames,
-        "source": pair.source_text,
-        "speaker": pair.speaker,
-        "translation": pair.translation,
-        "references": pair.references,
-        "alignment": " ".join(f"{phone}:{end:g}" for phone, end in pair.alignment),
-    }
-
-
-def _pair(row: Mapping[str, Any], folder: Path, number: int) -> tuple[SpeechPair, int]:
-    with suppress(KeyError, TypeError, ValueError):
-        name, alignment = str(row["name"]), tuple(parse_alignment(row["alignment"]))
-        texts = str(row["translation"]), tuple(map(str, row["references"])), alignment
-        # this path stands for both recordings of a pair; they are in the shard and never opened by path
-        place = folder / name
-        return SpeechPair(name, place, place, *texts, str(row["source"]), str(row["speaker"])), int(row["frames"])
-    raise InputError(f"`shards` must hold whole rows, but line {number} of '{folder / ROWS}' is none. Write it again.")
-
-
-def _litdata(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise InputError("`shards` need litdata, which is missing. pip install 'mmdec[shards]'.") from error
