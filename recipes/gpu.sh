@@ -35,15 +35,11 @@ part() { # name, seconds, command...: its output and its exit code are kept
 part info 20 sh -c '"$0" -m mmdec info --json > "$1"' "$python" "$parts/info.json"
 part tests 185 "$python" -m pytest -n 4 tests/kernels
 part kernels 150 "$python" -m mmdec bench kernels --device cuda --output "$parts/kernels.json"
-part passes 70 "$python" -m mmdec bench passes --device cuda --repeats 9 --output "$parts/passes.json"
-part core 75 "$python" -m mmdec bench core --device cuda --repeats 3 --output "$parts/core.json"
 part speech 40 "$python" -m mmdec bench speech --device cuda --repeats 5 --output "$parts/speech.json"
 part asr 75 "$python" -m mmdec bench asr data/samples/english/*.flac --device cuda --repeats 3 \
   --output "$parts/asr.json"
 part vlm 50 "$python" -m mmdec bench vlm --questions data/samples/images/samples.tsv --device cuda --per-task 1 \
   --repeats 2 --output "$parts/vlm.json"
-part compressor 40 "$python" -m mmdec bench compressor --device cuda --repeats 3 --output "$parts/compressor.json"
-part paper 75 "$python" -m mmdec bench paper --device cuda --repeats 3 --output "$parts/paper.json"
 part train 660 "$python" -m mmdec train drafter --model vlm-scenes --data data/samples/images --output "$parts/drafter" --minutes 8
 
 mkdir -p "$(dirname "$output")"

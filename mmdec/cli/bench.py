@@ -36,6 +36,7 @@ from mmdec.cli.options import (
     Pictures,
     Plan,
     Questions,
+    VerbGroup,
     WhisperCorpus,
     as_verb,
     language_or_none,
@@ -44,16 +45,7 @@ from mmdec.cli.options import (
 from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, reporting
 from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, merged
 
-ORDER = (
-    "kernels",
-    "passes",
-    "core",
-    "speech",
-    "asr",
-    "vlm",
-    "compressor",
-    "paper",
-)
+ORDER = ("kernels", "speech", "asr", "vlm")  # the benchmarks of `bench all`
 SAMPLES = Path("data/samples/english")  # recordings for `bench asr` if the corpus data/english is missing
 # Questions for `bench vlm`: the test set, or samples if the test set is missing.
 SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")
@@ -96,10 +88,8 @@ def everything(
 
 
 QUICK: dict[str, list[str]] = {  # benchmark -> its options with `--quick`
-    "core": ["--sizes", "2M"],
     "asr": ["--per-bin", "1", "--batch", "2"],
     "vlm": ["--per-task", "1", "--max-new-tokens", "16"],
-    "compressor": ["--size", "small", "--visual", "64"],
 }
 
 
@@ -185,6 +175,7 @@ def show_saved(
 
 
 app = typer.Typer(
+    cls=VerbGroup,
     help="Time a model and its baseline in turn. Outputs are compared first: without equality there are no figures.",
     no_args_is_help=True,
     epilog="Example: mmdec bench all --quick",
@@ -218,82 +209,35 @@ def speech(
     return bench_speech(paths, model, repeats=repeats, device=device, threads=threads, judge=other, log=log)
 
 
-@app.command(**as_verb("bench paper --json out/paper.json"))
-@reporting
-def paper(
-    repeats: Pairs = 5,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 2,
-) -> BenchReport:
-    """Time DASpeech of the paper's size, with random weights, against an S2UT decoder."""
-    from mmdec.evaluation.bench.translation import bench_paper
-
-    return bench_paper(repeats=repeats, device=device, threads=threads, log=log)
-
-
-@app.command(**as_verb("bench core --sizes 2M --repeats 3"))
+@app.command(**as_verb("bench core --model Qwen/Qwen2.5-0.5B-Instruct --repeats 3"))
 @reporting
 def core(
+    model: Annotated[str, typer.Option("--model", "-m", help="A language model: a directory or a Hugging Face id.")],
     repeats: Pairs = 5,
-    sizes: Annotated[str, typer.Option(help="Parameters of the random models, comma-separated.")] = "2M,30M,130M",
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="A language model of your own, a directory or a Hugging Face id."),
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="With --model: a smaller model or a drafter for it.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller model or a drafter for it.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="With --model: prompts, a line each, or a .jsonl. Default: a built-in set.")
+        Path | None, typer.Option(help="Prompts, a line each, or a .jsonl. Default: a built-in set.")
     ] = None,
-    per_kind: Annotated[int, typer.Option(min=1, help="With --model: prompts of each kind.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(min=8, help="With --model: maximum new tokens of an answer.")] = 128,
+    per_kind: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Maximum new tokens of an answer.")] = 128,
     device: BenchDevice = "cpu",
     threads: BenchThreads = 2,
 ) -> BenchReport:
-    """Time mmdec's loop against transformers' own, on language models with random weights, or on --model: lookup,
-    recycling and --draft against prompt lookup and assisted generation."""
-    if model is not None:
-        from mmdec.evaluation.bench.language_models import bench_language
+    """Time mmdec's loop on a language model against transformers' own: lookup, recycling and --draft against prompt
+    lookup and assisted generation."""
+    from mmdec.evaluation.bench.language_models import bench_language
 
-        return bench_language(
-            model,
-            draft,
-            data,
-            per_kind=per_kind,
-            repeats=repeats,
-            max_new_tokens=max_new_tokens,
-            device=device,
-            threads=threads,
-            log=log,
-        )
-    if draft is not None or data is not None:
-        raise InputError(
-            f"`{'data' if draft is None else 'draft'}` must come with `model`, but there is none. Name a model."
-        )
-    from mmdec.evaluation.bench.core import SIZES, bench_core
-
-    names = [size.strip() for size in sizes.split(",")]
-    if not set(names) <= set(SIZES):
-        raise InputError(f"`sizes` must be some of {', '.join(SIZES)}, but is {sizes!r:.60}. Choose from these.")
-    return bench_core(names, repeats, device=device, threads=threads, log=log)
-
-
-@app.command(**as_verb("bench compressor --size small"))
-@reporting
-def compressor(
-    size: Annotated[str, typer.Option(help="small, medium or 7B.")] = "medium",
-    visual: Annotated[str, typer.Option(help="Visual tokens, comma-separated.")] = "64,256,1024",
-    accepted: Annotated[int, typer.Option(min=0, help="Drafted tokens that the oracle accepts in a round.")] = 3,
-    repeats: Pairs = 5,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 2,
-) -> BenchReport:
-    """Time SpecVLM's drafter against EAGLE-2's by the number of visual tokens, with random weights."""
-    from mmdec.evaluation.bench.compressor import SIZES, bench_compressor
-
-    if size not in SIZES:
-        raise InputError(f"`size` must be one of {', '.join(SIZES)}, but is {size!r:.60}. Choose one.")
-    counts = [_visual_count(count) for count in visual.split(",")]
-    return bench_compressor(size, counts, accepted=accepted, repeats=repeats, device=device, threads=threads, log=log)
+    return bench_language(
+        model,
+        draft,
+        data,
+        per_kind=per_kind,
+        repeats=repeats,
+        max_new_tokens=max_new_tokens,
+        device=device,
+        threads=threads,
+        log=log,
+    )
 
 
 @app.command(**as_verb("bench kernels --device cuda"))
@@ -308,22 +252,6 @@ def kernels(
     from mmdec.evaluation.bench.kernels import bench_kernels
 
     return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)
-
-
-@app.command(**as_verb("bench passes --device cuda"))
-@reporting
-def passes(
-    text: Annotated[str | None, typer.Option(help="Language model: 30M or 7B. Default: 7B on a GPU.")] = None,
-    prefix: Annotated[int | None, typer.Option(min=1, max=131072, help="Tokens before its draft.")] = None,
-    speech: Annotated[str | None, typer.Option(help="Speech model: tiny or small. Default: small on a GPU.")] = None,
-    repeats: Pairs = 15,
-    device: BenchDevice = "cpu",
-    threads: BenchThreads = 1,
-) -> BenchReport:
-    """Time whole passes, random weights: tree attention against SDPA, and a round with the fast pass on and off."""
-    from mmdec.evaluation.bench.passes import bench_passes
-
-    return bench_passes(text, prefix, speech, repeats=repeats, device=device, threads=threads, log=log)
 
 
 @app.command(**as_verb("bench asr data/samples/english/two_cities.flac"))
@@ -426,9 +354,3 @@ def vlm(
         threads=threads,
         log=log,
     )
-
-
-def _visual_count(count: str) -> int:
-    if not count.strip().isdecimal() or not 1 <= int(count) <= 16384:
-        raise InputError(f"`visual` must be whole numbers from 1 to 16384, but one is {count!r:.60}. Correct it.")
-    return int(count)

@@ -32,6 +32,11 @@ OWN_PROMPT = "Describe this image."
 GONE = {
     "promote": "`mmdec promote` is gone: measure both models with `mmdec eval` or `mmdec bench`, and copy the better "
     "one's folder into models/.",
+    **dict.fromkeys(
+        ("passes", "compressor", "paper"),
+        "This benchmark of random weights is gone: `mmdec bench core`, `speech`, `asr` and `vlm` time real models, and "
+        "`mmdec bench kernels` the operators.",
+    ),
 }
 
 Inputs = Annotated[

@@ -59,13 +59,6 @@ class ArCache:
         width = self.positions.shape[1]
         self.positions = sinusoids(have + more, width, self.positions.device).to(self.positions.dtype)
 
-    def reorder(self, rows: Tensor) -> None:
-        """Reorder the rows of the batch, which are the hypotheses of a beam search. Row i then continues the text of
-        the old row rows[i]."""
-        for keys, values in self.own:
-            keys[:, :, : self.length] = keys[rows, :, : self.length]
-            values[:, :, : self.length] = values[rows, :, : self.length]
-
 
 class ArDecoder(nn.Module):
     """Predicts each unit from the units before it and the encoder's states.
@@ -180,43 +173,3 @@ class ArDecoder(nn.Module):
                 break
         rows = tokens[:, 1 : max_length + 1].tolist()
         return [row[: next((i for i, unit in enumerate(row) if unit in (EOS, PAD)), len(row))] for row in rows]
-
-    @torch.inference_mode()
-    def beam_search(
-        self, states: Tensor, state_lengths: Tensor, beams: int, max_length: int, min_length: int = 0
-    ) -> list[int]:
-        """Decode one row by beam search: find the units with the highest mean log-probability, in which </s> counts,
-        too.
-
-        states: (1, S, d_memory). beams: number of hypotheses. max_length, min_length: bounds on the number of units.
-        Returns: the unit ids, without <s> and </s>.
-        """
-        size = state_lengths.new_full((beams,), int(state_lengths[0]))
-        cache = self.start(states.expand(beams, -1, -1), size, max_length + 1)
-        tokens = torch.full((beams, max_length + 2), PAD, device=states.device)
-        tokens[:, 0] = BOS
-        scores = torch.full((beams, 1), -torch.inf, device=states.device)
-        # At first all hypotheses are the same empty text. All but one get the score -inf, so that the same text is not
-        # kept several times.
-        scores[0] = 0.0
-        best_score, best = -math.inf, []
-        for position in range(max_length + 1):
-            steps = self.step(tokens[:, position], cache).float().log_softmax(-1)
-            if position < min_length:
-                steps[:, EOS] = -torch.inf
-            ended = (scores[:, 0] + steps[:, EOS]) / (position + 1)
-            top, row = ended.max(0)
-            if float(top) > best_score:
-                best_score, best = float(top), tokens[row, 1 : position + 1].tolist()
-            if position == max_length:
-                break
-            steps[:, EOS] = -torch.inf
-            kept, index = (scores + steps).flatten().topk(beams)
-            if float(kept[0]) / (max_length + 1) < best_score:
-                break  # even with probability 1 in all further steps, no hypothesis could exceed the best mean
-            origin = torch.div(index, steps.shape[1], rounding_mode="floor")
-            cache.reorder(origin)
-            tokens = tokens[origin]
-            tokens[:, position + 1] = index % steps.shape[1]
-            scores = kept[:, None]
-        return best if best_score > -math.inf else tokens[0, 1 : max_length + 1].tolist()

@@ -152,10 +152,12 @@ VERBS: dict[str, tuple[str, ...]] = {  # and their options; a command of the sec
     "bench asr nowhere.wav -m whisper": ("--repeats", "--threads", "--device", "--plan", "--assistant"),
 }
 REFUSED: dict[str, tuple[tuple[str, str], ...]] = dict.fromkeys(
-    ("bench paper", "bench core"),
+    ("bench kernels",),
     (("--threads", "1000000000"), ("--repeats", "0"), ("--repeats", "x"), ("--device", "tpu"), ("--no", "1")),
 ) | {
-    "train": tuple(("--minutes", bad) for bad in ("nan", "inf", "-inf", "1e308", "0", "-1", "x", "")),
+    "train drafter --model none --data none.txt --output out": tuple(
+        ("--minutes", bad) for bad in ("nan", "inf", "-inf", "1e308", "0", "-1", "x", "")
+    ),
     "demo": tuple(("--port", bad) for bad in ("0", "-1", "99999", "x", "nan", "")),
 }
 

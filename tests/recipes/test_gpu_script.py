@@ -69,7 +69,7 @@ case "$*" in
   -c*) exit 0 ;;
   "- "*) exec {sys.executable} "$@" ;;
   *info*) echo warning >&2; echo '{{"gpus": 1}}' ;;
-  *core*) while [ "$1" != --output ]; do shift; done; echo '{{"half' > "$2"; exit 3 ;;
+  *kernels*) while [ "$1" != --output ]; do shift; done; echo '{{"half' > "$2"; exit 3 ;;
   *speech*) while [ "$1" != --output ]; do shift; done; echo '{{"n": 5}}' > "$2" ;;
 esac
 """,
@@ -84,5 +84,5 @@ esac
     assert report.keys() == parts().keys()
     assert report["info"]["report"] == {"gpus": 1}
     assert report["speech"]["report"] == {"n": 5}
-    assert report["core"]["exit_code"] == 3
-    assert "report" not in report["core"]
+    assert report["kernels"]["exit_code"] == 3
+    assert "report" not in report["kernels"]

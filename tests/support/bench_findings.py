@@ -105,7 +105,7 @@ def vlm(drafter: str = "eagle") -> BenchReport:
 def core() -> BenchReport:
     return BenchReport(
         bench="core",
-        title="Language models, random weights, greedy",
+        title="Language models, greedy",
         hardware=HARDWARE,
         comparisons=(
             paired(2.25).row(
@@ -152,20 +152,6 @@ ALL = {
         ("tree attention", "SDPA, dense mask, heads repeated", "Llama-3-8B, 16 nodes, 1024 before", "call"),
         ("kv gather", "a copy for each layer", "12 layers, path of 6", "call"),
         ("DAG", "dense torch", "1 x 60 x 480", "forward and backward"),
-    ),
-    "passes": of_shapes(
-        "passes",
-        "Whole passes and rounds, random weights",
-        ("tree attention", "SDPA, dense mask", "7B", "draft's pass"),
-        ("fast pass, CUDA graphs", "pass by pass", "small", "round"),
-    ),
-    "compressor": of_shapes(
-        "compressor", "SpecVLM's drafter against EAGLE-2's", ("SpecVLM pool", "EAGLE-2", "1024 visual tokens", "prompt")
-    ),
-    "paper": of_shapes(
-        "paper",
-        "DASpeech of the paper's size",
-        *(("DASpeech", f"S2UT {s}", "3 s", "decoders") for s in ("greedy", "beam")),
     ),
 }
 

@@ -3,13 +3,12 @@
 Linguistic decoding turns the encoder's states into English units: phones or word pieces. `bench_speech` times the
 shipped model: `mmdec.translate_speech` from file to samples, and in it the linguistic decoding of each strategy against
 autoregressive decoding, the baseline. It also times the two decoders alone by source length. To time the decoders
-alone, it does not call `translate_speech`, because the baseline must decode a fixed number of units. `bench_paper`
-times a model of the paper's size with random weights against a decoder of S2UT's shape. Reports give the median of the
-paired ratios, their spread and the hardware. With a judge (a speech model that translates,
+alone, it does not call `translate_speech`, because the baseline must decode a fixed number of units. Reports give the
+median of the paired ratios, their spread and the hardware. With a judge (a speech model that translates,
 `quality/judge_transcription.py`), calls are also timed against its translation.
 
-Checked before any timing: verified units equal the baseline's; the baseline's cached decoding gives the units of its
-full pass, and its beam search with one beam gives the greedy units.
+Checked before any timing: verified units equal the baseline's, and the baseline's cached decoding gives the units
+of its full pass.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from mmdec.evaluation.bench.report import BenchReport, Comparison, Exactness, Qu
 from mmdec.evaluation.quality.harness import Log, measured_on, no_log
 from mmdec.evaluation.quality.judge_transcription import Judge
 from mmdec.hub import DEFAULT_MODEL
-from mmdec.nn.ar_decoder import ArConfig, ArDecoder
+from mmdec.nn.ar_decoder import ArDecoder
 from mmdec.nn.dag_decoder import BOS, EOS
-from mmdec.nn.daspeech import DASpeech, DASpeechConfig, Source
+from mmdec.nn.daspeech import Source
 from mmdec.ops.dag_decode import LatticePath
 from mmdec.pipelines.translation.translate import Translation, load, translate_speech
 from mmdec.pipelines.translation.translator import SpeechTranslator
@@ -42,9 +41,6 @@ from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # assumed number of English phones for a second of French, as in the phrasebook corpus
 PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday sentences of neural TTS voices
-S2UT_UNITS_A_SECOND = 25.0
-S2UT = ArConfig(d_model=512, ffn=2048, heads=8, layers=6)
-S2UT_VOCABULARY = 1004
 TIMED = ("lookahead", "reranked", "verified")  # strategies that are timed on whole recordings
 WHOLE = (3.0, 10.0)  # seconds of speech in the two recordings on which whole calls are timed
 GATE_UNITS = 40  # the most units that `gate` decodes
@@ -252,96 +248,15 @@ def _against_baseline(
     return replace(row, inputs=len(pairs)), units / passes
 
 
-def bench_paper(
-    seconds: Sequence[float] = (3, 6, 12, 20),
-    repeats: int = 5,
-    device: str = "cpu",
-    threads: int = 2,
-    beams: int = 10,
-    log: Log = no_log,
-) -> BenchReport:
-    """Time a DASpeech of the paper's size against a decoder of S2UT's shape, both with random weights.
-
-    seconds: lengths of the source. beams: width of S2UT's beam search.
-
-    In the report, the subject is DASpeech: graph decoder, lookahead, adaptor and FastSpeech 2, with `UNITS_A_SECOND`
-    phones of equal duration. The baseline is S2UT: 6 layers of width 512 over 1000 units, 25 units a second, greedy and
-    with beams. Encoder and vocoder are not included; the encoder states are random, of the paper's shape.
-    """
-    target = prepared(device, threads)
-    torch.manual_seed(0)
-    config = DASpeechConfig()
-    network = DASpeech(config, 76).eval().to(target)
-    s2ut = ArDecoder(S2UT, S2UT_VOCABULARY, config.encoder.d_model).eval().to(target)
-    rows: dict[str, list[Comparison]] = {"greedy": [], f"beam {beams}": []}
-    with torch.inference_mode():
-        memory = torch.randn(1, 75, config.encoder.d_model, device=target)  # states of three seconds of sound
-        gate(s2ut, memory, torch.tensor([75], device=target), GATE_UNITS)
-        for length in seconds:
-            log(f"{length:g} s of source")
-            for name, found in _paper_pairs(network, s2ut, length, beams, repeats).items():
-                row = found.row(
-                    *("DASpeech", f"S2UT {name}", f"{length:g} s", "length", "decoders"),
-                    size=float(length),
-                    unit="s of source",
-                )
-                rows[name].append(row)
-    return BenchReport(
-        bench="paper",
-        title="DASpeech of the paper's size against S2UT's decoder, random weights: time alone",
-        hardware=measured_on(network),
-        exactness=(Exactness("cached decoding and one beam against the full pass", 1, 1),),
-        comparisons=tuple(row for group in rows.values() for row in group),
-        not_measured={"quality": "the weights are random"},
-    )
-
-
-def _paper_pairs(network: DASpeech, s2ut: ArDecoder, length: float, beams: int, repeats: int) -> dict[str, Paired]:
-    """Time DASpeech's parallel decoder with its acoustic model against the autoregressive decoder of S2UT (a direct
-    speech-to-unit translator), on random encoder states of the sizes in DASpeech's paper.
-
-    length: seconds of French speech. beams: width of S2UT's beam search.
-    Returns: the timings against S2UT's greedy decoding and its beam search, by name.
-    """
-    target = next(network.parameters()).device
-    frames = torch.tensor([round(100 * length)], device=target)
-    sizes = (frames + 3) // 4
-    states = torch.randn(1, int(sizes[0]), network.config.encoder.d_model, device=target)
-    phones, units = round(length * UNITS_A_SECOND), round(length * S2UT_UNITS_A_SECOND)
-    mel_frames = round(length * audio.SAMPLE_RATE / audio.HOP)
-    durations = torch.full((1, phones), mel_frames // phones, device=target)
-
-    def parallel() -> Tensor:
-        lattice = network.lattice(states, sizes, frames)
-        lattice.path("lookahead")
-        hidden = lattice.hidden[:, :phones]
-        count = torch.tensor([phones], device=target)
-        return network.tts(network.acoustic_input(hidden), count, durations).mel
-
-    def greedy() -> list[list[int]]:
-        return s2ut.generate(states, sizes, units, min_length=units)
-
-    def beam() -> list[int]:
-        return s2ut.beam_search(states, sizes, beams, units, min_length=units)
-
-    return {
-        "greedy": paired(parallel, greedy, repeats, target),
-        f"beam {beams}": paired(parallel, beam, repeats, target),
-    }
-
-
-def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0) -> None:
-    """Check that the baseline is right before it is timed: its cached decoding must agree with its full pass, and its
-    beam search with one beam must be greedy (if `min_length` is `GATE_UNITS`).
+def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor) -> None:
+    """Check that the baseline is right before it is timed: its cached decoding must agree with its full pass.
 
     states: (1, S, d), S encoder states of width d. sizes: (1,), number of states.
-    min_length: the fewest units that it may decode.
     Raises: MmdecError if it is wrong.
     """
-    units = decoder.generate(states, sizes, GATE_UNITS, min_length)[0]
+    units = decoder.generate(states, sizes, GATE_UNITS)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)
     logits = decoder(tokens, states, sizes)[0]  # (M + 1, V) logits of M units and the end
-    logits[:min_length, EOS] = -torch.inf
     ended = [EOS] if len(units) < GATE_UNITS else []
     decoded = torch.tensor([*units, *ended], device=states.device)
     best = logits[: len(decoded)].max(-1).values
@@ -349,5 +264,3 @@ def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor, min_length: int = 0)
         raise MmdecError(
             "The cached decoder disagrees with its full pass: no timing is reported. Report this as a bug."
         )
-    if min_length == GATE_UNITS and decoder.beam_search(states, sizes, 1, GATE_UNITS, min_length) != units:
-        raise MmdecError("Beam search with one beam is not greedy: no timing is reported. Report this as a bug.")

@@ -13,10 +13,9 @@ from typer.testing import CliRunner, Result
 
 from mmdec import cli
 from mmdec.cli import bench
-from mmdec.evaluation.bench import core as bench_core
 from mmdec.evaluation.bench import description as bench_description
+from mmdec.evaluation.bench import language_models as bench_language_models
 from mmdec.evaluation.bench import transcription as bench_transcription
-from mmdec.evaluation.bench import translation as bench_translation
 from mmdec.evaluation.bench.report import load_run, to_json
 from mmdec.training.corpora.image_text import read_questions
 from mmdec.types import InputError
@@ -35,14 +34,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def found(name: str) -> Any:
         return lambda *_args, **_options: (calls.append(name), findings.ALL[name])[1]
 
-    monkeypatch.setattr(bench_core, "bench_core", found("core"))
-    monkeypatch.setattr(bench_translation, "bench_paper", found("paper"))
+    monkeypatch.setattr(bench_language_models, "bench_language", found("core"))
     return calls
 
 
 def test_one_report_goes_everywhere(measured: list[str], tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.json", "b.json", "c.md")]
-    result = run("bench", "core", "-o", files[0], "--json", files[1], "--markdown", files[2])
+    result = run("bench", "core", "-m", "model", "-o", files[0], "--json", files[1], "--markdown", files[2])
     assert result.exit_code == 0, result.output
     assert "lookup against prompt lookup" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -53,13 +51,13 @@ def test_one_report_goes_everywhere(measured: list[str], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", [["--json"], ["--json", "-"], ["--json=-"], ["--json", "--repeats", "2"]])
 def test_json_alone_is_printed(words: list[str], measured: list[str]) -> None:
-    result = run("bench", "core", *words)
+    result = run("bench", "core", "-m", "model", *words)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["format"] == "mmdec-bench"
 
 
 def test_markdown_alone_is_printed(measured: list[str]) -> None:
-    result = run("bench", "core", "--markdown", "-")
+    result = run("bench", "core", "-m", "model", "--markdown", "-")
     assert result.stdout.startswith("**Language models")
     assert "| --- |" in result.stdout
 
@@ -74,9 +72,8 @@ def test_what_cannot_work_is_refused_before_it_is_measured(
         (["--against", damaged], "must be JSON"),
         (["--json", "-", "--markdown", "-"], "must not both be printed"),
         (["--plots", tmp_path / "plots"], "matplotlib"),
-        (["--sizes", "3M"], "`--sizes` must be some of"),
     ):
-        result = run("bench", "core", *words)
+        result = run("bench", "core", "-m", "model", *words)
         assert isinstance(result.exception, InputError)
         assert message in str(result.exception)
     assert measured == []
@@ -86,8 +83,8 @@ def test_what_cannot_work_is_refused_before_it_is_measured(
     ("words", "said"),
     [
         (["bench", "speech", "--json", "OWN", "other.wav"], r"`--json` must be a file that ends in \.json, or -"),
-        (["bench", "core", "-o", "OWN"], r"`--output` must be a file that ends in \.json, but"),
-        (["bench", "core", "--markdown", "OWN"], r"`--markdown` must be a file that ends in \.md, or -"),
+        (["bench", "core", "-m", "model", "-o", "OWN"], r"`--output` must be a file that ends in \.json, but"),
+        (["bench", "core", "-m", "model", "--markdown", "OWN"], r"`--markdown` must be a file that ends in \.md, or -"),
         (["bench", "show", "--json", "OWN", "saved.json"], "`--json` must be"),
         (["bench", "all", "--json", "FOLDER"], "`--json` must be"),
         (["eval", "asr", "--json", "OWN"], "`--json` must be"),
@@ -111,13 +108,13 @@ def test_a_report_overwrites_no_file_of_another_kind(
 def test_a_saved_run_stands_beside_the_new_one(measured: list[str], tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
     saved.write_text(to_json(findings.run("core")), encoding="utf-8")
-    result = run("bench", "core", "--against", saved)
+    result = run("bench", "core", "-m", "model", "--against", saved)
     assert "Against saved.json" in result.stdout
     assert "other surroundings" not in result.stdout
     content = json.loads(saved.read_text())
     content["reports"][0]["hardware"]["cpu"] = "another"
     saved.write_text(json.dumps(content))
-    result = run("bench", "core", "--against", saved, "--json")
+    result = run("bench", "core", "-m", "model", "--against", saved, "--json")
     assert json.loads(result.stdout)["against"]["warnings"] == [
         f"core: cpu another then, {findings.HARDWARE['cpu']} now"
     ]
@@ -158,9 +155,9 @@ def test_all_runs_each_and_names_what_was_left_out(monkeypatch: pytest.MonkeyPat
     assert [report.bench for report in saved.reports] == [name for name in bench.ORDER if name != "vlm"]
     assert saved.left_out == {"vlm": "not done in 3 minutes"}
     commands.clear()
-    assert run("bench", "all", "--only", "core", "--minutes", 3).exit_code == 0
-    assert [command[4] for command in commands] == ["core"]
-    assert isinstance(run("bench", "all", "--only", "cores").exception, InputError)
+    assert run("bench", "all", "--only", "speech", "--minutes", 3).exit_code == 0
+    assert [command[4] for command in commands] == ["speech"]
+    assert isinstance(run("bench", "all", "--only", "core").exception, InputError)
 
 
 @pytest.fixture

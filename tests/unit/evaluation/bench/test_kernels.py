@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from mmdec.cli.bench import app
 from mmdec.evaluation.bench import kernels as bench_kernels
-from mmdec.evaluation.bench.compressor import AFTER, BEFORE, ROUNDS, Run, bench_compressor, random_drafter
-from mmdec.types import InputError, MmdecError
+from mmdec.types import MmdecError
 from tests.support.bench_findings import check_form
 
 
@@ -71,28 +68,3 @@ def test_a_gpu_that_is_not_the_current_one_is_timed_on_its_own_stream(monkeypatc
     bench_kernels._peak(lambda: None, second)
     assert len(asked) == 2 * 4 + 3
     assert set(asked) == {second}
-
-
-def test_caches_are_counted() -> None:
-    found = bench_compressor("small", (40,), ("pool", "text-only", "conv"), repeats=1, threads=1)
-    check_form(found)
-    text = BEFORE + AFTER
-    assert [entry.value for entry in found.quantities] == [
-        pytest.approx(100 * (text + left) / (text + 40)) for left in (2, 0, 14)
-    ]
-    assert [row.timed for row in found.comparisons] == ["prompt", "round"] * 3
-    assert all(row.pairs == 1 and row.baseline == "EAGLE-2" for row in found.comparisons)
-
-
-@pytest.mark.parametrize("accepted", [0, 3])
-def test_the_oracle_accepts_what_it_is_told(accepted: int) -> None:
-    run = Run(random_drafter("small", "pool", torch.device("cpu"), torch.float32), 20, accepted)
-    memory = run.begun()
-    before = memory.columns[0]
-    run.decode(memory)
-    assert memory.columns[0] - before == ROUNDS * (accepted + 1)
-
-
-def test_wrong_arguments() -> None:
-    for wrong in (["--visual", "64,many"], ["--visual", "0"], ["--size", "huge"]):
-        assert isinstance(CliRunner().invoke(app, ["compressor", *wrong]).exception, InputError)

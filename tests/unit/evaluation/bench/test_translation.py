@@ -12,12 +12,10 @@ import torch
 
 from mmdec.evaluation.bench import translation as bench
 from mmdec.nn.ar_decoder import ArConfig, ArDecoder
-from mmdec.nn.daspeech import DASpeechConfig
 from mmdec.pipelines.translation.translate import Translation
 from mmdec.types import InputError, MmdecError
 from tests.conftest import RATE, buzz
 from tests.support.bench_findings import check_form
-from tests.support.tiny_translator import tiny_sizes
 
 
 def decoder() -> ArDecoder:
@@ -25,24 +23,16 @@ def decoder() -> ArDecoder:
     return ArDecoder(ArConfig(d_model=16, ffn=32, heads=2, layers=2), 30, 16).eval()
 
 
-@pytest.mark.parametrize("least", [0, bench.GATE_UNITS])
-def test_the_gate_lets_a_right_decoder_pass(least: int) -> None:
+def test_the_gate_lets_a_right_decoder_pass() -> None:
     with torch.inference_mode():
-        bench.gate(decoder(), torch.randn(1, 12, 16), torch.tensor([12]), least)
+        bench.gate(decoder(), torch.randn(1, 12, 16), torch.tensor([12]))
 
 
 def test_the_gate_stops_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, step = decoder(), ArDecoder.step
     monkeypatch.setattr(wrong, "step", lambda tokens, cache: -step(wrong, tokens, cache))
     with torch.inference_mode(), pytest.raises(MmdecError, match="disagrees with its full pass"):
-        bench.gate(wrong, torch.randn(1, 12, 16), torch.tensor([12]), bench.GATE_UNITS)
-
-
-def test_the_gate_stops_a_wrong_beam_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = decoder()
-    monkeypatch.setattr(wrong, "beam_search", lambda *arguments: [5])
-    with torch.inference_mode(), pytest.raises(MmdecError, match="one beam is not greedy"):
-        bench.gate(wrong, torch.randn(1, 12, 16), torch.tensor([12]), bench.GATE_UNITS)
+        bench.gate(wrong, torch.randn(1, 12, 16), torch.tensor([12]))
 
 
 def test_speech_is_timed_through_the_public_call(
@@ -129,20 +119,3 @@ def test_no_timing_of_verified_units_that_differ(
     monkeypatch.setattr(bench, "translate_speech", wrong)
     with pytest.raises(MmdecError, match="not the baseline's"):
         bench.bench_speech([path], str(tiny_model), seconds=(0.5,), repeats=1, threads=1)
-
-
-def test_the_paper_sized_timing_is_gated(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = DASpeechConfig.small().to_dict()
-    for name, value in tiny_sizes().items():
-        part, _, key = name.partition(".")
-        if key:
-            sizes[part][key] = value
-    monkeypatch.setattr(bench, "DASpeechConfig", lambda: DASpeechConfig.from_dict(sizes))
-    monkeypatch.setattr(bench, "S2UT", ArConfig(d_model=16, ffn=16, heads=2, layers=1))
-    gated: list[int] = []
-    gate = bench.gate
-    monkeypatch.setattr(bench, "gate", lambda *arguments: (gated.append(arguments[-1]), gate(*arguments)))
-    found = bench.bench_paper(seconds=(0.5,), repeats=1, threads=1, beams=2)
-    check_form(found)
-    assert [row.baseline for row in found.comparisons] == ["S2UT greedy", "S2UT beam 2"]
-    assert gated == [bench.GATE_UNITS]
