@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdec.evaluation.quality.word_times import measure, time_errors
+from recipes.measure.word_times import measure, time_errors
 
 KNOWN = [("Yes,", 0.5, 1.0), ("the", 1.0, 1.2), ("lamp", 2.0, 2.5)]
 

@@ -6,11 +6,11 @@ from itertools import count
 
 import pytest
 
-from mmdec.evaluation.quality.live import Heard, contexts, delays, hear, matched, measure, windows
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
-from tests.support.live_sound import RATE, chunks, spoken, talk
+from recipes.measure.live import Heard, delays, hear, matched, measure, windows
+from tests.support.live_sound import RATE, chunks, talk
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,3 @@ def test_the_simulated_clock_waits_for_sound_and_for_work(whisper: LoadedWhisper
     assert (one.start, one.end, one.text) == (other.start, other.end, other.text)
     assert measure([quick])["words"] == len(one.text.split())
     assert measure([slow])["real-time factor"] > 1
-
-
-def test_contexts_are_compared_on_the_same_recordings(whisper: LoadedWhisper) -> None:
-    text = "We're arriving tomorrow at a quarter past ten."
-    found = contexts([(spoken("austen"), text)], {"model": whisper, "language": "en"})
-    assert found["whole"]["words wrong"]["value"] == found["auto"]["words wrong"]["value"] == 0.0

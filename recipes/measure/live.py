@@ -1,9 +1,8 @@
-r"""Measures live transcription of recordings that arrive at the speed of speech. Also compares short audio contexts of
-the encoder with whole windows.
+r"""Measures live transcription of recordings that arrive at the speed of speech.
 
-python -m mmdec.evaluation.quality.live --recordings recordings.jsonl --model MODEL --language en
+python recipes/measure/live.py --recordings recordings.jsonl --model MODEL --language en
 
-Each line of the file is an object with `path` (relative to the file's folder) and `text`. The sound arrives in pieces
+Each line of the file is an object with `path`, relative to the file's folder. The sound arrives in pieces
 of half a second on a simulated clock. Decoding moves this clock on by the thread's processor seconds, which do not
 depend on other programs. Pieces that arrive during decoding are then decoded together.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -24,15 +23,12 @@ from torch import Tensor
 
 from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.decode.watch import Stopwatch
-from mmdec.evaluation.quality.harness import Method
-from mmdec.evaluation.quality.transcription import TranscriptionHarness
 from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
-from mmdec.training.metrics.text import normalise_words, rate, word_edits
+from mmdec.training.metrics.text import normalise_words
 
 PIECE = SAMPLE_RATE // 2  # number of samples that arrive together
 PAUSE = 2 * SAMPLE_RATE  # number of nearly silent samples before and after each recording
-SHORT = (1.5, 8.0)  # shortest and longest recording, in seconds, to compare short contexts with whole windows
 
 
 @dataclass
@@ -125,52 +121,22 @@ def measure(streams: Sequence[Heard]) -> dict[str, Any]:
     }
 
 
-def contexts(recordings: Sequence[tuple[Tensor, str]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare word errors and processor seconds of three ways: transformers, mmdec with whole windows of 30 s, and
-    mmdec with `audio_context="auto"`, whose encoder reads less than a window.
-
-    recordings: (sound (T,) of 16 kHz, text). options: keyword arguments of `transcribe`.
-    """
-    found: dict[str, Any] = {name: {"edits": [], "laps": []} for name in ("transformers", "whole", "auto")}
-    stopwatch, stock = Stopwatch(), TranscriptionHarness(options["model"], options["language"])
-    for sound, text in recordings:
-        for name, one in found.items():
-            start = stopwatch.processor()
-            if name == "transformers":
-                heard = stock.measure([sound], Method.greedy()).texts[0]
-            else:
-                context = None if name == "whole" else "auto"
-                heard = transcribe(sound, sample_rate=SAMPLE_RATE, audio_context=context, **options).text
-            one["laps"].append(stopwatch.processor() - start)
-            one["edits"].append(word_edits(*(" ".join(normalise_words(said)) for said in (text, heard))))
-    faster = [a / b for a, b in zip(found["transformers"]["laps"], found["auto"]["laps"], strict=True)]
-    return {
-        "transformers over auto": {"median": median(faster), "least": min(faster), "most": max(faster)}
-        if faster
-        else {},
-        **{name: {"seconds": sum(one["laps"]), "words wrong": rate(one["edits"])} for name, one in found.items()},
-    }
-
-
 def main() -> None:
     """Run the measurement from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recordings", type=Path, required=True, help="JSON lines with path and text")
+    parser.add_argument("--recordings", type=Path, required=True, help="JSON lines with path")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a shipped name, a folder or a hub id")
     parser.add_argument("--language", help="default: detected")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in options.recordings.read_text(encoding="utf-8").splitlines()]
-    sounds = [(load_audio(options.recordings.parent / row["path"]), str(row["text"])) for row in rows]
+    sounds = [load_audio(options.recordings.parent / row["path"]) for row in rows]
     spoken: dict[str, Any] = {"model": load_transcriber(options.model, "cpu"), "language": options.language}
     pause = 1e-4 * torch.randn(PAUSE, generator=torch.Generator().manual_seed(0))
-    short = [(sound, text) for sound, text in sounds if SHORT[0] <= len(sound) / SAMPLE_RATE <= SHORT[1]]
     # this first call is slower than later ones, so it is not timed
-    transcribe(sounds[0][0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)
-    streams = [
-        hear(LiveTranscriber(timestamps="word", **spoken), torch.cat([pause, sound, pause])) for sound, _ in sounds
-    ]
-    print(json.dumps({"live": measure(streams), "contexts": {"recordings": len(short), **contexts(short, spoken)}}))
+    transcribe(sounds[0][:SAMPLE_RATE], sample_rate=SAMPLE_RATE, **spoken)
+    streams = [hear(LiveTranscriber(timestamps="word", **spoken), torch.cat([pause, sound, pause])) for sound in sounds]
+    print(json.dumps(measure(streams)))
 
 
 if __name__ == "__main__":

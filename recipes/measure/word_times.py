@@ -1,6 +1,6 @@
 r"""Measures the errors of `transcribe`'s word timestamps, on recordings whose word times are known.
 
-python -m mmdec.evaluation.quality.word_times --recordings data/timed_words/manifest.jsonl --model MODEL \
+python recipes/measure/word_times.py --recordings data/timed_words/manifest.jsonl --model MODEL \
     --language en
 
 The recordings are made by data/build/timed_words.py. Only words that the transcript has right are compared. Starts
