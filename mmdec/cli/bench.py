@@ -47,8 +47,6 @@ from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, merge
 
 ORDER = ("kernels", "speech", "asr", "vlm")  # the benchmarks of `bench all`
 SAMPLES = Path("data/samples/english")  # recordings for `bench asr` if the corpus data/english is missing
-# Questions for `bench vlm`: the test set, or samples if the test set is missing.
-SCENES, PICTURES = Path("data/scenes/test.json"), Path("data/samples/images/samples.tsv")
 GRACE = 10  # seconds from SIGTERM, at a benchmark's time limit, to SIGKILL
 
 Names = Annotated[
@@ -102,11 +100,6 @@ def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> l
 def sample_recordings() -> list[Path]:
     """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is a corpus."""
     return [] if WHISPER_CORPUS.exists() else _told(sorted(SAMPLES.glob("*.flac")), SAMPLES)
-
-
-def sample_questions() -> Path | None:
-    """Return the list of sample questions, which `bench vlm` uses if there is no corpus; None if there is a corpus."""
-    return None if SCENES.exists() else next(iter(_told([PICTURES] if PICTURES.is_file() else [], PICTURES)), None)
 
 
 def _told(found: list[Path], where: Path) -> list[Path]:
@@ -340,7 +333,7 @@ def vlm(
     from mmdec.evaluation.bench.description import bench_vlm
 
     return bench_vlm(
-        questions if questions or images else sample_questions(),
+        questions,
         images,
         model,
         allow_absolute_paths=allow_absolute_paths,

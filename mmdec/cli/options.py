@@ -100,7 +100,7 @@ Questions = Annotated[
     typer.Option(
         help="What is asked: a .jsonl with image, question and perhaps answer; a table like samples.tsv of "
         "data/samples/images; the file of TextVQA, VQAv2, "
-        "LLaVA-Bench or MMSpec; or drawn scenes. Default: data/scenes/test.json; with --images "
+        "LLaVA-Bench or MMSpec; or conversations. Default: about the sample pictures; with --images "
         "alone --prompt about each of them.",
         show_default=False,
     ),

@@ -20,7 +20,6 @@ from mmdec.training.daspeech.module import DASpeechModule
 from tests.support.small_recipes import MARKS, write_voice
 from tests.support.tiny_corpus import write_corpus
 from tests.support.tiny_english import write_english
-from tests.support.tiny_scenes import SHAPE, write_scenes
 from tests.support.tiny_sentences import SIZES as HEAD
 from tests.support.tiny_sentences import write, write_pairs
 from tests.support.tiny_squares import write_squares, write_target
@@ -102,13 +101,6 @@ def heads(root: Path) -> tuple[Options, Options]:
     return model, {**data, "train_split": "train", "dev_split": "dev", "workers": 0}
 
 
-def pictures(root: Path) -> tuple[Options, Options]:
-    corpus = write_scenes(root / "scenes")
-    model = {"shape": json.dumps(SHAPE), "vision_steps": 2, "warmup": 1, "compiled": "false", "guided": "[0,1]"}
-    data = {"corpus": corpus, "tokenizer": corpus / "tokenizer", "pieces": 300, "rows": 4, "length": 40}
-    return {**model, "half": "false"}, {**data, "image": 32, "patches": 4, "workers": 0}
-
-
 def drafter(system: str, **network: Any) -> Callable[[Path], tuple[Options, Options]]:
     def written(root: Path) -> tuple[Options, Options]:
         model: Options = {"network": json.dumps({"intermediate_size": 16, **network}), "warmup": 1, "noise": 0.0}
@@ -140,7 +132,6 @@ RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {
     "whisper/phrasebook": whisper,
     "medusa/phrasebook": heads,
     "medusa/librispeech": heads,
-    "vlm/scenes": pictures,
     "vlm_drafters/scenes/eagle": drafter("eagle"),
     "vlm_drafters/scenes/msd": drafter("msd"),
     "vlm_drafters/scenes/specvlm": drafter("specvlm", grid=[2, 2], pool_ratio=2, prune_ratio=2),
@@ -150,7 +141,7 @@ RECIPES: dict[str, Callable[[Path], tuple[Options, Options]]] = {
     "vlm_drafters/scenes/dflash": drafter("dflash", num_hidden_layers=2, block_size=4),
 }
 QUICK = ("daspeech/phrasebook/units", "ctc/french")
-SIZE = {"batch_size", "batch_states", "batch_pieces", "batch_seconds", "rows"}  # of a process's batch
+SIZE = {"batch_size", "batch_states", "batch_pieces", "batch_seconds"}  # of a process's batch
 ALL = bool(os.environ.get("MMDEC_ALL"))
 
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 import mmdec
 from mmdec import cli
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.vlm.tokens import build_tokenizer
 from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
 from mmdec.training.vlm_drafters.teacher import load_target
 from mmdec.types import InputError
 from tests.support.quiet import FITTING
+from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_squares import ASKED, write_squares, write_target
 from tests.support.tiny_text import language_model
 

@@ -10,8 +10,8 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from mmdec.training.vlm.tokens import build_tokenizer
 from tests.support.media_models import FOR, OWN, family_model
+from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_vlm_folder import TEXTS, configure, settings
 
 MARKS = {  # family -> special tokens of its tokenizer, by the attribute names that its processor uses

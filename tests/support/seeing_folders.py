@@ -9,8 +9,8 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from mmdec.hub.vlm import for_pictures
-from mmdec.training.vlm.tokens import build_tokenizer
 from tests.support.media_models import FOR, OWN, family_model
+from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_vlm_folder import TEXTS, configure, settings
 
 SIDE = {"height": 28, "width": 28}

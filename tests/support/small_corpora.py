@@ -20,7 +20,6 @@ from mmdec.training.corpora.windows import WindowData
 from mmdec.training.daspeech.acoustic import AcousticData
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.medusa.data import HeadData
-from mmdec.training.vlm.data import SceneData
 from mmdec.training.vlm_drafters.data import DraftData
 from tests.support.tiny_corpus import write_corpus
 
@@ -89,7 +88,7 @@ def write_json_lines(root: Path) -> None:
     put_lines(root / "m.jsonl", [json.dumps(row) for row in rows_of_recordings(root)])
 
 
-def write_scenes(root: Path) -> None:
+def write_conversations(root: Path) -> None:
     for split, count in SPLITS.items():
         rows = []
         for number in range(count):
@@ -99,7 +98,6 @@ def write_scenes(root: Path) -> None:
             note = {"task": "what", "expected": "square", "claims": []}
             rows.append({"id": number, "image": f"{split}-{number}.png", "conversations": turns, "turns": [note]})
         put(root / f"{split}.json", json.dumps(rows, indent=0).encode())
-    np.save(root / "train.cells.npy", np.zeros((SPLITS["train"], 1, 8), np.uint8))
 
 
 def write_questions(root: Path) -> None:
@@ -161,12 +159,6 @@ def heads_taker(name: str) -> Callable[..., HeadData]:
     return take
 
 
-def take_scenes(root: Path, **options: Any) -> SceneData:
-    data = SceneData(str(root), str(root / "tokenizer"), pieces=300, image=SIDE, patches=1, **options)
-    data.setup("fit")
-    return data
-
-
 def take_samples(root: Path, **options: Any) -> DraftData:
     data = DraftData("none", str(root), kept=str(root / "kept"), **options)
     assert data.samples
@@ -204,12 +196,16 @@ LAYOUTS = {
     "json lines": Layout(
         write_json_lines, heads_taker("m.jsonl"), "m.jsonl", "sounds/train-1.flac", "sounds/train-1.flac", "line 2 of"
     ),
-    "scenes": Layout(write_scenes, take_scenes, "train.json", "train-1.png", "images/train-1.png", "row 1 of"),
-    "samples": Layout(write_scenes, take_samples, "train.json", "train-1.png", "images/train-1.png", "row 1 of"),
+    "samples": Layout(write_conversations, take_samples, "train.json", "train-1.png", "images/train-1.png", "row 1 of"),
     "questions": Layout(write_questions, questions_taker("q.jsonl"), "q.jsonl", "1.png", "1.png", "line 2 of"),
     "question table": Layout(write_question_table, questions_taker("q.tsv"), "q.tsv", "1.png", "1.png", "line 3 of"),
     "conversations": Layout(
-        write_scenes, questions_taker("train.json"), "train.json", "train-1.png", "images/train-1.png", "row 1 of"
+        write_conversations,
+        questions_taker("train.json"),
+        "train.json",
+        "train-1.png",
+        "images/train-1.png",
+        "row 1 of",
     ),
     "textvqa": Layout(write_textvqa, questions_taker("t.json"), "t.json", '"1"', "train_images/1.jpg", "row 1 of"),
     "vqav2": Layout(write_vqav2, questions_taker("v.json"), "v.json", "1", "", "row 1 of"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmdec.training.vlm.tokens import build_tokenizer
+from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import sharpen
 

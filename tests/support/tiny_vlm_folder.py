@@ -24,9 +24,7 @@ from transformers import (
 from mmdec.drafters.registry import network_class
 from mmdec.hub.drafters import save_network
 from mmdec.hub.vlm import for_pictures
-from mmdec.training.vlm.export import build_processor
-from mmdec.training.vlm.network import Shape, build_model
-from mmdec.training.vlm.tokens import build_tokenizer
+from tests.support.tiny_llava import Shape, build_model, build_processor, build_tokenizer
 
 TEXTS = ["What is this?", " A menu with SOUP for 12.50.", "Where is the red star?", " In the top left.", "It is 09:30."]
 SHAPE = Shape(32, 16, 16, 2, 2, 24, 24, 3, 2, 12, 32, 512)

@@ -54,7 +54,7 @@ def bench_vlm(
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
-    questions: file or folder of questions; None: the questions about synthetic pictures in data/scenes/test.json, or,
+    questions: file or folder of questions; None: the questions about the sample pictures, or,
         if `images` is given, `prompt` about each picture.
     images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in `questions`.
     max_new_tokens: the most new tokens of an answer; None: the model's default.

@@ -130,7 +130,7 @@ def _cut(row: list[int], model: Any) -> list[int]:
     return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
 
 
-QUESTIONS = "data/scenes/test.json"
+QUESTIONS = "data/samples/images/samples.tsv"
 PROMPT = "Describe this image."  # the question about a user's own pictures
 EVERY = 50  # questions between two lines of progress
 
@@ -193,8 +193,8 @@ def evaluate_vlm(
 ) -> dict[str, Any]:
     """Score a vision-language model. Returns a JSON-ready report.
 
-    questions: a file or folder of questions; None: the questions about synthetic pictures in data/scenes/test.json, or,
-        if images are given, `prompt` about each image.
+    questions: a file or folder of questions; None: the questions about the sample pictures, or, if images are
+        given, `prompt` about each image.
     images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in the questions.
     limit: number of questions from each task, evenly spaced.
     swap: show another picture of the same task. Answers that are still right come from the question's text alone.
@@ -253,7 +253,7 @@ def questions_of(
     admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
     """Read the questions in a file. Without a file, ask `prompt` about each picture in `images`; without both, read
-    data/scenes/test.json. Raises InputError if there are no questions.
+    the questions about the sample pictures. Raises InputError if there are no questions.
 
     questions: the file, or None. images: with a file, the folder of its pictures; else a folder or one picture.
     limit: number of questions from each task; None: all. admission: which paths in the file are accepted.
@@ -262,10 +262,7 @@ def questions_of(
         return by_task(asked_of(os.fspath(images), prompt), limit)
     listed = os.fspath(QUESTIONS if questions is None else questions)
     if questions is None and not os.path.isfile(listed):
-        raise InputError(
-            f"`questions` must be given where '{listed}' is not there. Draw the scenes with `python "
-            "data/build/scenes.py --out data/scenes`, or name a list of your own."
-        )
+        raise InputError(f"`questions` must be given where '{listed}' is not there. Name a list of your own.")
     chosen = read_questions(listed, None if images is None else os.fspath(images), limit, admission)
     if not chosen:
         raise InputError(f"`questions` must hold questions, but '{listed}' has none. Check the file.")

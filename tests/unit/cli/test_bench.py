@@ -178,21 +178,6 @@ def asked(bench: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any
 
 
 @pytest.mark.usefixtures("bare_checkout")
-def test_without_a_corpus_the_sample_pictures_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed, said = asked("vlm", monkeypatch, "-d", "eagle")
-    assert "no corpus is here" in said
-    questions = read_questions(listed)
-    assert len(questions) == len(Path(listed).read_text(encoding="utf-8").splitlines()) - 1
-    assert all(Path(str(picture)).is_file() for question in questions for picture in question.images)
-    assert {"describe", "price_of"} <= {question.task for question in questions}
-    assert asked("vlm", monkeypatch, "--questions", "own.jsonl")[0] == Path("own.jsonl")
-    assert asked("vlm", monkeypatch, "--images", "own")[0] is None
-    Path("data/scenes").mkdir()
-    Path("data/scenes/test.json").touch()
-    assert asked("vlm", monkeypatch) == (None, "")
-
-
-@pytest.mark.usefixtures("bare_checkout")
 def test_without_a_corpus_the_sample_recordings_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     recordings, said = asked("asr", monkeypatch)
     assert "no corpus is here" in said

@@ -10,8 +10,8 @@ import torch
 from transformers import GenerationConfig
 
 import mmdec
-from mmdec.training.vlm.tokens import build_tokenizer
 from mmdec.types import InputError
+from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import TEXTS
 

@@ -262,9 +262,9 @@ def test_pictures_are_found_beside_the_questions_too(tmp_path: Path) -> None:
         assert read_questions(folder / "q.jsonl")[0].images == (folder / pictures / "a.png",)
 
 
-def test_without_scenes_the_error_says_how_to_draw_them(
+def test_without_sample_pictures_a_list_is_asked_for(
     vlm: LoadedVlm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"data/build/scenes\.py"):
+    with pytest.raises(InputError, match="Name a list of your own"):
         evaluate_vlm(model=vlm)

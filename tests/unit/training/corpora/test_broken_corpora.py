@@ -22,7 +22,7 @@ TEXT = list(LAYOUTS)
 LINES = [name for name in TEXT if not LAYOUTS[name].listed.endswith(".json")]
 NAMED = [name for name in TEXT if name not in ("vqav2", "textvqa")]  # numbers name no place
 SOUNDS = ["pairs", "english half", "chapters", "manifest", "json lines"]
-PICTURES = ["scenes", "samples"]
+PICTURES = ["samples"]
 TRAINED = SOUNDS + PICTURES
 
 
@@ -261,7 +261,6 @@ SHARED = [
     ("chapters", {"train_split": ["train", "dev"]}),
     ("pairs", {"validation_split": "train"}),
     ("english half", {"validation_split": "train"}),
-    ("scenes", {"dev_split": "train"}),
     ("samples", {"dev_split": "train"}),
 ]
 
@@ -329,7 +328,6 @@ BAD_PICTURES: dict[str, bytes | None] = {
 DAMAGES = [
     *((layout, name, content) for layout in SOUNDS for name, content in BAD_SOUNDS.items()),
     *((layout, name, content) for layout in PICTURES for name, content in BAD_PICTURES.items()),
-    ("scenes", "another size", picture(1, 9)),
 ]
 
 
@@ -341,7 +339,6 @@ def taken(layout: str, data: Any) -> int:
         "chapters": lambda: sum(map(len, data.chapters)),
         "manifest": lambda: sum(map(len, data.plans["train"][0])),
         "json lines": lambda: sum(map(len, data.plans["train"][0])),
-        "scenes": lambda: len(data.order(0, data.lap_length())),
         "samples": lambda: len(data.samples["train"]),
     }
     return count[layout]()
@@ -392,38 +389,3 @@ def test_an_evaluation_is_left_with_a_missing_recording(layout: str, copied: Cal
 @pytest.mark.parametrize("layout", TRAINED)
 def test_a_share_is_between_none_and_all(layout: str, share: float, copied: Callable[[str], Path]) -> None:
     refused(layout, copied(layout), "`max_bad_share` must be from 0 to 1", max_bad_share=share)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"image": None}, "a picture in each row"),
-        ({"prints": [["5"]]}, "`prints`"),
-        ({"prints": [["5", [900]]]}, "`prints`"),
-        ({"prints": 5}, "`prints`"),
-    ],
-)
-def test_scenes_with_other_notes(changes: dict[str, Any], said: str, copied: Callable[[str], Path]) -> None:
-    root = copied("scenes")
-    rows = json.loads((root / "train.json").read_text())
-    rows[1] |= changes
-    (root / "train.json").write_text(json.dumps(rows))
-    refused("scenes", root, said, "row 1 of", "train.json")
-
-
-@pytest.mark.parametrize("turns", [None, [], [{}], [{"task": "a", "expected": 5, "claims": []}], [7], 7])
-def test_held_out_scenes_with_other_notes(turns: object, copied: Callable[[str], Path]) -> None:
-    root = copied("scenes")
-    rows = json.loads((root / "dev.json").read_text())
-    rows[1]["turns"] = turns
-    (root / "dev.json").write_text(json.dumps(rows))
-    refused("scenes", root, "as `turns`", "row 1 of", "dev.json")
-
-
-@pytest.mark.parametrize("content", [None, b"", b"nothing"])
-def test_cells_that_are_none(content: bytes | None, copied: Callable[[str], Path]) -> None:
-    root = copied("scenes")
-    (root / "train.cells.npy").unlink()
-    if content is not None:
-        (root / "train.cells.npy").write_bytes(content)
-    refused("scenes", root, "train.cells.npy' cannot be read")
