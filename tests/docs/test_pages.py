@@ -244,7 +244,7 @@ def test_options_in_the_text_of_training_pages_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [line for line in COMMANDS if re.match(r"python (data/|-m mmdec\.(?!training fit))", line)]
+    "command", [line for line in COMMANDS if re.match(r"python (data/|recipes/|-m mmdec\.(?!training fit))", line)]
 )
 def test_scripts_have_the_options_that_are_shown(command: str) -> None:
     words = shlex.split(command)
@@ -265,7 +265,7 @@ def test_make_targets_exist() -> None:
 
 
 def test_every_command_is_of_a_kind_that_is_checked() -> None:
-    kinds = r"(make |mmdec |python -m mmdec|python data/build/|pip install \.|pip install '\.\[)"
+    kinds = r"(make |mmdec |python -m mmdec|python data/build/|python recipes/|pip install \.|pip install '\.\[)"
     code = r"(mmdec\.register_drafter|drafter = mmdec\.load_drafter|\"toy\": Entry)"  # of add_a_drafter.md, unmarked
     assert [line for line in COMMANDS if not re.match(f"{kinds}|{code}", line)] == []
 

@@ -13,11 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
+from mmdec.audio import load_audio
+from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
 from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
 from mmdec.training.checkpoints import keep_options, load_averaged, read_start
-from mmdec.training.ctc.data import STATES, CtcBatch
+from mmdec.training.ctc.data import STATES, CtcBatch, SpeechEncoder, WhisperReader, load_speech_encoder
 from mmdec.training.daspeech.module import ctc_loss, load_network
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, seed_step
@@ -158,3 +160,37 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
     """Load a CTC module with the mean of its checkpoints' weights. Returns the module, and the training step of the
     last checkpoint."""
     return load_averaged(lambda options: CtcModule(**{**options, "start": None}), checkpoints)
+
+
+@dataclass(frozen=True)
+class Ears:
+    """A CTC speech recogniser: a head and the frozen encoder that it was trained on.
+
+    Calling it with a sound file returns logits (1, F, V) for F output frames and V pieces, and the number of frames
+    (1,).
+    """
+
+    head: CtcHead
+    encoder: SpeechEncoder
+
+    @torch.inference_mode()
+    def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
+        return self.head(*self.encoder.read([load_audio(path)], TAIL))
+
+
+def load_ears(checkpoint: Path, encoder: str) -> Ears:
+    """Load a CTC head and its encoder.
+
+    checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
+    encoder: name or folder of the encoder.
+    Raises: InputError for damaged files.
+    """
+    ears = load_speech_encoder(encoder)
+    if checkpoint.is_dir():
+        return Ears(heard_parts(checkpoint).model.head.eval(), ears)
+    module, _ = load_module([checkpoint])
+    if module.top is not None:
+        # a checkpoint has trained encoder layers only if the encoder is a Whisper
+        assert isinstance(ears, WhisperReader)
+        ears = WhisperReader(module.top.give(ears.encoder))
+    return Ears(module.head, ears)

@@ -21,7 +21,7 @@ from mmdec.nn.dag_decoder import BOS, EOS, PAD
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
 from mmdec.training.optim import rows_of, sized_batches
-from mmdec.training.reader.imitation import Confusions
+from mmdec.training.reader.confusions import Confusions
 from mmdec.types import InputError
 
 
@@ -93,7 +93,7 @@ class PairData(LightningDataModule):
         not exist, `count` source pieces or `written` target pieces are learned from the training text and saved there.
     batch_pieces: the most pieces in one process's batch, of both languages together, padding included.
     longest: leave out sentences and translations with more pieces than this.
-    imitation: file with a CTC head's typical errors (`mmdec.training.reader.imitation` writes it). They are put into a
+    imitation: file with a CTC head's typical errors (`recipes/reader/imitation.py` writes it). They are put into a
         share `imitated` of the training sentences, and into all validation sentences. None: text without errors.
     dev_rows: number of sentences of the first folder's dev split that are translated at each validation.
     """

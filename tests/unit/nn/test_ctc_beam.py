@@ -11,8 +11,8 @@ import torch
 from mmdec.nn.ctc_beam import BONUS, WEIGHT, PieceNGram, likeliest, read_pieces
 from mmdec.nn.ctc_head import BLANK, best_pieces, collapse
 from mmdec.phonetics.ngram import END, START, NGram
-from mmdec.training.reader.export import packed
 from mmdec.types import InputError
+from recipes.reader.export import packed
 
 PIECES = 6
 TEXTS = [[1, 2, 3], [1, 2, 3, 4], [4, 5], [1, 2, 4, 5], [5, 3], [1, 2, 3]]

@@ -13,7 +13,6 @@ import torch
 import mmdec
 from mmdec.audio import load_audio
 from mmdec.training.corpora.librispeech import Utterance
-from mmdec.training.ctc import evaluate
 from mmdec.training.ctc.data import (
     CLEAN,
     Distortion,
@@ -24,9 +23,9 @@ from mmdec.training.ctc.data import (
     load_speech_encoder,
     state_name,
 )
-from mmdec.training.ctc.module import CtcModule
+from mmdec.training.ctc.module import CtcModule, load_ears
 from mmdec.training.stores import FrameStore
-from mmdec.types import InputError, told
+from mmdec.types import InputError
 from tests.support.tiny_heard import write as write_translator
 from tests.support.tiny_sentences import SIZES, TEXTS, write
 
@@ -82,23 +81,6 @@ def test_batches_hold_all_recordings_before_one_comes_again(folder: Path) -> Non
         assert max(sentences.store.length(name) for name in batch) * len(batch) <= 60 or len(batch) == 1
 
 
-def test_evaluation_counts_words_and_pieces(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    sentences = data(folder)
-    module = CtcModule(units=sentences.units, **SIZES)
-    torch.save(
-        {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), "global_step": 0},
-        tmp_path / "head.ckpt",
-    )
-    command = ["--checkpoint", str(tmp_path / "head.ckpt"), "--pieces", str(folder / "pieces.json"), "--split", "dev"]
-    given = [*command, "--encoder", str(folder / "whisper"), "--corpus", str(folder / "manifest.tsv")]
-    evaluate.main(given)
-    printed = capsys.readouterr().out
-    assert "l'été est là" in printed
-    assert "of 9, 2 recordings" in printed
-    with pytest.raises(SystemExit, match=r"^2$"), told():
-        evaluate.main([*given, "--corpus", str(tmp_path / "none")])
-
-
 def test_top_layers_are_trained_and_evaluated_with_the_head(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -115,7 +97,7 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
             kept, frames = module.eval()(batch)
         saved = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), "global_step": 0}
         torch.save(saved, tmp_path / "h.ckpt")
-        heard, counts = evaluate.load_ears(tmp_path / "h.ckpt", str(folder / "whisper"))(row.path)
+        heard, counts = load_ears(tmp_path / "h.ckpt", str(folder / "whisper"))(row.path)
         assert frames.tolist() == counts.tolist()
         return kept, heard
 
@@ -148,12 +130,8 @@ def test_a_head_goes_on_from_a_translators_folder(tmp_path: Path) -> None:
     wanted = mmdec.load(made).parts.model.head
     for name, tensor in head.state_dict().items():
         torch.testing.assert_close(tensor, wanted.state_dict()[name])
-    ears = evaluate.load_ears(made, str(made))
+    ears = load_ears(made, str(made))
     torch.testing.assert_close(ears.head.output.weight, wanted.output.weight)
-
-
-def test_the_elided_word_is_a_word() -> None:
-    assert evaluate.words("L'homme est-il là ?").split() == ["l'", "homme", "est", "il", "là"]
 
 
 def test_silence_is_put_around_a_sound_before_the_noise() -> None:

@@ -1,6 +1,6 @@
 """Writes pairs whose English side is the autoregressive decoder's output: further training data of the graph decoder.
 
-python -m mmdec.training.reader.distil --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
+python recipes/reader/distil.py --checkpoint runs/reader/checkpoints/last.ckpt --pieces runs/ctc/pieces.json \\
     --english runs/reader/english.json --text data/everyday --out data/own
 
 A sentence has several correct translations. A trained decoder chooses among them in a consistent way, so its output is
@@ -10,18 +10,34 @@ easier to model with one graph (Kim and Rush 2016; Gu et al. 2018, section 4.3).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import torch
 
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
-from mmdec.phonetics.pieces import Pieces
-from mmdec.training.corpora.text_files import evenly_spaced, read_text_pairs
-from mmdec.training.reader.evaluate import from_text
+from mmdec.nn.piece_reader import PiecesToUnits, unit_limits
+from mmdec.phonetics.pieces import Pieces, heard
+from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs
 from mmdec.training.reader.module import load_module
 from mmdec.types import told
 
 SHOW = 3200  # number of sentences between two lines of progress
+BATCH, LARGE_BATCH = 32, 1024  # number of sentences that are translated together: on a CPU, on other devices
+
+
+def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
+    """Translate each sentence from its exact text, on the network's device. pieces: the source tokenizer. Yields the
+    target piece ids of each."""
+    device = next(network.parameters()).device
+    size = BATCH if device.type == "cpu" else LARGE_BATCH
+    for start in range(0, len(rows), size):
+        sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + size]]
+        lengths = torch.tensor([len(source) for source in sources], device=device)
+        with torch.inference_mode():
+            states = network.read(torch.nn.utils.rnn.pad_sequence(sources, batch_first=True).to(device), lengths)
+            yield from network.ar.generate(states, lengths, max(unit_limits(lengths)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

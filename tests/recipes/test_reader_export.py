@@ -20,9 +20,9 @@ from mmdec.nn.ctc_head import best_pieces
 from mmdec.nn.whisper_encoder import TAIL, read_states
 from mmdec.phonetics.pieces import Pieces
 from mmdec.training.ctc.module import CtcModule
-from mmdec.training.reader.export import main
 from mmdec.training.reader.module import ReaderModule
 from mmdec.types import InputError
+from recipes.reader.export import main
 from tests.support.tiny_heard import parts
 from tests.support.tiny_sentences import SIZES, write
 from tests.support.tiny_translator import UNITS

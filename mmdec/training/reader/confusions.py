@@ -1,36 +1,22 @@
-"""Imitates a CTC head's errors in text: draws from the head's errors on recordings that it was not trained on.
-
-python -m mmdec.training.reader.imitation --head runs/ctc/checkpoints/last.ckpt --encoder MODEL --pieces \\
-    runs/ctc/pieces.json --corpus data/natural/manifest.tsv --skip 4000 --out runs/reader/confusions.safetensors
-
-`--skip` is the number of recordings that the head was trained on (`limit` in its recipe): on these recordings the head
-makes too few errors.
-"""
+"""Imitates a CTC head's errors in text: draws from the head's errors on recordings that it was not trained on, which
+`recipes/reader/imitation.py` collects."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmdec.audio import load_audio
 from mmdec.checks.weights import read_weights
-from mmdec.hub.daspeech import heard_parts
-from mmdec.hub.heard_translator import HeardParts
-from mmdec.nn.ctc_head import Heard, best_pieces
-from mmdec.phonetics.pieces import Pieces, heard
-from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.ctc.evaluate import load_ears
+from mmdec.nn.ctc_head import Heard
 from mmdec.training.metrics.text import extra
-from mmdec.types import InputError, told
+from mmdec.types import InputError
 
 START = 0  # piece id for the start of a sentence: a head may output something before the first piece
 ENOUGH = 4  # with fewer occurrences of a piece, outputs for other pieces are imitated, to have variety
@@ -136,51 +122,3 @@ def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
     if starts[-1] == 0:
         raise InputError("`head` must hear something in the recordings, but hears nothing. Train it for longer.")
     return Confusions(torch.cat(pieces), torch.cat(weights), torch.tensor(said), torch.tensor(starts))
-
-
-def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
-    """Return a function that maps a sound file to a CTC head's output.
-
-    head: a speech translator's folder: its encoder, head and n-gram are used. Or a checkpoint of a head: it reads
-        `encoder`, and is decoded greedily.
-    """
-    if not head.is_dir():
-        ears = load_ears(head, encoder or "")
-        return lambda path: best_pieces(*ears(path))
-    model = cast(HeardParts, heard_parts(head)).model.eval()
-
-    @torch.inference_mode()
-    def listen(path: Path) -> Heard:
-        return model.hear(*model.features([load_audio(path)]))[0]
-
-    return listen
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command: write the file of the head's typical errors. Raises InputError for a file that cannot be
-    read."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--head", type=Path, required=True, help="checkpoint, or a translator's folder")
-    for name in ("pieces", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--encoder", help="the name or folder of the model whose encoder a checkpoint reads")
-    parser.add_argument("--corpus", required=True, help="LibriSpeech's layout, or a manifest")
-    parser.add_argument("--split", default="train", help="of the corpus (default train)")
-    parser.add_argument(
-        "--skip", type=int, required=True, help="recordings that the head was trained on, the first ones"
-    )
-    given = parser.parse_args(arguments)
-    if given.encoder is None and not given.head.is_dir():
-        raise InputError("`encoder` must be given with a checkpoint as `head`, but is not. Name the head's.")
-    listen, pieces = _listener(given.head, given.encoder), Pieces.read(given.pieces)
-    rows = read_utterances(given.corpus, given.split)[given.skip :]
-    texts = (pieces.encode(heard(row.text)) for row in rows)
-    found = confusions((text, listen(row.path)) for text, row in zip(texts, rows, strict=True))
-    found.save(given.out)
-    wrong = 1 - len(found.right) / max(int((found.said != START).sum()), 1)
-    print(f"{len(found.said)} pieces of {len(rows)} recordings, {wrong:.1%} not heard first, in {given.out}")
-
-
-if __name__ == "__main__":
-    with told():
-        main()

@@ -12,11 +12,12 @@ from torch import Tensor
 from mmdec.audio import load_audio
 from mmdec.hub.daspeech import heard_parts
 from mmdec.nn.ctc_head import Heard
+from mmdec.training.reader.confusions import ENOUGH, START, Confusions, confusions
 from mmdec.training.reader.data import Pairs
-from mmdec.training.reader.imitation import ENOUGH, START, Confusions, confusions, main
 from mmdec.types import InputError
+from recipes.reader.imitation import main
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
 
 
 def heard(*places: int) -> Heard:

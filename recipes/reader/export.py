@@ -1,6 +1,6 @@
 """Builds a speech translator's folder from the checkpoints of a CTC head, a text translator (the reader) and a voice.
 
-python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs/ctc/checkpoints --pieces \\
+python recipes/reader/export.py --encoder openai/whisper-base --head runs/ctc/checkpoints --pieces \\
     runs/ctc/pieces.json --reader runs/reader/checkpoints --english runs/reader/english.json --voice runs/voice \\
     --pronunciation data/english/pronunciation.tsv --vocoder runs/vocoder --out runs/daspeech-everyday
 
@@ -8,7 +8,7 @@ python -m mmdec.training.reader.export --encoder openai/whisper-base --head runs
 output then uses it. `--voice` is a run of the acoustic stage (tts.safetensors and tts.json), `--vocoder` a run of the
 vocoder stage. With `--model`, give only the newly trained parts; the other parts are copied from that translator:
 
-python -m mmdec.training.reader.export --model daspeech-everyday --head runs/ctc/checkpoints --out runs/everyday
+python recipes/reader/export.py --model daspeech-everyday --head runs/ctc/checkpoints --out runs/everyday
 """
 
 from __future__ import annotations
