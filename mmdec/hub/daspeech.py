@@ -1,9 +1,9 @@
 """Reads and writes the folders of translators. Weights are safetensors; a folder is written atomically.
 
 The folder of a DASpeech holds config.json, encoder.safetensors, model.safetensors (the rest of the network),
-vocoder.safetensors, all in half precision, units.json, the files that convert phones to words, README.md (the model
-card) and provenance.json. A translator of word pieces has other files (`hub/heard_translator.py`). `resolve`,
-`read_parts` and `save_parts` accept both kinds of translators.
+vocoder.safetensors, all in half precision, units.json, README.md (the model card) and provenance.json. A translator of
+word pieces has other files (`hub/heard_translator.py`). `resolve`, `read_parts` and `save_parts` accept both kinds of
+translators.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from mmdec.hub.translator_files import (
 )
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.vocoder import OURS, GriffinLimVocoder, HifiGanVocoder, MelKind, Vocoder
-from mmdec.phonetics.decoder import WordDecoder
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "daspeech-everyday"
@@ -50,7 +49,7 @@ VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
 # weights are divided into several files, because code hosts do not accept large files
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
-LEXICON = "lexicon.tsv"  # the file that converts phones to words; without it a translation's text consists of phones
+LEXICON = "lexicon.tsv"  # a file of folders whose phones became words, which is gone: they are refused
 NEEDED = ("config.json", *WEIGHTS, "units.json")
 
 
@@ -64,7 +63,6 @@ class DASpeechParts:
 
     model: DASpeech
     vocoder: nn.Module
-    words: WordDecoder | None  # converts phones to English text; None: the text consists of phones
     units: tuple[str, ...]  # names of the phones, ordered by id
     decoding: Decoding
     name: str  # name of the model's folder
@@ -88,7 +86,6 @@ def save_model(
     model: DASpeech,
     vocoder: Vocoder | HifiGanVocoder,
     units: Sequence[str],
-    words: WordDecoder | None,
     *,
     decoding: Decoding = Decoding(),
     card: str | None = None,
@@ -97,7 +94,7 @@ def save_model(
     """Write a translator's directory, with weights in half precision. If writing fails, an existing directory stays as
     it was.
 
-    units: names of the phones, ordered by id. words: converts phones to text; None: the text is the phones.
+    units: names of the phones, ordered by id.
     card: text of README.md. None keeps the existing card; if the new weights differ from the existing ones, this raises
         InputError, because the figures in the card would be wrong.
     provenance: entries of provenance.json in addition to command, versions, commit and date, which are always written.
@@ -119,8 +116,6 @@ def save_model(
         save_file(encoder, fresh / "encoder.safetensors")
         save_file(state, fresh / "model.safetensors")
         save_file(half(vocoder.state_dict()), fresh / VOCODER)
-        if words is not None:
-            words.save(fresh)
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
         else:
@@ -143,7 +138,7 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardPa
         if isinstance(parts, HeardParts):
             save_heard(plain, parts)
         else:
-            save_model(plain, parts.model, vocoder, parts.units, parts.words, decoding=parts.decoding)
+            save_model(plain, parts.model, vocoder, parts.units, decoding=parts.decoding)
         if parts.folder is not None and same_weights(parts.folder, plain):
             keep_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))
         check_replaceable(target, plain, (CARD, CONFIDENCE))
@@ -208,9 +203,13 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
     model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
     own = read_vocoder(directory, config)
     decoding = check_decoding(Decoding(**config.get("decoding", {})))
-    words = WordDecoder.load(directory) if (directory / LEXICON).exists() else None
+    if (directory / LEXICON).exists():
+        raise InputError(
+            f"`model` must have phones as its text, but '{directory}' has {LEXICON}, by which phones became words, "
+            "which is gone. Delete that file, and let a recogniser write down the speech."
+        )
     mels = own.given if isinstance(own, HifiGanVocoder) else OURS
-    return DASpeechParts(model, own, words, tuple(units), decoding, directory.name, directory, mels)
+    return DASpeechParts(model, own, tuple(units), decoding, directory.name, directory, mels)
 
 
 def layout(directory: Path) -> str:

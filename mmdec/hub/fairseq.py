@@ -95,7 +95,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     generator, _ = read_official(_generator(folder))
     vocoder = HifiGanVocoder(generator, MELS, MELS)
     provenance = {"converted_from": checkpoint.name, "updates": arguments.get("max_update")}
-    return save_model(target, model, vocoder, units, None, decoding=found.decoding, provenance=provenance)
+    return save_model(target, model, vocoder, units, decoding=found.decoding, provenance=provenance)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

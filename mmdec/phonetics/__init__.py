@@ -1,1 +1,1 @@
-"""Converts phones to English text: pronunciation lexicon, n-gram language model, approximate matching, beam search."""
+"""Pieces of words, n-gram language models, pronunciation lexicons, and the pronunciation of any English text."""

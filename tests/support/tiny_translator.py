@@ -13,7 +13,6 @@ from mmdec.nn.dag_decoder import DagConfig
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
 from mmdec.nn.fastspeech2 import FastSpeech2Config
 from mmdec.nn.vocoder import Vocoder, VocoderConfig
-from mmdec.phonetics.decoder import WordDecoder
 
 LEXICON = {"hello": [("hh", "ax", "l", "ow")], "there": [("dh", "eh", "r")], "low": [("l", "ow")]}
 UNITS = [
@@ -61,5 +60,4 @@ def write(directory: Path) -> Path:
         model.ar.embed_tokens.weight[:4] = 0
         model.tts.duration.out.weight *= 0.1
         model.tts.duration.out.bias.fill_(1.6)  # about four frames a unit
-    words = WordDecoder.build(LEXICON, ["Hello there.", "Hello, low there?"])
-    return save_model(directory, model, tiny_vocoder(), UNITS, words)
+    return save_model(directory, model, tiny_vocoder(), UNITS)

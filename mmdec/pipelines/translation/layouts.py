@@ -2,8 +2,8 @@
 the same.
 
 `phones` is DASpeech as in the paper: the encoder reads filterbanks, the graph's states are the input of the acoustic
-model, and phones become words by a lexicon and an n-gram. `pieces` is for real speech: the decoders write pieces of
-English words, which make the text, and a separate voice network speaks the text.
+model, and the phones are the text. `pieces` is for real speech: the decoders write pieces of English words, which make
+the text, and a separate voice network speaks the text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PhoneLayout:
     path, phone embeddings."""
 
     def __init__(self, parts: DASpeechParts) -> None:
-        self.model, self.words, self.units = parts.model, parts.words, parts.units
+        self.model, self.units = parts.model, parts.units
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return pad([audio.fbank(sound) for sound in sounds], _device(self.model))  # (B, N, 80) of N frames, (B,)
@@ -66,10 +66,7 @@ class PhoneLayout:
         return self.model.source(*features)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        named = [[self.units[unit] for unit in row] for row in rows]
-        if self.words is None:
-            return [" ".join(row) for row in named]
-        return [self.words.decode(row) if row else "" for row in named]
+        return [" ".join(self.units[unit] for unit in row) for row in rows]
 
     def mels(
         self, rows: Sequence[Sequence[int]], texts: Sequence[str], hidden: Sequence[Tensor] | None

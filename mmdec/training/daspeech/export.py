@@ -1,4 +1,4 @@
-"""Builds a model's folder from checkpoints (their weights are averaged), a vocoder, and tables of words.
+"""Builds a model's folder from checkpoints (their weights are averaged) and a vocoder.
 
 python -m mmdec.training.daspeech.export --joint runs/joint/checkpoints --vocoder runs/vocoder \
     --out runs/daspeech-phrasebook
@@ -12,11 +12,7 @@ from pathlib import Path
 
 from mmdec import hub
 from mmdec.nn.daspeech import DASpeech
-from mmdec.phonetics.decoder import WordDecoder
-from mmdec.phonetics.lexicon import read_lexicon
 from mmdec.training.checkpoints import load_averaged, newest
-from mmdec.training.corpora.admission import ANYWHERE
-from mmdec.training.corpora.cvss import read_pairs
 from mmdec.training.daspeech.acoustic import save_network
 from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.training.daspeech.vocoder import load_vocoder
@@ -29,27 +25,19 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
     return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
 
 
-def assemble(
-    checkpoints: Sequence[Path], vocoder_folder: Path, common_voice: Path, cvss: Path, lexicon: Path, out: Path
-) -> Path:
+def assemble(checkpoints: Sequence[Path], vocoder_folder: Path, out: Path) -> Path:
     """Write a speech translator's folder, and return it.
 
     checkpoints: files from the joint training; their weights are averaged. vocoder_folder: output of the vocoder's
         training.
-    common_voice, cvss: folders of the corpora, from whose training translations the words and their order are learned.
-    lexicon: file of English pronunciations, with which phones become words.
     """
     module, step = load_module(checkpoints)
     if not isinstance(module.network, DASpeech):
         raise InputError("`checkpoints` must come from the joint stage, but have no acoustic model. Run that stage.")
     vocoder = load_vocoder(vocoder_folder)
-    # paths may be anything, because training has checked them
-    rows, _ = read_pairs(common_voice, cvss, "train", admission=ANYWHERE)
-    words = WordDecoder.build(read_lexicon(lexicon), [row.translation for row in rows])
     units: list[str] = module.hparams["units"]
-    numbers = {"checkpoints": len(checkpoints), "step": step, "rows": len(rows)}
-    training = {**numbers, "hyperparameters": dict(module.hparams)}
-    return hub.save_model(out, module.network, vocoder, units, words, provenance={"training": training})
+    training = {"checkpoints": len(checkpoints), "step": step, "hyperparameters": dict(module.hparams)}
+    return hub.save_model(out, module.network, vocoder, units, provenance={"training": training})
 
 
 def main() -> None:
@@ -58,9 +46,6 @@ def main() -> None:
     parser.add_argument("--joint", type=Path, default=Path("runs/joint/checkpoints"))
     parser.add_argument("--average", type=int, default=1, help="checkpoints to average, the last ones")
     parser.add_argument("--vocoder", type=Path, default=Path("runs/vocoder"))
-    parser.add_argument("--common-voice", type=Path, default=Path("data/corpus/cv/fr"))
-    parser.add_argument("--cvss", type=Path, default=Path("data/corpus/cvss_c"))
-    parser.add_argument("--lexicon", type=Path, default=Path("data/corpus/lexicon.tsv"))
     parser.add_argument("--out", type=Path, default=Path("runs/daspeech-phrasebook"))
     parser.add_argument("--network-only", type=Path, help="write the network's weights here and stop")
     options = parser.parse_args()
@@ -68,7 +53,7 @@ def main() -> None:
     if options.network_only:
         save_network(load_module(checkpoints)[0].network, options.network_only)
         return
-    assemble(checkpoints, options.vocoder, options.common_voice, options.cvss, options.lexicon, options.out)
+    assemble(checkpoints, options.vocoder, options.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compares the n-gram model with KenLM on the same file, if KenLM can be built."""
+"""Tests the n-gram model: its probabilities, pruning and files, and KenLM's on the same file, if KenLM can be built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mmdec.phonetics.ngram import LN10, NGram
+from mmdec.phonetics.ngram import END, LN10, START, NGram
+from mmdec.types import InputError
 
 WORDS = ["the", "station", "is", "where", "please", "a", "room", "for", "two", "nights"]
 
@@ -32,3 +35,67 @@ def test_probabilities_equal_kenlms(order: int, tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
         assert model.sentence(sentence) / LN10 == pytest.approx(sum(theirs), abs=1e-4)
         assert math.isfinite(sum(ours))
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), max_size=5), min_size=1, max_size=12).filter(any),
+    st.integers(1, 4),
+    st.none() | st.integers(0, 6),
+)
+@settings(max_examples=40, deadline=None)
+def test_probabilities_sum_to_one_in_every_context(
+    sentences: list[list[str]], order: int, max_entries: int | None
+) -> None:
+    model = NGram.build(sentences, order=order, vocabulary=["e"], max_entries=max_entries)
+    for context in ("", START, "a", "a b", f"{START} a", "e e", "b c d"):
+        state = model.advance("", context) if context else ""
+        total = sum(math.exp(model.score(state, word)) for word in [*model.vocabulary, END])
+        assert total == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_model_prefers_what_it_saw(tmp_path: Path) -> None:
+    model = NGram.build([s.split() for s in ["a b c", "a b c", "a b d", "b b"]])
+    assert model.sentence(["a", "b", "c"]) > model.sentence(["a", "b", "d"]) > model.sentence(["d", "c", "a"])
+    model.save(tmp_path / "lm.arpa")
+    loaded = NGram.load(tmp_path / "lm.arpa")
+    for text in ("a b c", "d d d", ""):
+        assert loaded.sentence(text.split()) == pytest.approx(model.sentence(text.split()), abs=2e-3)
+
+
+def test_pruning_keeps_what_backing_off_would_miss() -> None:
+    texts = [["x", "y", "z"]] * 8 + [["w", "y", "w"]] * 8 + [["z", "z", "z"]]
+    whole, pruned, empty = (NGram.build(texts, max_entries=entries) for entries in (None, 3, 0))
+    assert [
+        sum(len(row) for context, row in model.successors.items() if " " in context) for model in (pruned, empty)
+    ] == [
+        3,
+        0,
+    ]
+    likelihoods = [sum(model.sentence(text) for text in texts) for model in (whole, pruned, empty)]
+    assert likelihoods == sorted(likelihoods, reverse=True)
+    assert likelihoods[0] - likelihoods[1] < likelihoods[1] - likelihoods[2]
+
+
+@pytest.mark.parametrize("sentences", [[["a b"]], [[START]], [[""]]])
+def test_tokens_with_spaces_are_refused(sentences: list[list[str]]) -> None:
+    with pytest.raises(InputError, match="plain tokens"):
+        NGram.build(sentences)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "well-formed"),
+        ("\\data\\\nngram 1=2\n\n\\1-grams:\n-1\t</s>\n\n\\end\\\n", "declares"),
+        ("\\data\\\nngram 1=1\n\n\\1-grams:\nnan\t</s>\n\n\\end\\\n", "no 1-gram"),
+        ("\\data\\\nngram 1=1\n\n\\1-grams:\n-1\thello\n\n\\end\\\n", "missing"),
+        ("\\data\\\nngram 1=1\n\n\\2-grams:\n-1\ta b\n\n\\end\\\n", "not declared"),
+        (None, "not a file"),
+    ],
+)
+def test_a_damaged_file_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "lm.arpa"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        NGram.load(path)

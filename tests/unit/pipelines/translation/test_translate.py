@@ -277,7 +277,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_weights_never_change_under_a_card(tiny_model: Path, tmp_path: Path) -> None:
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "again"
-    rest = (translator.vocoder, translator.units, translator.parts.words)
+    rest = (translator.vocoder, translator.units)
     hub.save_model(target, translator.model, *rest, card="# card\n")
     hub.save_model(target, translator.model, *rest)
     assert (target / "README.md").read_text() == "# card\n"  # the same weights
@@ -297,7 +297,7 @@ def test_weights_never_change_under_a_card(tiny_model: Path, tmp_path: Path) -> 
 def test_saving_again_keeps_the_card_and_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "again"
-    parts = (translator.model, translator.vocoder, translator.units, translator.parts.words)
+    parts = (translator.model, translator.vocoder, translator.units)
     hub.save_model(target, *parts, card="# card\n")
     hub.save_model(target, *parts, provenance={"split": "test"})
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
@@ -314,7 +314,7 @@ def test_saving_again_keeps_the_card_and_leaves_nothing_behind(tiny_model: Path,
 def test_a_failed_save_leaves_the_old_model(tiny_model: Path, tmp_path: Path) -> None:
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "kept"
-    parts = (translator.model, translator.vocoder, translator.units, translator.parts.words)
+    parts = (translator.model, translator.vocoder, translator.units)
     hub.save_model(target, *parts)
     before = (target / "model.safetensors").read_bytes()
     weight = translator.model.adaptor.fc1.weight

@@ -106,7 +106,7 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
         {name: value.contiguous() for name, value in vocoder.state_dict().items()}, folder / "vocoder.safetensors"
     )
     (folder / "vocoder.json").write_text(json.dumps({"config": asdict(vocoder.config)}), encoding="utf-8")
-    out = assemble(paths, folder, corpus.common_voice, corpus.cvss, corpus.lexicon, tmp_path / "models" / "tiny")
+    out = assemble(paths, folder, tmp_path / "models" / "tiny")
     assert hub.resolve(out) == out
     translator = load(out, "cpu")
     assert list(translator.units) == units
@@ -116,11 +116,10 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     provenance = json.loads((out / "provenance.json").read_text(encoding="utf-8"))
     assert provenance["training"]["step"] == 20
     assert provenance["training"]["checkpoints"] == 2
-    assert provenance["training"]["rows"] == 4
 
 
-def test_the_first_stage_alone_is_not_a_model(corpus: TinyCorpus, tmp_path: Path):
+def test_the_first_stage_alone_is_not_a_model(tmp_path: Path):
     path = checkpoint(module(["<s>", "<pad>", "</s>", "<unk>", "a"], 1, mu=0.0), 5, tmp_path)
     with pytest.raises(InputError, match="must come from the joint stage"):
-        assemble([path], tmp_path, corpus.common_voice, corpus.cvss, corpus.lexicon, tmp_path / "out")
+        assemble([path], tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
