@@ -1,1 +1,1 @@
-"""Scores and benchmarks of models, and calibration of their confidence."""
+"""Scores and benchmarks of models, and the examination of drafters."""

@@ -9,7 +9,7 @@ its probabilities from one pass of the autoregressive decoder over its units. It
 which this decoder prefers another unit; `graph`, the log-probability of the graph decoder's path; and evidence from a
 CTC head (`translation/translator.py`).
 
-The weights were fitted on held-out data (`mmdec.evaluation.calibration`) and are stored in the model's folder as
+The weights were fitted on held-out data (`recipes/confidence`) and are stored in the model's folder as
 confidence.json. Without that file the confidence is the geometric mean of the token probabilities, which is not
 calibrated. Source: Platt, "Probabilistic outputs for support vector machines", 1999, with several inputs.
 """
@@ -105,7 +105,7 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
         return {str(kind): _calibration(entry) for kind, entry in content["calibrations"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(
-            f"`model` must have a {FILE} that `mmdec.evaluation.calibration` wrote, or none, but '{path}' is damaged "
+            f"`model` must have a {FILE} that was fitted for it, or none, but '{path}' is damaged "
             f"({type(error).__name__}: {error!s:.200}). Fetch it again, or delete it."
         ) from error
 

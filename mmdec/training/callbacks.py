@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,7 +69,7 @@ class TimeLimit(Timer):
     """
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(duration={"seconds": seconds}, interval="step", verbose=False)
+        super().__init__(duration=timedelta(seconds=seconds), interval="step", verbose=False)
         self.begun = 0  # training step at which this run began
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,1 +1,1 @@
-"""Calibration of confidences: fitted to development data, measured on test data."""
+"""`mmdec doctor`: why a drafter accepts less than published."""

@@ -87,8 +87,6 @@ class Admission:
 
 
 STRICT = Admission()
-# rules for callers that use a list of files, but do not open the files themselves
-ANYWHERE = Admission(allow_absolute_paths=True)
 
 
 class Names:

@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 import mmdec
-from mmdec.evaluation.calibration.__main__ import roc_area
-from mmdec.evaluation.calibration.examples import EMPTY, empty_picture
 from mmdec.hub.vlm import FAMILIAR, RIDGE, FamiliarPictures, read_familiar
 from mmdec.pipelines.description.answer import DISTANCE
 from mmdec.types import InputError
+from tests.support.empty_pictures import EMPTY, empty_picture
 
 IMAGES = sorted((Path(__file__).parents[3] / "data" / "samples" / "images").glob("*.png"))
 
@@ -61,6 +60,11 @@ def test_a_damaged_file_is_one_clear_error(tensors: dict[str, torch.Tensor], tmp
     save_file(tensors, tmp_path / FAMILIAR)
     with pytest.raises(InputError, match=r"`model` must (have|hold)"):
         read_familiar(tmp_path)
+
+
+def roc_area(above: list[float], below: list[float]) -> float:
+    """How often a value of `above` exceeds one of `below`."""
+    return float((np.array(above)[:, None] > np.array(below)).mean())
 
 
 def test_the_shipped_model_is_surer_of_scenes_than_of_what_it_never_saw() -> None:

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 import mmdec
-from mmdec.evaluation.calibration.examples import EMPTY, empty_picture
 from mmdec.hub.vlm import LoadedVlm, load_vlm
 from mmdec.images import read_image
 from mmdec.pipelines.confidence import Calibration, write_calibrations
 from mmdec.pipelines.description.answer import FLOOR, MOST, STRUCTURE, picture_evidence, structure
+from tests.support.empty_pictures import EMPTY, empty_picture
 from tests.support.tiny_vlm_folder import write
 
 IMAGES = sorted((Path(__file__).parents[4] / "data" / "samples" / "images").glob("*.png"))
