@@ -16,7 +16,6 @@ from PIL import Image
 
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import read_questions
-from mmdec.training.corpora.windows import WindowData
 from mmdec.training.daspeech.acoustic import AcousticData
 from mmdec.training.daspeech.corpus import SpeechTranslationData
 from mmdec.training.medusa.data import HeadData
@@ -144,12 +143,6 @@ def take_english_half(root: Path, **options: Any) -> AcousticData:
     return data
 
 
-def take_windows(root: Path, **options: Any) -> WindowData:
-    data = WindowData(str(root), str(root / "tokenizer"), pieces=300, **options)
-    data.setup("fit")
-    return data
-
-
 def heads_taker(name: str) -> Callable[..., HeadData]:
     def take(root: Path, **options: Any) -> HeadData:
         data = HeadData("none", str(root / name), kept=str(root / "kept"), **options)
@@ -184,7 +177,7 @@ LAYOUTS = {
     ),
     "chapters": Layout(
         write_chapters,
-        take_windows,
+        heads_taker("."),
         "train/7/1/7-1.trans.txt",
         "train-1",
         "train/7/1/train-1.flac",
