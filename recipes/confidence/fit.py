@@ -8,8 +8,8 @@ empty for speech that is nonsense to the model, such as another language) and op
 out). Each recording is decoded once: in `--fit` most of them with noise or as by telephone, every third backwards as
 well; then noises. In `--proof` recordings are decoded as they are and once more in noise, and the noises are others.
 
-The curve is scikit-learn's logistic regression on the evidence of each output (mmdec/pipelines/confidence.py): an output
-that is right by three quarters counts as three quarters of a right and one quarter of a wrong one.
+The curve is scikit-learn's logistic regression on the evidence of each output (mmdec/pipelines/confidence.py). An
+output that is right by three quarters counts as three quarters of a right and one quarter of a wrong one.
 Needs mmdec[train,eval]; one thread; some seconds a recording.
 """
 
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -190,9 +189,6 @@ def measure(calibration: Calibration, examples: list[tuple[dict, float, str]]) -
     report["highest by kind of nonsense"] = {
         kind: max(v for v, k in other if k == kind) for kind in dict.fromkeys(k for _, k in other)
     }
-    labels = [1] * len(speech) + [0] * len(other)
-    report["roc_area"] = float(roc_auc_score(labels, [value for value, _ in (*speech, *other)])) if other else None
-    report["mean error"] = float(np.mean([abs(value - right) for value, right, _ in scored]))
     return report
 
 

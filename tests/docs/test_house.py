@@ -28,18 +28,6 @@ def test_the_tree_names_every_file_and_room_of_the_top_floor_and_no_other() -> N
     assert entries() == real - {"py.typed"}
 
 
-def test_the_changelog_names_modules_that_exist() -> None:
-    """By their path in the package or the repository, or by their name after a room's."""
-    names = set(re.findall(r"`([\w/]+\.(?:py|yaml))`", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
-    absent = [
-        name
-        for name in names
-        if not ((ROOT / name).is_file() or (PACKAGE / name).is_file() or [*PACKAGE.glob(f"*/{name}")])
-    ]
-    assert names
-    assert absent == []
-
-
 def test_unit_tests_mirror_the_package() -> None:
     """Folder by folder; tests/unit/data is for the scripts of data/build."""
     unit = ROOT / "tests" / "unit"
