@@ -36,7 +36,10 @@ from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Sequences, most_probable, stock_sample
 from mmdec.decode.statistics import DecodingStatistics
 from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.drafters.ctc import Ctc, CtcByLanguage
+from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.other_vocabulary import OtherVocabulary
+from mmdec.drafters.recycling import Recycling
 from mmdec.drafters.registry import (
     AUTO,
     check_drafter,
@@ -61,6 +64,8 @@ from mmdec.types import CACHE, Context, Draft, Drafter, InputError, Plan, Scores
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
 NOTED_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
+# Drafters that find nothing in some texts, without any fault: they are noted after this many rounds with drafts.
+SELECTIVE, SELECTIVE_ROUNDS = (Lookup, Recycling, Ctc, CtcByLanguage), 10
 LITTLE = 0.1  # accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
 _statistics = DecodingStatistics()
 _noted: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()  # warnings that were given already
@@ -303,14 +308,16 @@ class Speculation:
 def _noting(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -> Iterator[Round]:
     """Yield the rounds unchanged. After the last one, warn about drafts that brought nothing, once for each model and
     reason."""
-    count = drafted = accepted = rows = 0
+    count = tried = drafted = accepted = rows = 0
     for round_ in rounds:
         if round_.index:
-            count, rows = count + 1, rows + len(round_.rows)
+            count, rows, tried = count + 1, rows + len(round_.rows), tried + any(round_.drafted)
             drafted, accepted = drafted + sum(round_.drafted), accepted + sum(round_.accepted)
         yield round_
     halved = model.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
     if count < NOTED_ROUNDS or accepted > (LITTLE * rows if halved else 0):
+        return
+    if isinstance(drafter, SELECTIVE) and tried < SELECTIVE_ROUNDS and not halved:
         return
     dtype = str(model.dtype).removeprefix("torch.")
     if halved:

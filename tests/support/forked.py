@@ -50,11 +50,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 def results_of(jobs: list[dict[str, Any]], cache: Path) -> dict[str, dict[str, Any]]:
     """Run all jobs in a new process. Returns name -> result of `run`. cache: a hub cache, used without network.
-    Warnings are errors."""
+    Warnings are errors, but for that of drafts that bring nothing: models and drafters of the hub have stand-ins."""
     root = Path(__file__).parents[2]
     own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.forked"],
+        [sys.executable, "-W", "error", "-W", "ignore:drafter:RuntimeWarning", "-m", "tests.support.forked"],
         input=json.dumps(jobs),
         cwd=root,
         env={**os.environ, **own},

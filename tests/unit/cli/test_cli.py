@@ -92,6 +92,7 @@ def test_json_has_one_object_a_line(recordings: list[Path], tmp_path: Path, tiny
             "passes",
             "confidence",
             "timings",
+            "note",
         } == line.keys()
         samples, rate = soundfile.read(line["output"])
         assert rate == RATE
@@ -441,7 +442,7 @@ def test_errors_name_what_was_typed(message: str, typed: str) -> None:
         ("bench core --threads 0", "`--threads` must be a whole number of at least 1, but is 0."),
         ("translate x.wav --min-confidence 3", "`--min-confidence` must be a number from 0 to 1, but is 3."),
         ("serve --port 99999", "`--port` must be a whole number from 1 to 65535, but is 99999."),
-        ("train --minutes 0", "`--minutes` must be a number from 0.1 to 100000, but is 0."),
+        ("train drafter --minutes 0", "`--minutes` must be a number from 0.1 to 100000, but is 0."),
         ("train drafter --questions 1", "`--questions` must be a whole number of at least 2, but is 1."),
     ],
 )

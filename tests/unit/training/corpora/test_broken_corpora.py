@@ -336,7 +336,7 @@ def taken(layout: str, data: Any) -> int:
     count: dict[str, Callable[[], int]] = {
         "pairs": lambda: len(data.train_set),
         "english half": lambda: len(data.train_items),
-        "chapters": lambda: sum(map(len, data.chapters)),
+        "chapters": lambda: sum(map(len, data.plans["train"][0])),
         "manifest": lambda: sum(map(len, data.plans["train"][0])),
         "json lines": lambda: sum(map(len, data.plans["train"][0])),
         "samples": lambda: len(data.samples["train"]),
