@@ -28,7 +28,7 @@ from mmdec.pipelines.load import DEFAULT as TRANSLATES
 from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL as TRANSCRIBES
 from mmdec.serving import chat, realtime, speech
 from mmdec.serving.engines import How, Served, load
-from mmdec.serving.server import ApiError, Door, Limits, Server, server_of
+from mmdec.serving.server import EXPOSED_HEADERS, ApiError, Door, Limits, Server, server_of
 
 # models that are served if the user names none: the shipped transcriber, translator and vision-language model
 MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)
@@ -48,12 +48,14 @@ def build(server: Server, ending: Callable[[], None] = lambda: None, origins: Se
 
     app = FastAPI(title="mmdec", version=mmdec.__version__, lifespan=lifespan)
     app.state.server = server
-    app.add_middleware(Door, server=server)  # type: ignore[arg-type] # an ASGI class
+    app.add_middleware(Door, server=server, origins=origins)  # type: ignore[arg-type] # an ASGI class
     if origins:  # before the door, because a browser asks without the token whether it may send it
-        exposed = ["Retry-After", "X-Text", "X-Confidence"]
-        methods = ["GET", "POST"]
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"], expose_headers=exposed
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
         )
     for module in (speech, chat, realtime):
         app.include_router(module.router)

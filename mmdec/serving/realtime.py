@@ -83,8 +83,8 @@ class Session:
 
     async def _refuse(self, error: Exception) -> None:
         known = isinstance(error, (ApiError, InputError))
-        told = ApiError.of(error) if known else ApiError(400, "An event must be a JSON object of a known form.")
-        await self._send("error", **told.content)
+        answer = ApiError.of(error) if known else ApiError(400, "An event must be a JSON object of a known form.")
+        await self._send("error", **answer.content)
 
     async def _take(self, event: dict[str, Any]) -> None:
         """Handle one event of the client: audio, a commit or new settings."""
@@ -111,15 +111,16 @@ class Session:
             raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type")
 
     def _update(self, session: dict[str, Any]) -> None:
-        """Apply the settings of a `session.update` event, in the form of OpenAI's current API."""
+        """Apply the settings of a `session.update` event, in the form of OpenAI's current API. Null is the same as a
+        field that is left out."""
         if self._live is not None or self._sound:
             raise ApiError(400, "`session` must be set before the sound begins.", param="session")
-        heard = session.get("audio", {}).get("input", {})
-        form, wanted = heard.get("format") or {}, heard.get("transcription") or {}
-        if form.get("type", "audio/pcm") != "audio/pcm":
+        source = (session.get("audio") or {}).get("input") or {}
+        form, wanted = source.get("format") or {}, source.get("transcription") or {}
+        if form.get("type") not in (None, "audio/pcm"):
             raise ApiError(400, "`format.type` must be audio/pcm.", param="session")
         options = dict(self._options)
-        if "rate" in form:
+        if form.get("rate") is not None:
             options["sample_rate"] = form["rate"]
         if wanted.get("model") is not None:
             self._engine = self._server.engine(wanted["model"], Transcription)

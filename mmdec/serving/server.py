@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
@@ -25,6 +25,7 @@ from mmdec.serving.waiting import Job, Metrics, Stopped, Worker
 
 log = logging.getLogger(__name__)
 UNCACHED = {"Cache-Control": "no-store"}
+EXPOSED_HEADERS = ("Retry-After", "X-Confidence", "X-Note", "X-Should-Retry", "X-Text")  # pages may read them
 READERS = 2  # maximum number of uploads that are decoded to samples or pixels at the same time
 T = TypeVar("T")
 Engine = TypeVar("Engine", bound=Served)
@@ -203,23 +204,34 @@ def _data(event: Mapping[str, Any]) -> str:
 @final
 class Door:
     """ASGI middleware for all requests to /v1/. It rejects requests without the right token, and requests that exceed
-    `Limits`: too many, too large or too slow."""
+    `Limits`: too many, too large or too slow. It also rejects WebSockets of web pages that may not call the server,
+    because browsers do not apply CORS to WebSockets."""
 
-    def __init__(self, app: ASGIApp, server: Server) -> None:
-        self._app, self._server = app, server
+    def __init__(self, app: ASGIApp, server: Server, origins: Sequence[str] = ()) -> None:
+        """origins: web pages that may open a WebSocket, such as "https://example.org"; "*": all."""
+        self._app, self._server, self._origins = app, server, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] in ("http", "websocket") and scope["path"].startswith("/v1/")
         if not guarded:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            if self._server.admitted(dict(scope["headers"])):
+            headers = dict(scope["headers"])
+            if self._server.admitted(headers) and self._own_or_allowed(headers):
                 await self._app(scope, receive, send)
             else:
                 # the connection is not yet accepted: the client gets status 403
                 await send({"type": "websocket.close", "code": 1008})
         else:
             await self._request(scope, receive, send)
+
+    def _own_or_allowed(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a WebSocket is opened by no web page, by one of this server, or by one that is allowed."""
+        if b"origin" not in headers or "*" in self._origins:
+            return True
+        origin = headers[b"origin"].decode("latin-1")
+        # behind a proxy with TLS, the page's scheme is not the server's
+        return origin in self._origins or origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         server, began, status = self._server, time.monotonic(), 499

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import soundfile
 
 import mmdec
@@ -193,3 +194,59 @@ def test_who_is_not_admitted(engines: dict[str, Any]) -> None:
     session(engines, opened, token="sesame", headers={"Authorization": "Bearer sesame"})
     session(engines, full, Limits(sessions=0))
     session(engines, unknown, query="model=gpt-5")
+
+
+NULLS: list[dict[str, Any]] = [
+    {"audio": None},
+    {"audio": {"input": None}},
+    {"audio": {"input": {"format": None, "transcription": None}}},
+    {"audio": {"input": {"format": {"type": None, "rate": RATE}}}},
+    {"audio": {"input": {"format": {"type": "audio/pcm", "rate": None}}}},
+    {"audio": {"input": {"transcription": {"model": None, "language": None, "prompt": None}}}},
+]
+
+
+@pytest.mark.parametrize("settings", NULLS)
+def test_null_is_a_setting_that_is_left_out(engines: dict[str, Any], settings: dict[str, Any]) -> None:
+    async def talk(client: AsgiSocket) -> None:
+        await opened(client)
+        client.send({"type": "session.update", "session": settings})
+        answer = await client.event()
+        assert answer["type"] == "session.updated", answer
+        assert answer["session"]["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": RATE}
+
+    session(engines, talk)
+
+
+PAGE = "https://example.org"
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed", "admitted"),
+    [
+        (None, [], True),  # no browser
+        ("http://127.0.0.1:8000", [], True),  # a page of the server itself
+        ("https://127.0.0.1:8000", [], True),  # the same behind a proxy with TLS
+        (PAGE, [PAGE], True),
+        (PAGE, ["*"], True),
+        (PAGE, [], False),
+        ("null", [], False),  # a local file or a sandboxed frame
+        ("http://127.0.0.1:8001", [], False),
+        ("https://127.0.0.1:8000.example.org", [], False),
+        ("https://else.org", [PAGE], False),
+        ("http://example.org", [PAGE], False),
+    ],
+)
+def test_a_web_page_opens_a_socket_only_if_it_is_allowed(
+    engines: dict[str, Any], origin: str | None, allowed: list[str], admitted: bool
+) -> None:
+    server = Server(engines, Limits())
+    headers = {"Host": "127.0.0.1:8000"} | ({} if origin is None else {"Origin": origin})
+
+    async def run() -> None:
+        client = AsgiSocket(build(server, origins=allowed), "/v1/realtime", headers=headers)
+        assert (await client.message())["type"] == f"websocket.{'accept' if admitted else 'close'}"
+        await client.close()
+
+    finished(run())
+    server.worker.close()

@@ -364,6 +364,20 @@ def test_a_browser_may_call_from_a_page_that_is_named(engines: dict[str, Any]) -
         assert client.options(TRANSCRIBE, headers={"Origin": page, **asks}).status_code == 405
 
 
+def test_a_page_may_read_every_header_that_the_server_adds(engines: dict[str, Any]) -> None:
+    headers, cut = {"Origin": "https://example.org"}, {"file": ("talk.wav", wav(0.8)[:-6400])}
+    usual = {"content-length", "content-type", "date", "server", "vary"}
+    with served(engines, origins=["*"]) as (client, _):
+        for path in (TRANSCRIBE, "/v1/audio/translations/speech"):
+            answer = client.post(
+                path, files=cut, data={"response_format": "text"} if path == TRANSCRIBE else {}, headers=headers
+            )
+            exposed = {each.strip().lower() for each in answer.headers["access-control-expose-headers"].split(",")}
+            added = {name for name in answer.headers if name not in usual and not name.startswith("access-control-")}
+            assert "x-note" in added <= exposed
+            assert "retry-after" in exposed
+
+
 @pytest.mark.parametrize("origin", ["example.org", "https://example.org/page", ""])
 def test_an_origin_is_what_browsers_send(origin: str) -> None:
     result = CliRunner().invoke(cli.app, ["serve", "--allow-origin", origin])
