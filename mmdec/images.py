@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,8 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# PIL's raw modes of colours with 16 bits a sample, and the byte order in them
+_DEEP_COLOURS = re.compile(r"(LA|RGB|RGBX|RGBA|RGBa);16([BLN])")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 _FULL = 65535  # white of a 16-bit picture
 _TWELVE_BITS = 4095  # a 16-bit file whose numbers end here or below holds fewer bits, not a dark picture
@@ -99,7 +103,7 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
         Image.init()  # loads PIL's format plugins, so that `formats` below can name some of them
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _shrink(image, max_pixels)
-            return _decode(image, what, max_pixels, _significant_bits(content))
+            return _decode(image, what, max_pixels, content)
 
     return _checked(opened, what, len(content))
 
@@ -147,18 +151,22 @@ def _shrink(image: Image.Image, max_pixels: int) -> None:
         image.draft(None, (max(width // part, 1), max(height // part, 1)))
 
 
-def _decode(image: Image.Image, what: str, max_pixels: int, bits: int | None = None) -> np.ndarray:
-    """Decode an image to RGB, (H, W, 3) uint8. bits: significant bits of a sample as a PNG file states them."""
+def _decode(image: Image.Image, what: str, max_pixels: int, content: bytes = b"") -> np.ndarray:
+    """Decode an image to RGB, (H, W, 3) uint8. content: its file; b"" if there is none."""
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
     _bound(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
+    order = _deep_colours(image) if content else None
     image.load()  # a file that is cut off fails here
     upright = _upright(image)
     if upright.mode == "La":  # PIL converts this mode to LA only
         upright = upright.convert("LA")
-    if upright.mode in _SIXTEEN_BITS:
+    bits = _significant_bits(content)
+    if order is not None:
+        upright = _upright(_from_deep_colours(image, content, *order, bits), image)
+    elif upright.mode in _SIXTEEN_BITS:
         values = np.asarray(upright).astype(np.float64)
-        white = _white(image, int(values.max(initial=0)), bits)
+        white = _white(image, int(values.max(initial=0)), bits[:1])
         upright = Image.fromarray(np.clip(values * 255 / white, 0, 255).astype(np.uint8))
     elif upright.mode == "F":
         values = np.nan_to_num(np.asarray(upright))
@@ -170,20 +178,73 @@ def _decode(image: Image.Image, what: str, max_pixels: int, bits: int | None = N
     return np.array(upright.convert("RGB"))
 
 
-def _white(image: Image.Image, largest: int, bits: int | None) -> int:
-    """Return the number that stands for white in an image of one channel with 16 or 32 bits.
+def _deep_colours(image: Any) -> tuple[str, str] | None:
+    """Return the channels and the byte order of an opened file with 16 bits a colour; None for other files."""
+    arguments = {tile.args if isinstance(tile.args, str) else tile.args[0] for tile in image.tile}
+    deep = _DEEP_COLOURS.fullmatch(str(arguments.pop())) if len(arguments) == 1 else None
+    return None if deep is None else (deep[1], deep[2])
+
+
+def _from_deep_colours(
+    image: Image.Image, content: bytes, channels: str, order: str, bits: Sequence[int]
+) -> Image.Image:
+    """Convert an image with 16 bits a colour, of which PIL keeps the high bytes alone, to 8 bits by `_white`.
+
+    The raw mode of the other byte order keeps the low bytes. Colours and alpha have a white each.
+    """
+    if channels == "LA":  # PIL knows one byte order; four channels of 8 bits are the same bytes
+        high, low = np.split(_reread(content, "RGBA").reshape(*image.size[::-1], 2, 2), 2, -1)
+        high, low = high[..., 0], low[..., 0]
+    else:
+        mode = channels.upper()
+        order = {"little": "L", "big": "B"}[sys.byteorder] if order == "N" else order
+        high, low = (_reread(content, f"{mode};16{each}") for each in (order, "L" if order == "B" else "B"))
+    values = high.astype(np.uint16) << 8 | low
+    alpha = values[..., -1] if values.shape[-1] in (2, 4) and channels != "RGBX" else None
+    colours = values[..., : 1 if channels == "LA" else 3]
+    key = image.info.get("transparency")  # the colour of transparent pixels
+    grown = _to_bytes(colours, _white(image, int(colours.max(initial=0)), bits[: colours.shape[-1]]))
+    if alpha is None:
+        clear = np.zeros(colours.shape[:2], bool) if key is None else (colours == key).all(-1)
+        alpha = np.where(clear, 0, 255).astype(np.uint8)
+    else:
+        alpha = _to_bytes(alpha, _white(image, int(alpha.max(initial=0)), bits[-1:]))
+    rgb = np.broadcast_to(grown, (*grown.shape[:2], 3))
+    mode = "RGBa" if channels == "RGBa" else "RGBA"
+    return Image.frombytes(mode, image.size, np.dstack([rgb, alpha]).tobytes()).convert("RGBA")
+
+
+def _reread(content: bytes, rawmode: str) -> np.ndarray:
+    """Decode a file with another raw mode of PIL. Returns (H, W, channels) uint8."""
+    with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        tiles: list[Any] = image.tile
+        image.tile = [
+            tile._replace(args=rawmode if isinstance(tile.args, str) else (rawmode, *tile.args[1:])) for tile in tiles
+        ]
+        return np.asarray(image)
+
+
+def _to_bytes(values: np.ndarray, white: int) -> np.ndarray:
+    """Scale numbers of 16 bits so that `white` becomes 255. A table needs less memory than floating point."""
+    table = np.clip(np.arange(_FULL + 1) * 255 / white, 0, 255).astype(np.uint8)
+    return table[values]
+
+
+def _white(image: Image.Image, largest: int, bits: Sequence[int]) -> int:
+    """Return the number that stands for white in channels with 16 or 32 bits.
 
     It is the range that the file states (TIFF's MaxSampleValue or fewer than 16 BitsPerSample, PNG's sBIT), if the
     numbers stay within it. Otherwise it is 65535, so that a 16-bit picture keeps its brightness. But if the numbers fit
     into 12 bits, or exceed 16, the largest number is white.
 
-    largest: the image's largest number. bits: significant bits of a sample as a PNG file states them.
+    largest: the channels' largest number. bits: their significant bits as a PNG file states them.
     """
     if image.mode == "I" and image.format is None and largest <= 255:
         return 255  # a caller's own image of 8-bit numbers
     tags: Any = getattr(image, "tag_v2", {})
     (depth, *_), (most, *_) = (_numbers(tags.get(tag)) for tag in (_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE))
-    for stated in (most, *(2**count - 1 for count in (depth, bits) if count is not None and 0 < count < 16)):
+    significant = max(bits, default=None)
+    for stated in (most, *(2**count - 1 for count in (depth, significant) if count is not None and 0 < count < 16)):
         if stated is not None and 0 < largest <= stated <= _FULL:
             return stated
     return max(largest, 1) if largest <= _TWELVE_BITS or largest > _FULL else _FULL
@@ -195,23 +256,24 @@ def _numbers(value: object) -> tuple[int | None, ...]:
     return listed if listed and all(isinstance(item, int) for item in listed) else (None,)
 
 
-def _significant_bits(content: bytes) -> int | None:
-    """Return the significant bits of a sample from the sBIT chunk of a PNG file, which PIL does not read; None without
-    one."""
+def _significant_bits(content: bytes) -> bytes:
+    """Return the significant bits of each channel from the sBIT chunk of a PNG file, which PIL does not read; b""
+    without one."""
     if not content.startswith(_PNG):
-        return None
+        return b""
     at = len(_PNG)
     while at + 9 <= len(content) and content[at + 4 : at + 8] != b"IDAT":
         if content[at + 4 : at + 8] == b"sBIT":
-            return content[at + 8]
+            return content[at + 8 : at + 8 + min(int.from_bytes(content[at : at + 4], "big"), 4)]
         at += 12 + int.from_bytes(content[at : at + 4], "big")
-    return None
+    return b""
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Undo an image's EXIF rotation. If the metadata is damaged, the image is returned as it is."""
+def _upright(image: Image.Image, source: Image.Image | None = None) -> Image.Image:
+    """Undo an image's EXIF rotation. If the metadata is damaged, the image is returned as it is. source: the image that
+    has the metadata; None: `image`."""
     try:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+        turn = _TURNS.get((source or image).getexif().get(_ORIENTATION, 1))
     except MemoryError:
         raise
     except Exception:  # PIL raises many kinds of errors, even SyntaxError

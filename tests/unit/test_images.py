@@ -165,6 +165,102 @@ def test_white_is_the_range_that_the_file_states(write: Callable[[np.ndarray], b
     np.testing.assert_array_equal(read_image(write(numbers))[..., 0], numbers * 255 // white)
 
 
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def deep_png(numbers: np.ndarray, significant: bytes = b"", key: bytes = b"") -> bytes:
+    """A 16-bit PNG of 2 (grey and alpha), 3 (RGB) or 4 (RGBA) channels. key: its chunk tRNS."""
+    height, width, channels = numbers.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    optional = [chunk(name, content) for name, content in ((b"sBIT", significant), (b"tRNS", key)) if content]
+    data, before = b"", np.zeros((width, channels * 2), np.uint8)
+    for row in numbers.astype(">u2"):  # each row is stored as the difference from the one above (filter 2)
+        content = row.view(np.uint8).reshape(width, -1)
+        data, before = data + b"\2" + (content - before).tobytes(), content
+    ending = chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + b"".join(optional) + ending
+
+
+def deep_tiff(
+    numbers: np.ndarray, order: str = "<", packed: bool = False, extra: int | None = 2, turn: int = 1
+) -> bytes:
+    """A 16-bit TIFF of 3 or 4 channels. extra: what the fourth is (ExtraSamples): 0 nothing, 1 alpha that the colours
+    are multiplied by, 2 alpha. turn: its Orientation."""
+    height, width, channels = numbers.shape
+    data = numbers.astype(f"{order}u2").tobytes()
+    data = zlib.compress(data) if packed else data
+    tags = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, channels, 8), (259, 3, 1, 8 if packed else 1)]
+    tags += [(262, 3, 1, 2), (273, 4, 1, 16), (274, 3, 1, turn), (277, 3, 1, channels), (278, 4, 1, height)]
+    tags += [(279, 4, 1, len(data)), *([(338, 3, 1, extra)] if channels == 4 else [])]
+    entries = b"".join(
+        struct.pack(f"{order}HHI", tag, kind, count)
+        + (struct.pack(f"{order}HH", value, 0) if (kind, count) == (3, 1) else struct.pack(f"{order}I", value))
+        for tag, kind, count, value in tags
+    )
+    directory = struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
+    start = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", 16 + len(data))
+    return start + struct.pack(f"{order}4H", *[16] * 4) + data + directory
+
+
+DEEP_TIFFS = [partial(deep_tiff, order=order, packed=packed) for order in "<>" for packed in (False, True)]
+
+
+def deep_numbers(largest: int, channels: int, alpha: int = 65_535) -> np.ndarray:
+    numbers = np.linspace(0, largest, 48 * channels).round().astype(int).reshape(6, 8, channels)
+    if channels in (2, 4):
+        numbers[..., -1] = alpha
+        numbers[-1, -1, :-1] = largest
+    return numbers
+
+
+@pytest.mark.parametrize("largest", [1, 30, 255, 1000, 4095])
+@pytest.mark.parametrize(
+    ("write", "channels"),
+    [(deep_png, 2), (deep_png, 3), (deep_png, 4), *((write, channels) for write in DEEP_TIFFS for channels in (3, 4))],
+)
+def test_colours_of_few_bits_in_16_are_not_black(
+    write: Callable[[np.ndarray], bytes], channels: int, largest: int
+) -> None:
+    numbers = deep_numbers(largest, channels)
+    wanted = np.broadcast_to(numbers[..., : 1 if channels == 2 else 3] * 255 // largest, (6, 8, 3))
+    np.testing.assert_array_equal(read_image(write(numbers)), wanted)
+    same = deep_numbers(largest, channels, alpha=largest)  # alpha has as few bits
+    np.testing.assert_array_equal(read_image(write(same)), wanted)
+
+
+@pytest.mark.parametrize(("write", "channels"), [(deep_png, 3), (deep_png, 4), (DEEP_TIFFS[0], 3), (DEEP_TIFFS[3], 4)])
+def test_16_bit_colours_keep_their_brightness(write: Callable[[np.ndarray], bytes], channels: int) -> None:
+    for largest in (4096, 20_000, 65_535):
+        numbers = deep_numbers(largest, channels)
+        np.testing.assert_array_equal(read_image(write(numbers)), numbers[..., :3] // 257)
+
+
+def test_what_a_16_bit_file_states_about_its_colours() -> None:
+    numbers = deep_numbers(1000, 4, alpha=1023)
+    stated = read_image(deep_png(numbers, significant=bytes([10, 12, 10, 10])))
+    np.testing.assert_array_equal(stated, numbers[..., :3] * 255 // 4095)  # one white, so that hues stay
+    key = numbers[2, 3, :3].astype(">u2").tobytes()
+    found = read_image(deep_png(numbers[..., :3], key=key))
+    assert np.argwhere((found == 255).all(-1)).tolist() == [[2, 3], [5, 7]]  # the other is the brightest
+    turned = read_image(deep_tiff(numbers, turn=6))
+    np.testing.assert_array_equal(turned, np.rot90(numbers[..., :3] * 255 // 1000, -1))
+
+
+def test_16_bit_alpha_lies_over_white() -> None:
+    numbers = deep_numbers(65_535, 4, alpha=0)
+    numbers[0, 0, 3], numbers[0, 1, 3] = 65_535, 32_896
+    for write in (deep_png, *DEEP_TIFFS):
+        found = read_image(write(numbers))
+        np.testing.assert_array_equal(found[0, 0], numbers[0, 0, :3] // 257)
+        np.testing.assert_allclose(found[0, 1], (numbers[0, 1, :3] / 257 + 255) / 2, atol=2)
+        assert (found[1:] == 255).all()
+    numbers[..., 3] = 32_896
+    multiplied = np.concatenate([numbers[..., :3] // 2, numbers[..., 3:]], -1)
+    np.testing.assert_allclose(read_image(deep_tiff(multiplied, extra=1)), (numbers[..., :3] / 257 + 255) / 2, atol=3)
+    np.testing.assert_array_equal(read_image(deep_tiff(numbers, extra=0)), numbers[..., :3] // 257)
+
+
 def test_zeros_of_16_bits_are_black() -> None:
     assert (read_image(grey_png(np.zeros((6, 8), int))) == 0).all()
 
@@ -192,10 +288,6 @@ def test_odd_sizes(size: tuple[int, int]) -> None:
 
 def bomb(width: int, height: int) -> bytes:
     """A small PNG that says it is large."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
