@@ -21,6 +21,7 @@ from mmdec.cli.jobs import (
     input_files,
     loading,
     output_paths,
+    print_note,
     progress_bar,
     together_as_one,
     try_write,
@@ -35,7 +36,6 @@ from mmdec.cli.options import (
     Model,
     Threads,
     dtype_or_quick,
-    said,
     silence_transformers,
 )
 from mmdec.pipelines.many import results_of
@@ -128,12 +128,11 @@ def describe(
         if error:
             jobs.failed(file.name, error)
         elif not isinstance(result, str):
-            jobs.done(file.name, result.confidence)
             if not stream:
                 print(_report(source, target, result, as_json, jobs.several, comparer.fields()), flush=True)
-            if result.note:
-                print(f"note: {printable(file.name)}: {said(result.note)}", file=sys.stderr)
+            print_note(file.name, result.note)
             comparer.tell(file.name, jobs.several)
+            jobs.done(file.name, result.confidence)
     jobs.end(comparer.code)
 
 

@@ -21,7 +21,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.checks.files import failure, open_regular, printable, reason, shown_path, write_whole
-from mmdec.cli.options import said
+from mmdec.cli.options import in_cli_syntax
 from mmdec.pipelines.comparison import verdict
 
 SOUNDS = (
@@ -204,7 +204,7 @@ class Jobs(Generic[Target]):
 
 
 def _say(name: str, message: str) -> None:
-    print(f"failed: {printable(name)}: {said(message)}", file=sys.stderr, flush=True)
+    print(f"failed: {printable(name)}: {in_cli_syntax(message)}", file=sys.stderr, flush=True)
 
 
 def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str) -> None:
@@ -241,10 +241,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-def print_note(name: str | Path, note: str) -> None:
+def print_note(name: str, note: str) -> None:
     """Print the note of an input's result on stderr, if there is one. name: the input's."""
     if note:
-        print(f"note: {printable(str(name))}: {said(note)}", file=sys.stderr, flush=True)
+        print(f"note: {printable(name)}: {in_cli_syntax(note)}", file=sys.stderr, flush=True)
 
 
 AFTER = 0.5  # seconds of loading before "loading ..." is printed
@@ -333,8 +333,8 @@ class Comparison:
 
     def __str__(self) -> str:
         """Write the comparison in words, with the times: "2.9 times faster, same text"."""
-        said = verdict(self.drafted, self.plain, self.same)
-        return f"{said}: {self.drafted:.3f} s with drafts, {self.plain:.3f} s without"
+        outcome = verdict(self.drafted, self.plain, self.same)
+        return f"{outcome}: {self.drafted:.3f} s with drafts, {self.plain:.3f} s without"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict for JSON."""

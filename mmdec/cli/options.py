@@ -40,7 +40,7 @@ GONE = {
 }
 
 Inputs = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(metavar="IN...", help="Audio files, or folders: all audio files in them and in their folders."),
 ]
 Model = Annotated[
@@ -230,7 +230,7 @@ _typed: ContextVar[tuple[Any, ...]] = ContextVar("_typed", default=())  # parame
 VERBS = {"translate_speech": "translate", "transcribe": "transcribe", "describe": "describe"}  # call -> its command
 
 
-def said(message: str) -> str:
+def in_cli_syntax(message: str) -> str:
     """Return a message of the library, such as a note or the error of one file, in the syntax of the command line."""
     return as_typed(message, _typed.get())
 

@@ -59,7 +59,7 @@ REFILLED = 8  # with --cut-at-pauses, batches of recordings in one call: more pi
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Inputs = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(
         metavar="IN...",
         help="Audio files, or folders: all audio files in them and in their folders. Or -: standard input, transcribed "
@@ -225,7 +225,7 @@ def transcribe(
     own = {"min_confidence": min_confidence, "cut_at_pauses": cut_at_pauses}
     of_files = {"output": output, "compare": compare, "batch_size": batch_size, **own, **vars(spread)}
     of_live = {"rate": rate, "encoding": encoding, "every": every, "pause": pause}
-    if check_live([str(name) for name in inputs], of_files, of_live):
+    if check_live(inputs, of_files, of_live):
         options |= {"every": 1.0 if every is None else every or None, "pause": 1.0 if pause is None else pause}
         return _live(kind, as_json, (rate, encoding), model, (device, dtype), options, strict)
     options |= {"batch_size": 1 if compare else batch_size or 8, "strict": strict, **own}
@@ -238,7 +238,7 @@ def transcribe(
 
 
 def _files(
-    inputs: Sequence[Path],
+    inputs: Sequence[str],
     output: Path | None,
     form: tuple[str, bool],
     model: str,

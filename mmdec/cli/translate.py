@@ -13,7 +13,17 @@ import typer
 
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import failure, json_text, printable
-from mmdec.cli.jobs import SOUNDS, Jobs, input_files, loading, output_paths, print_note, progress_bar, unwritten
+from mmdec.cli.jobs import (
+    SOUNDS,
+    InputFile,
+    Jobs,
+    input_files,
+    loading,
+    output_paths,
+    print_note,
+    progress_bar,
+    unwritten,
+)
 from mmdec.cli.many import Spread, Work, spreading
 from mmdec.cli.options import (
     SPEECH_MODEL,
@@ -110,7 +120,7 @@ def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: boo
         for source, target in jobs.todo:
             progress.update(task, description=source.path.name)
             report = _json_line if as_json else partial(_plain_lines, several=jobs.several)
-            done = _translated(source.path, target, call, report)
+            done = _translated(source, target, call, report)
             if isinstance(done, str):
                 jobs.failed(source.name, done)
             else:
@@ -119,7 +129,7 @@ def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: boo
 
 
 def _translated(
-    source: Path, target: Path | None, call: Callable[[Path], Translation], report: Callable[..., str]
+    source: InputFile, target: Path | None, call: Callable[[Path], Translation], report: Callable[..., str]
 ) -> float | str:
     """Translate one file, and print the result.
 
@@ -129,7 +139,7 @@ def _translated(
     """
     start = time.monotonic()
     try:
-        result = call(source)
+        result = call(source.path)
         if target is not None:
             result.save(target)
     except OSError as error:  # writing the output failed; errors of reading the input are InputErrors
@@ -138,26 +148,26 @@ def _translated(
         return failure(error)
     seconds = time.monotonic() - start
     sys.stderr.flush()
-    print(report(source, target, result, seconds), flush=True)
-    print_note(source, result.note)
+    print(report(source.path, target, result, seconds), flush=True)
+    print_note(source.name, result.note)
     return result.confidence
 
 
 def _json_line(source: Path, target: Path | None, result: Translation, seconds: float) -> str:
     """Format one translation as a line of JSON. seconds: wall clock of the call."""
-    told = result.to_dict()
+    content = result.to_dict()
     return json_text(
         {
             "input": str(source),
             "output": None if target is None else str(target),
-            "text": told["text"],
-            "units": told["units"],
-            "seconds_audio": round(told["seconds_source"], 3),
+            "text": content["text"],
+            "units": content["units"],
+            "seconds_audio": round(content["seconds_source"], 3),
             "seconds_taken": round(seconds, 4),
-            "passes": told["passes"],
-            "confidence": round(told["confidence"], 4),
-            "note": told["note"],
-            "timings": {stage: round(value, 5) for stage, value in told["timings"].items()},
+            "passes": content["passes"],
+            "confidence": round(content["confidence"], 4),
+            "note": content["note"],
+            "timings": {stage: round(value, 5) for stage, value in content["timings"].items()},
         }
     )
 

@@ -60,15 +60,19 @@ class PlainText:
         argument: the name of the texts, for the message. Raises: InputError for a token that this tokenizer cannot read
             as text.
         """
-        joined, start = "".join(texts), 0
-        while found := self._special.search(joined, start):
-            if self._unreadable(found[0]):
+
+        def hidden(found: re.Match[str]) -> str:
+            token = found[0]
+            if self._unreadable(token):
                 raise InputError(
-                    f"`{argument}` must have no {found[0]!r}, but has one: the model's tokenizer cannot read it as "
-                    "text. Write it in another way."
+                    f"`{argument}` must have no {token!r}, but has one: the model's tokenizer cannot read it as text. "
+                    "Write it in another way."
                 )
-            start = found.start()
-            joined = joined[:start] + self._hidden[joined[start]] + joined[start + 1 :]
+            return self._hidden[token[0]] + token[1:]
+
+        joined, count = self._special.subn(hidden, "".join(texts))
+        while count:  # tokens may overlap, so that a hidden one lay over another
+            joined, count = self._special.subn(hidden, joined)
         ends = [0, *accumulate(map(len, texts))]
         return [joined[begin:end] for begin, end in pairwise(ends)]
 

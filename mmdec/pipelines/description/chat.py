@@ -213,13 +213,13 @@ class Dialogue:
 def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     """Write a dialogue as text by the chat template. Raises InputError if the template rejects it or leaves out a
     text."""
-    said = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
+    texts = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
     try:
         text = render(vlm, messages)
     except TemplateError as error:
         raise InputError(f"`messages` must be what the model's chat template takes, but it says: {error}.") from error
     whole = vlm.plain.restore(text)
-    lost = next((each for each in said if each.strip() not in whole), None)
+    lost = next((each for each in texts if each.strip() not in whole), None)
     if lost is not None:
         raise InputError(f"`messages` must be what the model's chat template writes, but it drops {show(lost)}.")
     return text

@@ -318,9 +318,9 @@ def language_code(settings: Any, language: object) -> str:
 def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
     """Encode the argument `prompt` as token ids (P,), which begin with the token that introduces previous text."""
     most = whisper.model.config.max_target_positions // 2 - 1
-    plain, said = whisper.plain, " " + prompt.strip()
-    if plain.hides(plain.hide([said])):  # transformers refuses special tokens, and reads timestamps as such
-        ids = torch.tensor([whisper.tokenizer.convert_tokens_to_ids("<|startofprev|>"), *plain.encode(said)])
+    plain, text = whisper.plain, " " + prompt.strip()
+    if plain.hides(plain.hide([text])):  # transformers refuses special tokens, and reads timestamps as such
+        ids = torch.tensor([whisper.tokenizer.convert_tokens_to_ids("<|startofprev|>"), *plain.encode(text)])
     else:
         ids = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
     if len(ids) > most:

@@ -204,16 +204,16 @@ def transcribe(
         recording = read_noted(given, sample_rate, silence=True, strict=strict)
         return replace(recording, samples=request.check(recording.samples))
 
-    def decode(heard: Mapping[int, Recording]) -> dict[int, Transcript]:
+    def decode(inputs: Mapping[int, Recording]) -> dict[int, Transcript]:
         def tell(index: int, transcript: Transcript) -> None:
             assert on_transcript is not None
-            on_transcript(index, with_note(transcript, heard[index].note))
+            on_transcript(index, with_note(transcript, inputs[index].note))
 
-        samples = {index: recording.samples for index, recording in heard.items()}
+        samples = {index: recording.samples for index, recording in inputs.items()}
         how = (batch_size, progress, None if on_transcript is None else tell)
         if isinstance(request, ListeningRequest):
-            return with_notes(listen(request, samples, *how, batch.errors), heard)
-        return with_notes((in_pieces if cut_at_pauses else in_batches)(request, samples, *how), heard)
+            return with_notes(listen(request, samples, *how, batch.errors), inputs)
+        return with_notes((in_pieces if cut_at_pauses else in_batches)(request, samples, *how), inputs)
 
     with with_threads(threads, loaded.model), naming_options(TranscribeOptions.__annotations__):
         return batch.run(read_one, decode, least)

@@ -149,10 +149,10 @@ def translate_speech(
     batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(model, device, vocoder, dtype)
 
-    def decode(heard: Mapping[int, sound.Recording]) -> dict[int, Translation]:
-        samples = [recording.samples for recording in heard.values()]
+    def decode(inputs: Mapping[int, sound.Recording]) -> dict[int, Translation]:
+        samples = [recording.samples for recording in inputs.values()]
         found = _translate(translator, samples, strategy, pauses, on_pass)
-        translations = with_notes(dict(zip(heard, found, strict=True)), heard)
+        translations = with_notes(dict(zip(inputs, found, strict=True)), inputs)
         for index, translation in translations.items():
             if not translation.units:
                 batch.errors[index] = InputError(

@@ -27,8 +27,9 @@ from mmdec.cli import jobs
 from mmdec.cli.jobs import EVERY, Comparer, InputFile, Jobs, loading, progress_bar, warn_of_unsure
 from mmdec.pipelines.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
-from tests.support import tiny_translator, tiny_vlm_folder, tiny_whisper
+from tests.support import tiny_heard, tiny_translator, tiny_vlm_folder, tiny_whisper
 from tests.support.pictures import QUESTION, pixels
+from tests.support.served import wav
 
 SAID = r"(\d+\.?\d* times (faster|slower)|as fast), same text: \d+\.\d{3} s with drafts, \d+\.\d{3} s without"
 
@@ -314,3 +315,19 @@ def test_what_is_not_counted_is_told_in_percent(clock: Callable[..., None], caps
     with progress_bar(count=False) as progress:
         progress.update(progress.add_task("talk.mp3", total=20.0), completed=5.0)
     assert capsys.readouterr().err == "talk.mp3: 25 %\n"
+
+
+@pytest.mark.parametrize("verb", ["transcribe", "translate", "describe"])
+def test_a_note_names_the_file_as_it_was_typed(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = {"transcribe": tiny_whisper, "translate": tiny_heard, "describe": tiny_vlm_folder}[verb].write(
+        Path("model")
+    )
+    if verb == "describe":
+        Image.fromarray(pixels(1)).save("file", "PNG")
+    else:
+        Path("file").write_bytes(wav(0.8)[:-6400])
+    options = ["--max-new-tokens", "2"] if verb == "describe" else []
+    result = CliRunner().invoke(cli.app, [verb, "./file", "--model", str(model), "--device", "cpu", *options])
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("note: ") == result.stderr.count("note: ./file: ") == 1

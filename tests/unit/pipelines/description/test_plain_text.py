@@ -182,3 +182,35 @@ def test_a_tokenizer_that_knows_tokens_as_words_names_them() -> None:
     assert plain.hide(["what is it"]) == ["what is it"]
     with pytest.raises(mmdec.InputError, match="must have no '<image>'"):
         plain.hide(["what is <image>"])
+
+
+class CountingPattern:
+    """A pattern that counts how often it goes through a text."""
+
+    def __init__(self, pattern: Any) -> None:
+        self.pattern, self.passes = pattern, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.passes += 1
+        return getattr(self.pattern, name)
+
+
+def test_a_text_of_many_special_tokens_is_read_a_few_times() -> None:
+    plain = loaded("llava").plain
+    pattern: Any = CountingPattern(plain._special)
+    plain._special = pattern
+    (hidden,) = plain.hide(["<image> a " * 1000])
+    assert pattern.passes <= 2
+    assert plain.restore(hidden) == "<image> a " * 1000
+    assert not pattern.pattern.search(hidden)
+
+
+def test_overlapping_tokens_are_all_hidden() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, **{letter: index for index, letter in enumerate("abcd", 1)}}, "?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    fast.add_special_tokens({"additional_special_tokens": ["ab", "bcd", "cd", "da"]})
+    plain = PlainText(fast)
+    hidden = plain.hide(["abc", "dabcd", "aab"])
+    assert not plain._special.search("".join(hidden))
+    assert [plain.restore(text) for text in hidden] == ["abc", "dabcd", "aab"]
