@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+RAISE_LENGTH = "; set max_new_tokens"  # the end of a note on a text that was cut: what the caller can do
+
 
 def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
     """Format a result as three lines, the third one with the stages' seconds.
@@ -21,9 +23,11 @@ def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
     return f"{counted(rounds, 'round')}, {tokens_per_round:.2f} tokens a round{'' if lossless else ', LOSSY'}"
 
 
-def cut_note(tokens: int) -> str:
-    """Return the note on a text that was cut after this number of tokens; "" for 0: it was not cut."""
-    return f"cut at {counted(tokens, 'token')}; set max_new_tokens" if tokens else ""
+def cut_note(tokens: int, raisable: bool = True) -> str:
+    """Return the note on a text that was cut after this number of tokens; "" for 0: it was not cut. raisable: whether
+    the model could write more."""
+    remedy = RAISE_LENGTH if raisable else ", the model's maximum"
+    return f"cut at {counted(tokens, 'token')}{remedy}" if tokens else ""
 
 
 def counted(number: int, noun: str) -> str:

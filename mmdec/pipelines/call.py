@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, ProcessorMixin
 from mmdec.checks.arguments import check_callable, show
 from mmdec.checks.devices import check_device, check_dtype, check_same_dtype
 from mmdec.decode.loop import Round
+from mmdec.decode.summary import cut_note
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.registry import AUTO, NAME, drafter_entry, drafter_names
 from mmdec.generation.auto_drafter import auto_drafter
@@ -29,7 +30,7 @@ from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
 from mmdec.hub.small_model import small_drafter
 from mmdec.hub.vlm import LoadedVlm
-from mmdec.pipelines.confidence import Output, too_unsure
+from mmdec.pipelines.confidence import CUT_CONFIDENCE, Output, too_unsure
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
@@ -48,6 +49,7 @@ RESERVED = {  # option of `generate` that no task accepts -> the task's argument
     "token_healing": "",
     "tokenizer": "",
 }
+LENGTHS = ("max_new_tokens", "max_length")  # options of `generate` that limit a text's length
 # maximum number of new tokens of a text, if neither the caller nor the model's generation config sets one
 MAX_NEW_TOKENS = 512
 Given = TypeVar("Given")  # type of one input as the caller gives it
@@ -299,12 +301,17 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
 
 
+def sets_length(options: Mapping[str, Any]) -> bool:
+    """Return whether options of `generate` limit the length of the text."""
+    return any(options.get(name) is not None for name in LENGTHS)
+
+
 def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     """Return the options without those that are None. `max_new_tokens` is added, unless the options limit the length or
     the model's generation config has it."""
     given = {name: value for name, value in options.items() if value is not None}
     config: Any = model.generation_config
-    if not {"max_new_tokens", "max_length"} & given.keys() and config.max_new_tokens is None:
+    if not sets_length(given) and config.max_new_tokens is None:
         given["max_new_tokens"] = MAX_NEW_TOKENS
     return given
 
@@ -350,6 +357,7 @@ class Usage:
     tokens: list[int] = field(default_factory=list)  # ids of all new tokens
     logprobs: list[float] = field(default_factory=list)  # ln P of the tokens from which the confidence is computed
     cut: int = 0  # tokens after which the text, or one of its windows, was cut at the maximum length; 0: it was not
+    raisable: bool = True  # whether the model could have written more than `cut` tokens
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage of decoding -> seconds
 
     def count(self, round_: Round, index: int, drafts: bool) -> None:
@@ -357,8 +365,6 @@ class Usage:
         tokens = round_.tokens[index]
         self.rounds += 1
         self.tokens += tokens
-        if any(round_.cut[index : index + 1]):
-            self.cut = len(self.tokens)
         self.drafted += round_.drafted[index]
         self.accepted += round_.accepted[index]
         if round_.index:
@@ -372,19 +378,42 @@ class Usage:
         """Add one round of a language model: counts, log-probabilities, and the seconds of each stage. index: the
         input's index among the rows of the round. drafts: whether there is a drafter."""
         self.count(round_, index, drafts)
+        if any(round_.cut[index : index + 1]):
+            self.note_cut(len(self.tokens))
         if round_.logprobs is not None:
             self.logprobs += round_.logprobs[index, : len(round_.tokens[index])].tolist()
         stage, seconds = ("decoder", round_.target) if round_.index else ("prompt", round_.target - round_.vision)
         self.seconds[stage] += seconds / len(round_.rows)
         self.seconds["core"] += round_.core / len(round_.rows)
 
+    def note_cut(self, tokens: int, raisable: bool = True) -> None:
+        """Note that the text, or one of its windows, was cut after this number of tokens. The longest window counts."""
+        if tokens > self.cut:
+            self.cut, self.raisable = tokens, raisable
+
     def add(self, other: Usage) -> None:
         """Add the counts and seconds of another part of the same input, such as a later window of a recording."""
         for name in ("rounds", "prompts", "later", "drafted", "accepted", "tokens", "logprobs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.cut = max(self.cut, other.cut)
+        self.note_cut(other.cut, other.raisable)
         for stage, seconds in other.seconds.items():
             self.seconds[stage] += seconds
+
+    @property
+    def finish_reason(self) -> str:
+        """Return "length" if the text was cut at the maximum length, else "stop"."""
+        return "length" if self.cut else "stop"
+
+    @property
+    def note(self) -> str:
+        """Return the note on a text that was cut; "" if it was not."""
+        return cut_note(self.cut, self.raisable)
+
+    def limited(self, sure: float, by_caller: bool) -> float:
+        """Return the confidence of the text, at most `CUT_CONFIDENCE` if it was cut at a length that the caller did not
+        set. sure: the confidence of what was written. by_caller: whether the caller set the length, and so knows that
+        the text may be cut."""
+        return min(sure, CUT_CONFIDENCE) if self.cut and not by_caller else sure
 
     @property
     def tokens_per_round(self) -> float:

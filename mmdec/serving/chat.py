@@ -17,9 +17,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import mmdec
+from mmdec.pipelines.confidence import CUT_CONFIDENCE
 from mmdec.pipelines.description.chat import Dialogue
 from mmdec.serving.engines import Answering
-from mmdec.serving.server import ApiError, EventStream, Server, server_of, warning
+from mmdec.serving.server import ApiError, EventStream, Server, cut_in_api_words, server_of, warning
 from mmdec.serving.waiting import Job
 
 router = APIRouter(prefix="/v1/chat")
@@ -133,7 +134,8 @@ async def completions(request: Request, body: ChatRequest) -> Response:
     messages, pictures = _read(body.messages)
     dialogue = await server.read(partial(Dialogue.of, engine.vlm, messages, pictures))
     stops = tuple(filter(None, [body.stop] if isinstance(body.stop, str) else body.stop or ()))
-    most = min(body.max_completion_tokens or body.max_tokens or server.limits.tokens, server.limits.tokens)
+    limit = server.limits.tokens
+    wanted = body.max_completion_tokens or body.max_tokens
     if body.top_p == 0:  # the most likely token alone
         sampled = False
     elif body.temperature is not None:
@@ -142,14 +144,14 @@ async def completions(request: Request, body: ChatRequest) -> Response:
         sampled = True if body.top_p is not None and body.top_p < 1 else None
     job = engine.job(
         dialogue,
-        max_new_tokens=most,
+        max_new_tokens=min(wanted or limit, limit),
         do_sample=sampled,
         temperature=body.temperature or None,
         top_p=None if sampled is False else body.top_p,
         seed=None if sampled is False or body.seed is None else body.seed % 2**63,
         stop_strings=stops or None,
     )
-    answer = _Answer(name, stops, engine, dialogue.tokens)
+    answer = _Answer(name, stops, engine, dialogue.tokens, limit, wanted)
     if body.stream:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return await EventStream.of(answer.chunks(server, request, job, usage))
@@ -205,9 +207,13 @@ def _picture(url: str) -> bytes:
 class _Answer:
     """Converts one request's results to responses in OpenAI's format. Holds what all responses of the request share."""
 
-    def __init__(self, model: str, stops: tuple[str, ...], engine: Answering, prompt: int) -> None:
+    def __init__(
+        self, model: str, stops: tuple[str, ...], engine: Answering, prompt: int, limit: int, wanted: int | None
+    ) -> None:
         """model: the model's name. stops: strings at which the text ends. engine: of the model. prompt: number of
-        prompt tokens."""
+        prompt tokens. limit: the server's maximum of new tokens. wanted: the client's; None: it set none."""
+        self._by_client = wanted is not None and wanted <= limit
+        self._remedy = "; set max_completion_tokens" if (wanted or limit) < limit else ", the server's maximum"
         self._stops, self._engine, self._prompt = stops, engine, prompt
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
@@ -239,16 +245,19 @@ class _Answer:
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
 
     def _reason(self, result: mmdec.Description) -> str:
-        vlm = self._engine.vlm
-        ends = vlm.model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        whole = result.tokens[-1:] and result.tokens[-1] in ends
+        """Return the result's finish reason, but "stop" for a text whose last token completes a stop string."""
         # the text of the result was cut before the stop string
-        written = [vlm.tokenizer.decode(result.tokens, skip_special_tokens=skips) for skips in (True, False)]
-        return "stop" if whole or any(stop in text for stop in self._stops for text in written) else "length"
+        decode = self._engine.vlm.tokenizer.decode
+        written = [decode(result.tokens, skip_special_tokens=skips) for skips in (True, False)]
+        return "stop" if any(stop in text for stop in self._stops for text in written) else result.finish_reason
 
     def _sure(self, result: mmdec.Description) -> dict[str, Any]:
-        return {"confidence": result.confidence} | warning(result.confidence, self._engine.calibrated)
+        """Return the fields about an answer's confidence, and its note."""
+        sure, note = result.confidence, {}
+        if self._reason(result) == "length":
+            note = {"note": cut_in_api_words(result.note, self._remedy)}
+            sure = sure if self._by_client else min(sure, CUT_CONFIDENCE)
+        return {"confidence": sure} | note | warning(sure, self._engine.calibrated)
 
     def _usage(self, result: mmdec.Description) -> dict[str, int]:
         written = len(result.tokens)

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
+from mmdec.decode.summary import RAISE_LENGTH
 from mmdec.pipelines.confidence import LIKELY_WRONG
 from mmdec.serving.engines import Served
 from mmdec.serving.waiting import Job, Metrics, Stopped, Worker
@@ -161,6 +162,11 @@ def warning(confidence: float | None, calibrated: bool) -> dict[str, str]:
     if confidence is None or not calibrated or confidence >= LIKELY_WRONG:
         return {}
     return {"warning": f"The text is likely wrong: its confidence is {confidence:.2f}, below {LIKELY_WRONG}."}
+
+
+def cut_in_api_words(note: str, remedy: str = "") -> str:
+    """Return a result's note without the library's remedy for a text that was cut. remedy: the API's, in its place."""
+    return note.replace(RAISE_LENGTH, remedy)
 
 
 async def _disconnected(request: Request) -> None:

@@ -19,7 +19,7 @@ import mmdec
 from mmdec import audio
 from mmdec.pipelines.inputs import read_noted, with_note
 from mmdec.serving.engines import Transcription, Translation
-from mmdec.serving.server import ApiError, EventStream, Server, server_of, warning
+from mmdec.serving.server import ApiError, EventStream, Server, cut_in_api_words, server_of, warning
 from mmdec.serving.waiting import Job
 
 NULL = ("", "null")  # how a form says null
@@ -191,7 +191,7 @@ async def _deltas(server: Server, request: Request, job: Job, note: str) -> Asyn
             yield {"type": "transcript.text.delta", "delta": value}
         else:
             usage = {"type": "duration", "seconds": round(value.seconds, 3)}
-            noted = with_note(value, note).note
+            noted = cut_in_api_words(with_note(value, note).note)
             done = {"type": "transcript.text.done", "text": value.text, "usage": usage}
             yield done | _field(noted) | warning(value.confidence, value.calibrated)
 
@@ -202,22 +202,24 @@ def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str],
     kind: the format. task: "transcribe" or "translate". timed: which times the client asked for: "word", "segment".
         temperature: the sampling temperature, which is part of the response.
     """
+    note = cut_in_api_words(result.note)
     if kind == "text":
-        return PlainTextResponse(result.text + "\n", headers=_note(result.note))
+        return PlainTextResponse(result.text + "\n", headers=_note(note))
     if kind in ("srt", "vtt"):
-        return PlainTextResponse(result.format(kind), headers=_note(result.note))
+        return PlainTextResponse(result.format(kind), headers=_note(note))
     usage = {"type": "duration", "seconds": round(result.seconds, 3)}
     unlikely = warning(result.confidence, result.calibrated)
     if kind == "json":
-        return JSONResponse({"text": result.text, "usage": usage} | _field(result.note) | unlikely)
+        return JSONResponse({"text": result.text, "usage": usage} | _field(note) | unlikely)
     content: dict[str, Any] = {
         "task": task,
         "language": result.language,
         "duration": round(result.seconds, 3),
         "text": result.text,
         "confidence": result.confidence,
+        "finish_reason": result.finish_reason,
         "usage": usage,
-        **_field(result.note),
+        **_field(note),
         **unlikely,
     }
     if "word" in timed:

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.loop import Round
-from mmdec.decode.summary import cut_note, rounds_line, three_lines
+from mmdec.decode.summary import rounds_line, three_lines
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.hub.vlm import FamiliarPictures, LoadedVlm
 from mmdec.images import ImageSource, read_image, to_pil
-from mmdec.pipelines.call import RESERVED, Usage, check_reserved, fitting, numbered, with_length
-from mmdec.pipelines.confidence import CUT_CONFIDENCE, Calibration, Evidence, confidence, evidence, read_calibrations
+from mmdec.pipelines.call import RESERVED, Usage, check_reserved, fitting, numbered, sets_length, with_length
+from mmdec.pipelines.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
 from mmdec.targets.media import Encoded
 from mmdec.types import Draft, Drafter, Plan
 
@@ -200,8 +200,6 @@ def describe_batch(
             writer.add(round_.text[0])
         if on_round is not None:
             on_round(round_)
-    # the caller who sets a length knows that the answer may be cut
-    asked = any(request.options.get(name) is not None for name in ("max_new_tokens", "max_length"))
     parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
     read /= len(usage)
     rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
@@ -215,11 +213,9 @@ def describe_batch(
             drafted=entry.drafted,
             accepted=entry.accepted,
             lossless=speculation.options.lossless,
-            confidence=min(
-                confidence(seen, request.calibrations, ANSWER), 1.0 if asked or not entry.cut else CUT_CONFIDENCE
-            ),
-            finish_reason="length" if entry.cut else "stop",
-            note=cut_note(entry.cut),
+            confidence=entry.limited(confidence(seen, request.calibrations, ANSWER), sets_length(request.options)),
+            finish_reason=entry.finish_reason,
+            note=entry.note,
             evidence=seen,
             compressor=None if observed is None else observed.compressor[row],
             kept=None if observed is None else _plain(observed.kept[row]),

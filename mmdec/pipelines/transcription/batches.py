@@ -23,13 +23,12 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.audio.live import Window, cut_at_pauses
 from mmdec.checks.arguments import options_error
 from mmdec.checks.devices import PASSED_ON
-from mmdec.decode.summary import cut_note
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.call import Usage, numbered
-from mmdec.pipelines.confidence import CUT_CONFIDENCE, confidence, evidence
+from mmdec.pipelines.confidence import confidence, evidence
 from mmdec.pipelines.inputs import silent
 from mmdec.pipelines.transcription.request import TranscriptionRequest, UsageMeter, first_time
 from mmdec.pipelines.transcription.transcript import UNSPACED, Segment, Transcript, agree, beginnings, moved, words
@@ -259,8 +258,6 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
     # without a calibration, repeated text would get a high confidence: it consists of probable tokens
     if TRANSCRIPT not in request.calibrations:
         sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
-    if usage.cut:
-        sure = min(sure, CUT_CONFIDENCE)
     return Transcript(
         text=text,
         language=decoded.language,
@@ -271,12 +268,12 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
         timings=timings(usage, decoded.features, decoded.rest),
         seconds=decoded.samples / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
-        confidence=sure,
+        confidence=usage.limited(sure, request.length_given),
         calibrated=TRANSCRIPT in request.calibrations,
         evidence=seen,
         windows=usage.prompts,
-        note=cut_note(usage.cut) or _advice(whisper, sure),
-        finish_reason="length" if usage.cut else "stop",
+        note="; ".join(filter(None, (usage.note, _advice(whisper, sure)))),
+        finish_reason=usage.finish_reason,
     )
 
 

@@ -16,13 +16,12 @@ from torch import Tensor
 from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import options_error, show
 from mmdec.checks.devices import PASSED_ON
-from mmdec.decode.summary import cut_note
 from mmdec.decode.watch import Stopwatch
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
 from mmdec.hub.audio_lm import LoadedAudioLm
-from mmdec.pipelines.call import RESERVED, Usage, check_reserved, fitting, numbered, too_long, with_length
-from mmdec.pipelines.confidence import CUT_CONFIDENCE, Calibration, confidence, evidence, read_calibrations
+from mmdec.pipelines.call import RESERVED, Usage, check_reserved, fitting, numbered, sets_length, too_long, with_length
+from mmdec.pipelines.confidence import Calibration, confidence, evidence, read_calibrations
 from mmdec.pipelines.transcription.batches import TRANSCRIPT, in_order, silent_transcripts, timings
 from mmdec.pipelines.transcription.request import Spoken
 from mmdec.pipelines.transcription.transcript import Transcript
@@ -213,9 +212,9 @@ def _transcript(
         timings=timings(usage, features, rest),
         seconds=len(samples) / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
-        confidence=min(confidence(seen, request.calibrations, TRANSCRIPT), CUT_CONFIDENCE if usage.cut else 1.0),
-        note=cut_note(usage.cut),
-        finish_reason="length" if usage.cut else "stop",
+        confidence=usage.limited(confidence(seen, request.calibrations, TRANSCRIPT), sets_length(request.options)),
+        note=usage.note,
+        finish_reason=usage.finish_reason,
         calibrated=TRANSCRIPT in request.calibrations,
         evidence=seen,
     )

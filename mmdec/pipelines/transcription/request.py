@@ -33,7 +33,7 @@ from mmdec.generation.auto_drafter import shipped_folder
 from mmdec.generation.run import Speculation
 from mmdec.hub.find import model_folders
 from mmdec.hub.whisper import LoadedWhisper
-from mmdec.pipelines.call import RESERVED, Usage, check_reserved
+from mmdec.pipelines.call import LENGTHS, RESERVED, Usage, check_reserved, sets_length
 from mmdec.pipelines.confidence import Calibration, read_calibrations
 from mmdec.targets.registry import target_of
 from mmdec.targets.whisper import LANGUAGE_CODES, WhisperTarget
@@ -116,6 +116,7 @@ class TranscriptionRequest:
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
     margin: float | None = None  # seconds that the encoder reads after the audio; None: up to 30 s in all
     doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s: upper limit of the confidence
+    length_given: bool = False  # whether the caller limits the length of a window's text
 
     @classmethod
     def of(
@@ -144,8 +145,7 @@ class TranscriptionRequest:
         if timestamps == "word":
             check_alignment(whisper.model)
         chosen = _options(settings, options)
-        lengths = ("max_length", "max_new_tokens")
-        if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in lengths):
+        if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in LENGTHS):
             # transformers would cut at 20 tokens; stock Whispers name this number in their generation settings
             chosen["max_length"] = whisper.model.config.max_target_positions
         chosen |= _task(settings, spoken.task)
@@ -160,6 +160,7 @@ class TranscriptionRequest:
             *(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations),
             margin=_margin(spoken.audio_context),
             doubts=doubts,
+            length_given=sets_length(options),
         )
 
     def is_long(self, samples: int) -> bool:
@@ -396,8 +397,9 @@ class UsageMeter:
         self._begins = True
         # for each recording, how many of its log-probabilities are from earlier windows
         self._earlier = [0] * recordings
-        # for each recording, `Usage.cut` after earlier windows, and its tokens so far in this window
-        self._cut_before, self._tokens = [0] * recordings, [0] * recordings
+        # for each recording, `Usage.cut` and `Usage.raisable` after earlier windows, and its tokens in this window
+        self._cut_before, self._tokens = [(0, True)] * recordings, [0] * recordings
+        self._room = 0  # tokens that the model can write behind the prompts of this window
         self._rounds: dict[int, float] = {}  # recording -> its share of this window's rounds
         self._encoder = 0.0  # seconds of the encoder that were not yet divided among recordings
         self._encoded: Tensor = torch.empty(0)  # (b, mels, F), the encoder's last input: b rows of F frames
@@ -422,11 +424,12 @@ class UsageMeter:
         """Decode one window at one temperature. input_ids: (b, P), prompts of P tokens of the b rows that are decoded.
         Returns what `generate` expects of a `custom_generate`."""
         begins = self._begins
+        self._room = self._model.config.max_target_positions - input_ids.shape[1]
         self._recordings = self._taking_part()
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
-                self._cut_before[index] = self.usage[index].cut
+                self._cut_before[index] = self.usage[index].cut, self.usage[index].raisable
             # if a window is decoded again, drop the log-probabilities of its earlier text
             self._restart(index)
         if not self.prompts:
@@ -473,7 +476,8 @@ class UsageMeter:
     def _restart(self, index: int) -> None:
         """Drop what was noted of a recording's text in this window, which is decoded now, perhaps again."""
         del self.usage[index].logprobs[self._earlier[index] :]
-        self.usage[index].cut, self._tokens[index] = self._cut_before[index], 0
+        self.usage[index].cut, self.usage[index].raisable = self._cut_before[index]
+        self._tokens[index] = 0
 
     def _taking_part(self) -> Sequence[int]:
         """Return the recordings that are decoded now, as indices in the batch. At the first decoding of a window these
@@ -499,7 +503,7 @@ class UsageMeter:
             usage.count(round_, index, drafts)
             self._tokens[recording] += len(tokens)
             if any(round_.cut[index : index + 1]):
-                usage.cut = max(self._cut_before[recording], self._tokens[recording])
+                usage.note_cut(self._tokens[recording], self._tokens[recording] < self._room)
             of_text = zip(tokens, chosen, strict=False)
             usage.logprobs += [chance for token, chance in of_text if token < self._first_time]
             self._rounds[recording] = self._rounds.get(recording, 0.0) + 1 / len(round_.rows)

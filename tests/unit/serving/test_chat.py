@@ -13,6 +13,7 @@ import pytest
 
 import mmdec
 from mmdec.serving.engines import Deltas
+from mmdec.serving.server import Limits
 from tests.support.pictures import QUESTION, pixels
 from tests.support.served import events, picture, served
 
@@ -194,8 +195,30 @@ def test_a_text_that_was_cut_says_so(client: httpx.Client, stream: bool) -> None
         return (events(answer.text)[-1] if stream else answer.json())["choices"][0]["finish_reason"]
 
     said = ask(client, text(QUESTION), max_tokens=30).json()["choices"][0]["message"]["content"]
+    assert reason(max_tokens=30, stop=[said[-2:]]) == "stop"
     assert reason(max_tokens=2) == "length"
     assert reason(max_tokens=30, stop=[said[1:3]]) == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_note_on_a_text_that_was_cut(
+    engines: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmdec.serving.chat.CUT_CONFIDENCE", 0.0)
+
+    def answer(**options: Any) -> dict[str, Any]:
+        response = ask(client, text(QUESTION), stream=stream, **options)
+        return events(response.text)[-1] if stream else response.json()
+
+    with served(engines, Limits(tokens=3)) as (client, _):
+        assert answer(max_tokens=2)["note"] == "cut at 2 tokens; set max_completion_tokens"
+        assert answer(max_tokens=2)["confidence"] > 0  # the client set the length
+        assert answer(max_tokens=3)["confidence"] > 0
+        for options in ({}, {"max_tokens": 9}):
+            assert answer(**options)["note"] == "cut at 3 tokens, the server's maximum"
+            assert answer(**options)["confidence"] == 0
+        first = ask(client, text(QUESTION), max_tokens=1).json()["choices"][0]["message"]["content"]
+        assert "note" not in answer(stop=[first[:1]])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -90,6 +90,22 @@ def test_a_cut_file_is_noted_or_refused(client: httpx.Client) -> None:
     assert "note" not in post(client, TRANSCRIBE, wav(0.8), strict="true").json()
 
 
+@pytest.mark.parametrize(("most", "reason"), [(3, "length"), (None, "stop")])
+def test_the_reason_why_a_text_ended(
+    client: httpx.Client, engines: dict[str, Any], most: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = engines["whisper"].loaded.model.generation_config
+    if most is None:  # the first token ends the text
+        first = mmdec.transcribe(wav(0.8), model=engines["whisper"].loaded, max_new_tokens=1).tokens[0]
+        monkeypatch.setattr(settings, "eos_token_id", [settings.eos_token_id, first])
+    else:
+        monkeypatch.setattr(settings, "max_new_tokens", most)
+        monkeypatch.setattr(settings, "max_length", None)
+    answer = post(client, TRANSCRIBE, wav(0.8), response_format="verbose_json").json()
+    assert answer["finish_reason"] == reason
+    assert answer.get("note") == (f"cut at {most} tokens" if most else None)  # the API has no option for it
+
+
 @pytest.mark.parametrize("seconds", [0.8, 2.6])
 def test_a_streamed_transcript_adds_up(client: httpx.Client, folder: Path, seconds: float) -> None:
     *deltas, done = events(post(client, TRANSCRIBE, wav(seconds, 3), stream="true").text)

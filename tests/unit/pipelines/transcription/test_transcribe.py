@@ -181,14 +181,17 @@ def test_a_confidence_says_whether_it_was_fitted(whisper: LoadedWhisper) -> None
 
 @pytest.mark.parametrize("drafter", [None, "lookup"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_text_that_was_cut_says_so(whisper: LoadedWhisper, drafter: str | None, count: int) -> None:
+def test_a_text_that_was_cut_says_so(
+    whisper: LoadedWhisper, drafter: str | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whisper with random weights does not end its text by itself so soon."""
+    monkeypatch.setattr("mmdec.pipelines.call.CUT_CONFIDENCE", 0.0)
     for out in mmdec.transcribe(
         [buzz(0.7)] * count, sample_rate=RATE, model=whisper, drafter=drafter, max_new_tokens=5
     ):
         assert out.finish_reason == "length"
         assert out.note == "cut at 5 tokens; set max_new_tokens"
-        assert out.confidence <= 0.4
+        assert out.confidence > 0.0  # the caller set the length
         assert out.to_dict()["finish_reason"] == "length"
 
 
@@ -208,3 +211,33 @@ def test_without_a_length_in_its_settings_a_window_has_room(loose: LoadedWhisper
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None)
     assert len(out.tokens) > 40
     assert out.finish_reason == "length"
+    assert out.note == f"cut at {len(out.tokens)} tokens, the model's maximum"  # no option could raise it
+    assert out.confidence <= 0.4
+
+
+def test_a_length_that_nobody_asked_for_limits_the_confidence(
+    loose: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmdec.pipelines.call.CUT_CONFIDENCE", 0.0)
+    settings: Any = loose.model.generation_config
+    settings.max_length, settings.max_new_tokens = None, 5
+    out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None)
+    assert (out.finish_reason, out.note) == ("length", "cut at 5 tokens; set max_new_tokens")
+    assert out.confidence == 0.0
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_the_note_names_the_length_of_a_window(whisper: LoadedWhisper, pieces: bool) -> None:
+    sound = np.concatenate(
+        [buzz(0.7), np.zeros(RATE, np.float32), buzz(0.9, 1), np.zeros(RATE, np.float32), buzz(0.8, 2)]
+    )
+    out = mmdec.transcribe(sound, sample_rate=RATE, model=whisper, max_new_tokens=5, cut_at_pauses=pieces)
+    assert out.windows > 1
+    assert len(out.tokens) > 5
+    assert out.note == "cut at 5 tokens; set max_new_tokens"
+
+
+def test_the_note_on_a_cut_text_keeps_the_advice(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmdec.pipelines.transcription.batches._advice", lambda *_: "use another model")
+    out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=whisper, max_new_tokens=5)
+    assert out.note == "cut at 5 tokens; set max_new_tokens; use another model"
