@@ -13,10 +13,12 @@ import torch
 
 import mmdec
 from mmdec.decode.loop import Round
+from mmdec.hub.audio_lm import load_audio_lm
 from mmdec.hub.whisper import LoadedWhisper
 from mmdec.pipelines.confidence import confidence, read_calibrations
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
+from tests.support import hearing_folders
 from tests.support.short_transcripts import transcribe
 from tests.support.tiny_whisper import heads
 
@@ -241,3 +243,17 @@ def test_the_note_on_a_cut_text_keeps_the_advice(whisper: LoadedWhisper, monkeyp
     monkeypatch.setattr("mmdec.pipelines.transcription.batches._advice", lambda *_: "use another model")
     out = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=whisper, max_new_tokens=5)
     assert out.note == "cut at 5 tokens; set max_new_tokens; use another model"
+
+
+def test_an_audio_language_model_has_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmdec.pipelines.call.CUT_CONFIDENCE", 0.0)
+    model = load_audio_lm(hearing_folders.write("Qwen2Audio", tmp_path / "heard"))
+    settings: Any = model.model.generation_config
+    asked = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=model, drafter=None, max_new_tokens=2)
+    settings.max_new_tokens = 2
+    own = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=model, drafter=None)
+    assert {(out.finish_reason, out.note) for out in (asked, own)} == {
+        ("length", "cut at 2 tokens; set max_new_tokens")
+    }
+    assert asked.confidence > 0.0
+    assert own.confidence == 0.0
