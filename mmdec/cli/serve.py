@@ -44,10 +44,6 @@ def serve(
     tokens: Annotated[int, typer.Option(min=1, help="New tokens of an answer.")] = 1024,
     wait: Annotated[float, typer.Option(min=1, help="Seconds until a request must be answered.")] = 300.0,
     decoders: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Batches decoded at the same time.")] = 1,
-    statistics: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep what runs have learned here, for the next start on this machine."),
-    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     threads: Threads = None,
@@ -76,7 +72,7 @@ def serve(
     limits = Limits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
     placed = (device, dtype_or_quick(dtype, device, integers=True))
     with bound(host, port) as sockets:
-        server, names = ready(models or [], secret, limits, batch_size, threads, placed, statistics, origins)
+        server, names = ready(models or [], secret, limits, batch_size, threads, placed, origins)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

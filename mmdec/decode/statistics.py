@@ -2,7 +2,7 @@
 (`CostCurve`), how often drafts were accepted (`Acceptance`), and the accuracy of heads (`HeadAccuracy`).
 
 `DecodingStatistics` holds them. Calls that get the same object share its measurements. Threads may share it, too: take
-`lock` to read or write its contents. A file that `save` wrote carries the measurements to a new process.
+`lock` to read or write its contents. It can be copied and pickled.
 
 Measurements are stored by the names of the target's and the drafter's weights and of the device (`Pair`), not by memory
 addresses, because a later model may get the same address. At most `MOST` pairs are stored; the least recently used are
@@ -11,19 +11,16 @@ dropped.
 
 from __future__ import annotations
 
-import json
+import copy
 import math
-import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import RLock
 from typing import Any, final
 
-from mmdec.checks.files import write_whole
 from mmdec.decode.tree import HeadAccuracy
-from mmdec.types import InputError, Plan, Prior
+from mmdec.types import Plan, Prior
 
 DEEPEST = 31  # maximum nodes of a chain; statistics are kept for so many depths
 FADE = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
@@ -32,8 +29,6 @@ UNKNOWN = 0.6  # assumed chance that a node is accepted, before any observation
 CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
 PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
 WINDOW = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
-FORMAT = {"format": "mmdec decoding statistics", "version": 1}
-LARGEST = 16 << 20  # maximum bytes of a file of statistics; `load` refuses larger ones
 ENOUGH = 3  # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
 MOST = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
 
@@ -67,12 +62,6 @@ class Acceptance:
         self.since_chain = 0  # number of rounds with trees since the last chain
         self.chain_gap = CHAIN_GAP  # number of rounds with trees before a chain is tried; grows with each try
         self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
-
-    def content(self) -> dict[str, Any]:
-        """Return the statistics as values that JSON can hold."""
-        names = ("prior", "hits", "trials", "ending", "of_trees", "offered", "chains_only", "gap")
-        trees = [[*shape, *mean] for shape, mean in self.trees.items()]
-        return {**{name: getattr(self, name) for name in names}, "trees": trees}
 
     def chain(self, deepest: int = DEEPEST) -> list[float]:
         """Return the chances p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
@@ -216,23 +205,6 @@ class CostCurve:
         self.reach = max(self.reach, count)
         self._connect()
 
-    def restore(self, windows: dict[int, deque[tuple[float, int]]], reach: int, timed: int) -> None:
-        """Replace the timings by those of a saved curve.
-
-        windows: bucket -> its timings (seconds, count), at least one. reach: largest count ever timed. timed: number of
-            timings ever added; `windows` may hold fewer.
-        """
-        self.windows, self.reach, self.timed = windows, reach, timed
-        self._quartiles = {}
-        for bucket in windows:
-            self._summarise(bucket)
-        self._connect()
-
-    def content(self) -> dict[str, Any]:
-        """Return the timings as values that JSON can hold."""
-        windows = [[bucket, [list(timing) for timing in window]] for bucket, window in self.windows.items()]
-        return {"reach": self.reach, "timed": self.timed, "windows": windows}
-
     def _summarise(self, bucket: int) -> None:
         window = self.windows[bucket]
         quartile = sorted(sample for sample, _ in window)[(len(window) - 1) // 4]
@@ -303,7 +275,7 @@ class PairStatistics:
     The key `power` stands for batches of up to 2 ** power rows.
 
     Rounds in which the thread waited for a CPU have curves of CPU time. They say how this busy machine computes now, so
-    no other drafter shares them and no file stores them.
+    no other drafter shares them.
     """
 
     target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens a row; shared by the target's drafters
@@ -350,7 +322,7 @@ class DecodingStatistics:
     the size of their drafts.
 
     Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`. Its times
-    hold for one machine only: do not use a saved file on another machine.
+    hold for one machine only: do not use a copy on another machine.
     """
 
     def __init__(self) -> None:
@@ -358,9 +330,14 @@ class DecodingStatistics:
         self._targets: dict[tuple[str, str], dict[int, CostCurve]] = {}  # target, device -> power -> curve
         self._pairs: dict[Pair, PairStatistics] = {}  # the least recently used first
 
-    def __reduce__(self) -> tuple[Callable[[bytes], DecodingStatistics], tuple[bytes]]:
-        """Copy and pickle what `save` writes, because a lock cannot be copied."""
-        return DecodingStatistics._parsed, (self._json(),)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return a snapshot of the measurements for a copy, without the lock, which cannot be copied."""
+        with self.lock:
+            return copy.deepcopy({"_targets": self._targets, "_pairs": self._pairs})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.lock = RLock()
+        vars(self).update(state)
 
     def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
         """Return the measurements of one target with one drafter; creates empty ones if there are none.
@@ -396,77 +373,7 @@ class DecodingStatistics:
             self._pairs.clear()
             self._targets.clear()
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the measurements to a JSON file.
-
-        Decoding in other threads may continue meanwhile. If writing fails, an existing file stays as it was.
-
-        path: the file. Returns: the path.
-        Raises: OSError if the file cannot be written; InputError if `path` is something other than a file.
-        """
-        return write_whole(path, self._json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> DecodingStatistics:
-        """Read a file that `save` wrote.
-
-        path: the file. Returns: the measurements.
-        Raises: InputError if the file is missing, too large or malformed.
-        """
-        source = Path(path)
-        if not source.is_file():
-            raise InputError(f"`path` must be a file that `save` wrote, but '{source}' is none. Begin without it.")
-        with open(source, "rb") as file:
-            raw = file.read(LARGEST + 1)
-        if len(raw) > LARGEST:
-            raise InputError(f"`path` must hold at most {LARGEST} bytes, but '{source}' holds more. Begin without it.")
-        try:
-            return cls._parsed(raw)
-        except (ValueError, KeyError) as error:
-            raise InputError(
-                f"`path` must hold decoding statistics of this version, but '{source}' does not "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Begin without it."
-            ) from error
-
-    @classmethod
-    def _parsed(cls, raw: bytes) -> DecodingStatistics:
-        from mmdec.decode.statistics_json import fill  # imports pydantic, which takes a tenth of a second
-
-        statistics = cls()
-        fill(statistics._targets, statistics._pairs, raw)
-        return statistics
-
-    def _json(self) -> bytes:
-        return f"{json.dumps(self._content(), allow_nan=False)}\n".encode()
-
     def _drop(self, pair: Pair) -> None:
         del self._pairs[pair]
         if not any((other.target, other.device) == (pair.target, pair.device) for other in self._pairs):
             self._targets.pop((pair.target, pair.device), None)
-
-    def _content(self) -> dict[str, Any]:
-        with self.lock:
-            targets = [
-                {"target": target, "device": device, "columns": _contents(curves)}
-                for (target, device), curves in self._targets.items()
-            ]
-            pairs = [
-                {
-                    "target": pair.target,
-                    "device": pair.device,
-                    "drafter": pair.drafter,
-                    "acceptance": statistics.acceptance.content(),
-                    "chains": _contents(statistics.chains),
-                    "trees": _contents(statistics.trees),
-                    "accuracy": None
-                    if statistics.accuracy is None
-                    else dict(zip(("hits", "trials"), statistics.accuracy.counts(), strict=True)),
-                }
-                for pair, statistics in self._pairs.items()
-            ]
-        return {**FORMAT, "targets": targets, "pairs": pairs}
-
-
-def _contents(curves: Mapping[int, CostCurve]) -> list[dict[str, Any]]:
-    """Return the cost curves of each batch size as values that JSON can hold."""
-    return [{"power": power, **curve.content()} for power, curve in curves.items()]

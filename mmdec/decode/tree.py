@@ -3,6 +3,7 @@ In shapes, B is the number of rows, N of nodes, V the size of the vocabulary."""
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Sequence
 from threading import Lock
@@ -164,29 +165,18 @@ class HeadAccuracy:
         self._learned = 0
         self._lock = Lock()
 
-    @classmethod
-    def of_counts(cls, hits: Sequence[Sequence[float]], trials: Sequence[float]) -> HeadAccuracy:
-        """Make the object from counts.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return a snapshot of the counts for a copy, without the lock, which cannot be copied."""
+        with self._lock:
+            return copy.deepcopy({name: value for name, value in vars(self).items() if name != "_lock"})
 
-        hits: [depth][rank], how often the drafter's token of this rank (0: its best one) was right. trials: [depth],
-            how often a token at this depth was compared.
-        Raises: InputError if there are more hits than trials.
-        """
-        if len(hits) != len(trials):
-            raise InputError(f"`hits` must have a row for each of {len(trials)} trials, but has {len(hits)}.")
-        accuracy = cls([[hit / total for hit in row] for row, total in zip(hits, trials, strict=True)])
-        accuracy._hits, accuracy._trials = [list(row) for row in hits], list(trials)
-        return accuracy
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = Lock()
 
     @property
     def depth(self) -> int:
         return len(self._hits)
-
-    def counts(self) -> tuple[list[list[float]], list[float]]:
-        """Return the counts of all observations: hits [depth][rank], how often the token of this rank was right, and
-        trials [depth]. They are weighted sums, in which older observations weigh less."""
-        with self._lock:
-            return [list(row) for row in self._hits], list(self._trials)
 
     def chances(self) -> list[list[float]]:
         """Return the estimated chance [depth][rank] that the drafter's token of this rank is right: hits divided by

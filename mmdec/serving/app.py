@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import mmdec
@@ -36,15 +35,14 @@ BACKLOG = 2048  # maximum number of new connections that wait until the server a
 GRACE = 120  # seconds that open requests get to finish after the server received a signal to stop
 
 
-def build(server: Server, ending: Callable[[], None] = lambda: None, origins: Sequence[str] = ()) -> FastAPI:
-    """Build the ASGI application of a server. ending: called when the server stops, after all requests were
-    answered. origins: web pages that may call it from a browser, such as "https://example.org"; "*": all."""
+def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
+    """Build the ASGI application of a server. origins: web pages that may call it from a browser, such as
+    "https://example.org"; "*": all."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         server.worker.close()
-        ending()
 
     app = FastAPI(title="mmdec", version=mmdec.__version__, lifespan=lifespan)
     app.state.server = server
@@ -160,7 +158,6 @@ def ready(
     rows: int = 8,
     threads: int | None = None,
     placed: tuple[str | None, Any] = (None, None),
-    statistics: Path | None = None,
     origins: Sequence[str] = (),
 ) -> tuple[uvicorn.Server, list[str]]:
     """Load models and make a server. To start it, call its method `run` with the sockets of `bound`. It runs until it
@@ -169,22 +166,12 @@ def ready(
     names: names, folders or hub ids of models; empty: the shipped models. token: the access token that clients must
         send; None: all clients are accepted. limits: limits on requests; None: the defaults.
     rows: maximum batch size. threads: torch's CPU threads for decoding. placed: (device, dtype) of the models.
-    statistics: file with measured times and acceptance rates, from which draft sizes are chosen; it is read now and
-        written when the server stops.
     origins: web pages that may call the server from a browser, such as "https://example.org"; "*": all.
     Returns: the server, and the names of the models.
     Raises: InputError for a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=GRACE, log_level="warning")
-    kept = mmdec.DecodingStatistics()
-    if statistics is not None and statistics.exists():
-        kept = mmdec.DecodingStatistics.load(statistics)
-
-    def ending() -> None:
-        if statistics is not None:
-            kept.save(statistics)
-
-    how = How(rows, threads, kept)
+    how = How(rows, threads, mmdec.DecodingStatistics())
     engines = dict[str, Served]()
     for model in names or MODELS:
         name, engine = load(model, how, *placed)
@@ -192,5 +179,5 @@ def ready(
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine
     server = Server(engines, limits or Limits(), token)
-    config.app = build(server, ending, origins)
+    config.app = build(server, origins)
     return uvicorn.Server(config), list(engines)

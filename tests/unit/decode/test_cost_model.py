@@ -69,12 +69,3 @@ def test_a_slow_first_pass_is_capped_by_as_many_plain_ones() -> None:
     curve = curve_of((4, 100.0))
     assert curve.capped(4, 1.0) == 4.0
     assert curve.capped(4, 50.0) == 100.0
-
-
-def test_a_restored_curve_is_the_one_that_was_left() -> None:
-    first = curve_of((1, 1.0), (3, 2.0), (9, 5.0), enough=2)
-    second = CostCurve(1.0, False, 2)
-    second.restore(first.windows, first.reach, first.timed)
-    counts = range(1, 40)
-    assert [second.at(count) for count in counts] == [first.at(count) for count in counts]
-    assert [second.pessimistic(count) for count in counts] == [first.pessimistic(count) for count in counts]

@@ -1,20 +1,17 @@
-"""Tests the statistics that runs learn: their file, their keys, and that they are saved safely."""
+"""Tests the statistics that runs learn: their keys and their copies."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import importlib
-import json
-import os
+import pickle
 import pkgutil
 import sys
-import tempfile
 import threading
 import types
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -32,7 +29,8 @@ from mmdec.drafters.medusa import Medusa
 from mmdec.drafters.recycling import Recycling
 from mmdec.nn.medusa import MedusaConfig, MedusaHeads
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError, Plan, Prior
+from mmdec.types import Plan, Prior
+from tests.support.measurements import measurements
 from tests.support.ready import said
 from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
@@ -48,15 +46,9 @@ def no_starved_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.decode.watch.STARVED", 0.0)
 
 
-def saved(learned: DecodingStatistics) -> dict[str, Any]:
-    """What a file of it holds."""
-    with tempfile.TemporaryDirectory() as folder:
-        return json.loads(learned.save(Path(folder, "statistics.json")).read_text(encoding="utf-8"))
-
-
 def pairs(learned: DecodingStatistics) -> list[Pair]:
     """Of target, device and drafter, the least recently used first."""
-    return [Pair(item["target"], item["device"], item["drafter"]) for item in saved(learned)["pairs"]]
+    return list(learned._pairs)
 
 
 def rounds(budget: Budget, count: int, seed: int = 0, batch: int = 1) -> list[Plan]:
@@ -83,139 +75,36 @@ def warm() -> DecodingStatistics:
     return learned
 
 
-def test_loaded_statistics_plan_at_once_as_those_that_were_saved(tmp_path: Path) -> None:
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_copied_statistics_plan_as_those_that_were_copied(copied: Callable[[Any], Any]) -> None:
     learned = warm()
-    loaded = DecodingStatistics.load(learned.save(tmp_path / "new" / "statistics.json"))
-    assert rounds(Budget(loaded, PAIR), 1)[0].nodes > 0
+    other = copied(learned)
+    assert measurements(other) == measurements(learned)
+    assert rounds(Budget(copied(learned), PAIR), 1)[0].nodes > 0
     assert rounds(Budget(DecodingStatistics(), PAIR), 1)[0].nodes == 0  # a cold one begins with a plain pass
-    loaded = DecodingStatistics.load(tmp_path / "new" / "statistics.json")
     for pair in (PAIR, Pair("another", "cuda:0", "drafter"), ENDING):
         for batch in (1, 2, 5, 8):
             plans = rounds(Budget(learned, pair, stops=pair is ENDING), 40, 7, batch)
-            assert rounds(Budget(loaded, pair, stops=pair is ENDING), 40, 7, batch) == plans
+            assert rounds(Budget(other, pair, stops=pair is ENDING), 40, 7, batch) == plans
             assert any(plan.threshold for plan in plans) == (pair is ENDING)
-    assert loaded.accuracy(PAIR, PRIOR).chances() == learned.accuracy(PAIR, PRIOR).chances()
-    assert loaded.accuracy(PAIR, PRIOR).tree(5, 3) == learned.accuracy(PAIR, PRIOR).tree(5, 3)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["statistics.json"]
+    assert other.accuracy(PAIR, PRIOR).chances() == learned.accuracy(PAIR, PRIOR).chances()
+    assert other.accuracy(PAIR, PRIOR).tree(5, 3) == learned.accuracy(PAIR, PRIOR).tree(5, 3)
 
 
-def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = warm().save(tmp_path / "statistics.json")
-    before = path.read_bytes()
-
-    def full(*_: Any) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(OSError, match="disk full"):
-        DecodingStatistics().save(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_save_goes_to_a_file_and_to_nothing_else(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"`path` must be a file, but .* is a directory"):
-        warm().save(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="is a pipe"):
-        warm().save(tmp_path / "pipe")
-
-
-def put(*way: Any) -> Callable[[Any], None]:
-    """Set what lies at the end of the way to its last item."""
-    *path, last, value = way
-
-    def change(content: Any) -> None:
-        for step in path:
-            content = content[step]
-        content[last] = value
-
-    return change
-
-
-BAD = {
-    "version": put("version", 2),
-    "format": put("format", "other"),
-    "no list": put("pairs", {"0": {}}),
-    "too many": put("pairs", [{}] * 1000),
-    "name": put("pairs", 0, "drafter", 5),
-    "long name": put("targets", 0, "target", "a" * 5000),
-    "unknown target": put("pairs", 0, "target", "nobody"),
-    "no number": put("pairs", 0, "acceptance", "hits", 1, "1"),
-    "infinite": put("pairs", 0, "acceptance", "hits", 1, float("inf")),
-    "nan": put("pairs", 0, "acceptance", "offered", float("nan")),
-    "huge": put("pairs", 0, "acceptance", "offered", 10**400),
-    "negative": put("pairs", 0, "acceptance", "trials", 1, -1.0),
-    "short": put("pairs", 0, "acceptance", "hits", [1.0]),
-    "chance": put("pairs", 0, "acceptance", "prior", [1.5]),
-    "gap": put("pairs", 0, "acceptance", "gap", 0),
-    "bucket": put("targets", 0, "columns", 0, "windows", 0, 0, 9),
-    "count": put("targets", 0, "columns", 0, "windows", 0, 1, [[1.0, 0]]),
-    "empty window": put("targets", 0, "columns", 0, "windows", 0, 1, []),
-    "seconds": put("targets", 0, "columns", 0, "windows", 0, 1, [[-1.0, 1]]),
-    "window": put("targets", 0, "columns", 0, "windows", 0, 1, [[1.0, 1]] * 99),
-    "reach": put("targets", 0, "columns", 0, "reach", 0),
-    "power": put("targets", 0, "columns", 0, "power", 99),
-    "half a drafter": put("pairs", 0, "trees", []),
-    "hits": put("pairs", 0, "accuracy", "hits", 0, [1e6, 0.0]),
-    "no trials": put("pairs", 0, "accuracy", "trials", [0.0, 0.0, 0.0]),
-    "no accuracy": put("pairs", 0, "accuracy", {"hits": [], "trials": []}),
-    "missing": lambda content: content.pop("targets"),
-}
-
-
-@pytest.mark.parametrize("change", BAD.values(), ids=BAD)
-def test_a_file_that_no_run_wrote_is_refused(tmp_path: Path, change: Callable[[Any], None]) -> None:
-    path = warm().save(tmp_path / "statistics.json")
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"`path` must hold decoding statistics .* Begin without it\."):
-        DecodingStatistics.load(path)
-
-
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"\xff\xfe\x00", b"[" * 100_000, b"1" * 10_000])
-def test_a_file_of_anything_else_is_refused(tmp_path: Path, raw: bytes) -> None:
-    (tmp_path / "file").write_bytes(raw)
-    with pytest.raises(InputError, match="`path`"):
-        DecodingStatistics.load(tmp_path / "file")
-
-
-def test_a_missing_or_endless_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="`path` must be a file"):
-        DecodingStatistics.load(tmp_path)
-    path = warm().save(tmp_path / "statistics.json")
-    monkeypatch.setattr(statistics, "LARGEST", path.stat().st_size - 1)
-    with pytest.raises(InputError, match="`path` must hold at most"):
-        DecodingStatistics.load(path)
-
-
-def numbers(content: Any) -> list[tuple[Any, Any]]:
-    """Where each number stands: its list or dict, and its index or name."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    found = []
-    for key, value in items:
-        found += [(content, key)] if isinstance(value, (int, float)) else numbers(value)
-    return found
-
-
-def test_whatever_is_read_can_be_planned_by(tmp_path: Path) -> None:
-    saved = json.loads(warm().save(tmp_path / "statistics.json").read_text())
-    dice, read = Random(0), 0
-    for _ in range(400):
-        content = copy.deepcopy(saved)
-        for where, key in dice.sample(numbers(content), 2):
-            where[key] = dice.choice([0, 1, 0.5, 31, 1e-300, 1e6, 1e14, -1, True])
-        (tmp_path / "changed.json").write_text(json.dumps(content))
-        try:
-            loaded = DecodingStatistics.load(tmp_path / "changed.json")
-        except InputError:
-            continue
-        read += 1
-        for batch in (1, 5):
-            rounds(Budget(loaded, PAIR), 6, 1, batch)
-        loaded.accuracy(PAIR, PRIOR).tree(7, 3)
-    assert 50 < read < 350
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_copied_statistics_learn_apart(copied: Callable[[Any], Any]) -> None:
+    learned = warm()
+    before = measurements(learned)
+    other = copied(learned)
+    rounds(Budget(other, PAIR, PRIOR.chain), 20)
+    other.accuracy(PAIR, PRIOR).learn(0, 0)
+    other.of(Pair("new", "cpu", "drafter"))
+    assert measurements(learned) == before
+    assert other.of(PAIR).target is other._targets["target", "cpu"]  # a target's drafters share its seconds
 
 
 def test_another_shape_of_heads_begins_anew() -> None:
@@ -232,7 +121,7 @@ def test_old_pairs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         learned.of(Pair(str(index), "cpu", "x"))
         assert learned.of(Pair("a", "cpu", "x")) is kept  # in use
     assert pairs(learned) == [Pair("3", "cpu", "x"), Pair("4", "cpu", "x"), Pair("a", "cpu", "x")]
-    assert {item["target"] for item in saved(learned)["targets"]} == {"3", "4", "a"}
+    assert {target for target, _ in learned._targets} == {"3", "4", "a"}
 
 
 def test_models_are_told_apart_by_their_weights_wherever_they_are_from() -> None:
@@ -304,7 +193,7 @@ def test_two_models_of_one_class_do_not_notice_each_other() -> None:
     assert learned.of(Pair(TextTarget(second).name, "cpu", "lookup-1-3")).costs(0)[0].timed == 0
 
 
-def test_every_door_learns_where_it_is_told(tmp_path: Path) -> None:
+def test_every_door_learns_where_it_is_told() -> None:
     default, learned = mmdec.default_statistics(), DecodingStatistics()
     default.clear()
     model, network = llama(), whisper()
@@ -369,8 +258,8 @@ def test_nothing_is_learned_in_modules_or_classes() -> None:
     assert repr([(name, value) for name, value in vars(drafter).items() if name != "heads"]) == held
 
 
-def test_threads_share_statistics_while_they_are_saved(tmp_path: Path) -> None:
-    learned, errors = DecodingStatistics(), list[BaseException]()
+def test_threads_share_statistics_while_they_are_copied() -> None:
+    learned, errors, copies = DecodingStatistics(), list[BaseException](), list[DecodingStatistics]()
 
     def learn(seed: int) -> None:
         try:
@@ -380,7 +269,7 @@ def test_threads_share_statistics_while_they_are_saved(tmp_path: Path) -> None:
                 for _ in range(50):
                     accuracy.learn(seed % 3, 0)
                     accuracy.tree(5, 3)
-                learned.save(tmp_path / f"{seed}.json")
+                copies.append(copy.deepcopy(learned))
         except BaseException as error:
             errors.append(error)
 
@@ -396,6 +285,5 @@ def test_threads_share_statistics_while_they_are_saved(tmp_path: Path) -> None:
         sys.setswitchinterval(interval)
     assert errors == []
     assert [learned.of(PAIR).costs(power)[0].timed for power in (0, 1, 2)] == [300, 300, 300]
-    for seed in range(6):
-        DecodingStatistics.load(tmp_path / f"{seed}.json")
-    assert statistics.FORMAT["version"] == 1
+    assert len(copies) == 18
+    assert all(other.of(PAIR).costs(0)[0].timed >= 50 for other in copies)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from itertools import product
 from math import prod
 from random import Random
@@ -65,11 +67,12 @@ def test_trees_are_computed_anew_after_some_observations() -> None:
     assert ranks.tree(3, 2) != before
 
 
-def test_counts_make_the_same_accuracy() -> None:
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_has_the_same_counts_and_learns_apart(copied: Callable[[HeadAccuracy], HeadAccuracy]) -> None:
     ranks = HeadAccuracy([[0.9, 0.1], [0.5, 0.3]])
     ranks.learn(1, 0)
-    again = HeadAccuracy.of_counts(*ranks.counts())
-    assert again.chances() == ranks.chances()
+    again, before = copied(ranks), ranks.chances()
+    assert again.chances() == before
     assert (again.depth, again.width) == (2, 2)
-    with pytest.raises(InputError, match="`hits`"):
-        HeadAccuracy.of_counts([[1.0]], [2.0, 2.0])
+    again.learn(1, 1)
+    assert ranks.chances() == before != again.chances()

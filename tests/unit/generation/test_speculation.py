@@ -19,6 +19,7 @@ from mmdec.nn.token_pieces import Merges, TokenPieces
 from mmdec.targets.media import MediaTarget
 from mmdec.types import InputError, Needs
 from tests.support.families import model_of
+from tests.support.measurements import measurements
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import write
@@ -133,8 +134,8 @@ def test_pieces_of_a_head_go_to_a_worker_process(copied: Any) -> None:
 def test_statistics_are_copied_with_what_they_measured(copied: Any) -> None:
     statistics, model = mmdec.DecodingStatistics(), language_model()
     mmdec.generate(model, torch.tensor([[3, 4, 5, 3]]), "lookup", statistics=statistics, max_new_tokens=9)
-    assert copied(statistics)._content() == statistics._content()
-    assert statistics._content()["pairs"]
+    assert measurements(copied(statistics)) == measurements(statistics)
+    assert statistics._pairs
 
 
 class Fixed:

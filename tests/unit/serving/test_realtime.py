@@ -18,6 +18,7 @@ from mmdec.serving.engines import How, load
 from mmdec.serving.realtime import TRANSCRIPTION
 from mmdec.serving.server import Limits, Server
 from tests.conftest import RATE, buzz
+from tests.support.measurements import measurements
 from tests.support.served import ROOT, AsgiSocket, finished
 
 FORM = {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": RATE}}}}, "type": "session.update"}
@@ -162,7 +163,7 @@ def test_who_goes_before_the_text_comes_leaves_room(engines: dict[str, Any]) -> 
 
 
 def test_a_session_decodes_as_the_server_was_told(folder: Path) -> None:
-    kept, before = mmdec.DecodingStatistics(), mmdec.default_statistics()._content()
+    kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
     engines: dict[str, Any] = dict([load(str(folder / "whisper"), How(threads=1, statistics=kept), "cpu", None)])
 
     async def talk(client: AsgiSocket) -> None:
@@ -172,8 +173,8 @@ def test_a_session_decodes_as_the_server_was_told(folder: Path) -> None:
         await completed(client)
 
     session(engines, talk)
-    assert kept._content()["targets"]
-    assert mmdec.default_statistics()._content() == before
+    assert kept._targets
+    assert measurements(mmdec.default_statistics()) == before
     assert engines["whisper"].live()._threads == 1
 
 

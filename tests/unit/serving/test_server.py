@@ -25,6 +25,7 @@ from mmdec.serving.app import bound, ready
 from mmdec.serving.engines import How, load
 from mmdec.serving.server import Limits
 from mmdec.serving.waiting import Gone, Job, Metrics, Stopped, Worker
+from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels
 from tests.support.served import finished, served, until, wav
 
@@ -341,12 +342,12 @@ def test_a_taken_port_is_told_before_the_models_are_loaded(folder: Path, tmp_pat
 
 
 def test_what_runs_learn_is_in_the_statistics_of_the_server(folder: Path) -> None:
-    kept, before = mmdec.DecodingStatistics(), mmdec.default_statistics()._content()
+    kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
     name, engine = load(str(folder / "whisper"), How(threads=1, statistics=kept), "cpu", None)
     with served({name: engine}) as (client, _):
         post(client, wav(0.9))
-    assert kept._content()["targets"]
-    assert mmdec.default_statistics()._content() == before
+    assert kept._targets
+    assert measurements(mmdec.default_statistics()) == before
 
 
 def test_a_browser_may_call_from_a_page_that_is_named(engines: dict[str, Any]) -> None:
