@@ -3,15 +3,14 @@
 The head transcribes the whole audio window at once, frame by frame. The transcript may differ from the model's text.
 So in each round the accepted text is aligned to the frames (Viterbi alignment), and the draft is the transcript after
 the frame where the accepted text ends. The head's vocabulary, its "pieces", is smaller than the model's, so pieces are
-merged into tokens. With an n-gram model of pieces, the transcript comes from a beam search instead of the head's best
-path.
+merged into tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 import torch
@@ -28,30 +27,10 @@ TIMES = 50  # timestamp tokens per second of audio, one for every 20 ms
 COLUMNS = 100  # mel frames, the encoder's input, per second of audio
 FLOOR = 6.0  # a frame costs at most this many nats, so accepted text missing from the transcript can still be aligned
 EQUAL = 1e-3  # alignments whose log-probabilities differ by less than this (in nats) count as equally good
-WIDTH = 6  # beam width: texts that the beam search keeps after each frame
-CHOICES = 6  # likeliest pieces of each frame that the beam search tries, besides the blank
-LEAST = -7.0  # the beam search ignores pieces below this log-probability (nats), to save time
-SILENT = -0.01  # if a frame's blank has at least this log-probability (nats), the beam search tries no other piece
-WEIGHT, LENGTH = 0.5, 1.0  # beam search: factor of the n-gram's log-probability; bonus for each piece, in nats
 UNHEARD = -2.0  # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
 EXACT = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
 ENDS = 0.7  # assumed chance that the model's text ends where the transcript ends
 SILENCE = 3 * STATES  # the head reads this many encoder states of silence after the sound, as in its training
-
-
-class PieceModel(Protocol):
-    """An n-gram model of pieces, as the beam search uses it. A word of the n-gram is a piece's number, written as text.
-    `mmdec.phonetics.ngram.NGram` has these methods."""
-
-    @property
-    def successors(self) -> Mapping[str, Mapping[str, float]]: ...
-
-    @property
-    def beginning(self) -> str: ...
-
-    def score(self, context: str, word: str) -> float: ...
-
-    def advance(self, context: str, word: str) -> str: ...
 
 
 @final
@@ -72,8 +51,6 @@ class Alignment:
         self._closed = self._silent.copy()
         self._open = np.full_like(self._closed, -np.inf)
         self._last = -1
-        self._logprobs = logprobs
-        self._choices: dict[int, list[tuple[int, float]]] = {}
         self.path = logprobs.argmax(1)
         self.chances = np.exp(best[:, 0])
 
@@ -130,79 +107,6 @@ class Alignment:
             said = piece
         return found
 
-    def choices(self, frame: int) -> list[tuple[int, float]]:
-        """Return the pieces (subwords of the CTC head) that the beam search tries at a frame, the blank first, as
-        (number of the piece, log-probability)."""
-        if frame not in self._choices:
-            row = self._logprobs[frame]
-            found = [(BLANK, float(row[BLANK]))]
-            if found[0][1] < SILENT:
-                best = np.argpartition(row, -CHOICES - 1)[-CHOICES - 1 :] if len(row) > CHOICES else range(len(row))
-                found += [(int(piece), float(row[piece])) for piece in best if piece != BLANK and row[piece] > LEAST]
-            self._choices[frame] = found
-        return self._choices[frame]
-
-    def likeliest(self, place: int, most: int, model: PieceModel, context: str) -> list[tuple[int, int, float]]:
-        """Return the likeliest pieces from the frame `place` on, at most `most`, by a beam search with an n-gram model.
-
-        It is a prefix search (Hannun et al. 2014) that scores each text by its best path.
-
-        context: the n-gram's context after the accepted text.
-        Returns: for each piece: its number, its first frame, and the estimated chance that it is right. The chance is
-            computed from the texts in the beam, weighted by probability: of those that have all pieces before it, the
-            share that has this piece, too.
-        """
-        ended = -np.inf if place and self._open[place] > self._closed[place] else 0.0
-        kept = {(): Text(ended, 0.0, context, ())}
-        for frame in range(place, len(self.path)):
-            (_, silent), *choices = self.choices(frame)
-            grown: dict[tuple[int, ...], Text] = {}
-            for pieces, text in kept.items():
-                best, last = max(text.ended, text.held), pieces[-1] if pieces else self._last
-                same = grown.setdefault(pieces, Text(-np.inf, -np.inf, text.context, text.frames))
-                same.ended = max(same.ended, best + silent)
-                for piece, logprob in choices:
-                    before = best
-                    if piece == last:
-                        same.held, before = max(same.held, text.held + logprob), text.ended
-                    longer = (*pieces, piece)
-                    if longer not in grown:
-                        grown[longer] = text.longer(piece, frame, model)
-                    found = grown[longer]
-                    found.held = max(found.held, before + logprob + found.gain)
-            kept = dict(sorted(grown.items(), key=lambda item: -max(item[1].ended, item[1].held))[:WIDTH])
-            if len(next(iter(kept))) > most:
-                break
-        scores = np.array([max(text.ended, text.held) for text in kept.values()])
-        shares = np.exp(scores - scores.max())
-        chosen, text = next(iter(kept.items()))
-        found, above = [], float(shares.sum())
-        for at, (piece, frame) in enumerate(zip(chosen[:most], text.frames, strict=False)):
-            begun = chosen[: at + 1]
-            agreeing = sum(float(share) for other, share in zip(kept, shares, strict=True) if other[: at + 1] == begun)
-            found.append((piece, frame, agreeing / above))
-            above = agreeing
-        return found
-
-
-@dataclass(slots=True)
-class Text:
-    """A hypothesis of the beam search: a sequence of pieces, and the scores of its best paths."""
-
-    ended: float  # score of its best path that ends in a blank: log-probability, n-gram score included
-    held: float  # score of its best path that ends in its last piece
-    context: str  # the n-gram's context after this text
-    frames: tuple[int, ...]  # the frame at which each of its pieces begins
-    gain: float = 0.0  # the n-gram's score of its last piece times `WEIGHT`, plus the bonus `LENGTH`
-
-    def longer(self, piece: int, frame: int, model: PieceModel) -> Text:
-        """Return the hypothesis with one more piece, which begins at `frame`. The caller adds the frame's
-        log-probability. The segment mark (`MARK`) is unknown to the n-gram, so it does not change the context."""
-        if piece == MARK:
-            return Text(-np.inf, -np.inf, self.context, (*self.frames, frame), LENGTH)
-        gain = WEIGHT * model.score(self.context, str(piece)) + LENGTH
-        return Text(-np.inf, -np.inf, model.advance(self.context, str(piece)), (*self.frames, frame), gain)
-
 
 @dataclass
 class Row:
@@ -216,7 +120,6 @@ class Row:
     last: int = -1  # id of the last aligned token; -1: there is none
     before: int = -1  # id of the last aligned token but one; -1: there is none
     unheard: bool = False  # whether the transcript lacks the last aligned token
-    context: str = ""  # the n-gram's context after the aligned text
 
 
 def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
@@ -254,13 +157,11 @@ class Ctc:
         pieces: TokenPieces,
         first_time: int,
         end: int,
-        model: PieceModel | None = None,
         languages: Sequence[int] = (),
         refused: Sequence[int] = (),
     ) -> None:
         """head: reads the encoder's states. pieces: the head's vocabulary of subwords, and how these become tokens.
         first_time: id of the timestamp token of 0 seconds. end: id of the end-of-text token.
-        model: an n-gram model of pieces, for a beam search; None: the head's best path is drafted.
         languages: ids of the language tokens that the head knows. Rows whose prompt has none of them get no drafts.
             Empty: the drafter drafts in every language.
         refused: ids of prompt tokens with which a row gets no drafts, such as a task whose text is in another language.
@@ -270,13 +171,12 @@ class Ctc:
                 f"`pieces` must be the {head.config.pieces} that the head writes, but are {len(pieces)}. Use its own."
             )
         self.head, self.pieces, self.first_time, self.end = head.eval(), pieces, first_time, end
-        self.model, self.languages, self.refused = model, frozenset(languages), frozenset(refused)
+        self.languages, self.refused = frozenset(languages), frozenset(refused)
 
     @property
     def name(self) -> str:
         """Return a name that contains a hash of the head's weights and settings."""
-        entries = self.model and sum(map(len, self.model.successors.values()))
-        return f"ctc-{fingerprint(self.head, self.pieces.kept[:8], entries)}"
+        return f"ctc-{fingerprint(self.head, self.pieces.kept[:8])}"
 
     def check(self, target: Target) -> None:
         """Raise InputError if the head was trained for another model or is on another device."""
@@ -307,8 +207,7 @@ class Ctc:
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
-        begun = "" if self.model is None else self.model.beginning
-        rows = [Row(self, last != untimed, self.first_time, context=begun) for last in context.tokens[:, -1].tolist()]
+        rows = [Row(self, last != untimed, self.first_time) for last in context.tokens[:, -1].tolist()]
         if known:
             read = heard_states(context.memory, context.sound)
             heard = self._listen(context.memory[list(known)], [read[at] for at in known])
@@ -360,8 +259,6 @@ class Ctc:
                 alignment.add(MARK)
             for piece in self.pieces.of_token(token) if token < self.first_time else ():
                 alignment.add(piece)
-                if self.model is not None:
-                    row.context = self.model.advance(row.context, str(piece))
             before, score = score, alignment.score()
             row.unheard = score - before < UNHEARD
             row.before, row.last = row.last, token
@@ -381,11 +278,7 @@ class Ctc:
         Returns: for each token: its id, and the chance that it is right if all tokens before it are right.
         """
         most, place = 3 * depth + 3, alignment.place()
-        if self.model is None:
-            heard = alignment.heard(place, most)
-        else:
-            most = 2 * depth
-            heard = alignment.likeliest(place, most, self.model, row.context)
+        heard = alignment.heard(place, most)
         ended = len(heard) < most
         heard = heard[self._skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
         found: list[tuple[int, float]] = []

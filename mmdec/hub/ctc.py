@@ -1,15 +1,14 @@
 """Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a model card.
 
 model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the BPE merges of the
-model's tokenizer, which convert the head's text to the model's tokens; so the folder needs no tokenizer. The file
-`lm.arpa`, an n-gram model of the draft vocabulary's pieces, may be missing.
+model's tokenizer, which convert the head's text to the model's tokens; so the folder needs no tokenizer.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,11 +27,9 @@ from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
 from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.nn.token_pieces import Merges, TokenPieces
-from mmdec.phonetics.ngram import NGram
 from mmdec.types import InputError
 
 SYSTEM = "ctc"
-NGRAM = "lm.arpa"
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,11 @@ def save_ctc(
     head: CtcHead,
     pieces: TokenPieces,
     tokens: HeardTokens,
-    ngram: NGram | None = None,
     trained: str = "",
 ) -> Path:
     """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: the head's vocabulary. tokens: the model's token ids. ngram: an n-gram of the
-        pieces, for the beam search that makes drafts; None: no n-gram.
+    head: the trained head. pieces: the head's vocabulary. tokens: the model's token ids.
     trained: the head's training data in words, for the model card.
     """
     target = new_folder(directory)
@@ -81,8 +76,6 @@ def save_ctc(
         }
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file({**pack_rows(head.state_dict()), **_tables(pieces)}, fresh / WHOLE)
-        if ngram is not None:
-            ngram.save(fresh / NGRAM)
         (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
     return target
 
@@ -92,7 +85,7 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
 
     Raises: InputError if the folder is damaged, or the head belongs to another model (with other channels or tokens).
     """
-    head, pieces, tokens, ngram = read_ctc(directory)
+    head, pieces, tokens = read_ctc(directory)
     shape: Any = getattr(model, "config", None)
     for what, expected, actual in (
         ("channels", head.config.d_states, getattr(shape, "d_model", None)),
@@ -104,12 +97,12 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
                 f"{tokens.base or 'another model'}; use a drafter trained for this model."
             )
     head = head.to(model.device, model.dtype)
-    return Ctc(head, pieces, tokens.first_time, tokens.end, ngram, tokens.languages, tokens.refused)
+    return Ctc(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused)
 
 
-def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens, NGram | None]:
-    """Read the folder of a CTC head. Returns: the head in float32 on the CPU, its vocabulary, the model's token ids,
-    and the n-gram or None. Raises InputError if the folder is damaged."""
+def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens]:
+    """Read the folder of a CTC head. Returns: the head in float32 on the CPU, its vocabulary, and the model's token
+    ids. Raises InputError if the folder is damaged."""
     folder = check_path("directory", directory, "Name a folder.")
     config = read_settings(folder / "config.json", "directory")
     if config.get("system") != SYSTEM:
@@ -130,8 +123,7 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
         if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
             raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
     weights: dict[str, Tensor] = unpack_rows(state, "directory")
-    ngram = NGram.load(folder / NGRAM) if (folder / NGRAM).is_file() else None
-    return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens, ngram
+    return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens
 
 
 @lru_cache(maxsize=4)
@@ -175,11 +167,3 @@ def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
             "print(out.text, out.tokens_per_round)\n```\n"
         )
     return text
-
-
-def piece_ngram(texts: Iterable[str], pieces: TokenPieces, order: int = 4, entries: int | None = None) -> NGram:
-    """Estimate an n-gram of a CTC head's pieces from texts, such as the model's own transcripts. order: the n of the
-    n-gram. entries: maximum number of n-grams; None: all."""
-    tokens = (pieces.merges.tokens(f" {text.strip()}".encode()) for text in texts)
-    sentences = ([str(piece) for token in row for piece in pieces.of_token(token)] for row in tokens)
-    return NGram.build([row for row in sentences if row], order=order, max_entries=entries)

@@ -14,7 +14,6 @@ from mmdec.drafters.ctc import Ctc
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
 from mmdec.nn.token_pieces import Merges, TokenPieces
-from mmdec.phonetics.ngram import NGram
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.tiny_whisper import (
     EOT,
@@ -187,8 +186,8 @@ def assert_same(found: Any, wanted: Any) -> None:
 def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:
     """Build a CTC drafter with a random head.
 
-    kind: "babbling": the head outputs a piece of text in every frame; "random": in some frames; "ngram": the same, with
-        an n-gram model; "marks": it outputs only blanks and segment ends.
+    kind: "babbling": the head outputs a piece of text in every frame; "random": in some frames; "marks": it
+        outputs only blanks and segment ends.
     Tokens 0 to 39 are bytes; each of those up to 59 is two other tokens joined.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -200,6 +199,4 @@ def ctc(kind: str, seed: int = 0, d_states: int = 32) -> Ctc:
     with torch.no_grad():
         head.output.weight.mul_(20)
         head.output.bias[:2] += {"babbling": torch.tensor([-99.0, -9]), "marks": torch.tensor([9.0, 9])}.get(kind, 0.0)
-    texts = [torch.randint(2, len(pieces), (9,), generator=generator).tolist() for _ in range(9)]
-    model = NGram.build([list(map(str, text)) for text in texts], order=3) if kind == "ngram" else None
-    return Ctc(head, pieces, TIMESTAMPS, EOT, model)
+    return Ctc(head, pieces, TIMESTAMPS, EOT)

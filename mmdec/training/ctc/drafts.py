@@ -5,8 +5,8 @@ python -m mmdec.training.ctc.drafts --checkpoint runs/drafts/checkpoints/last.ck
 
 Each recording is one window, cut to 30 s. Prints, for chains of 4, 8 and 16 tokens, the tokens per round and the
 drafted tokens per round if every round has a draft; and the word error rate of the head's text against the Whisper's
-text. Transcripts are stored in `--states`: the Whisper decodes only windows without a stored transcript. `--text` adds
-an n-gram; `--out` writes the folder that `drafter=FOLDER` takes.
+text. Transcripts are stored in `--states`: the Whisper decodes only windows without a stored transcript. `--out`
+writes the folder that `drafter=FOLDER` takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmdec.decode.tree import single
 from mmdec.drafters.ctc import Ctc
-from mmdec.hub.ctc import HeardTokens, piece_ngram, save_ctc, token_merges
+from mmdec.hub.ctc import HeardTokens, save_ctc, token_merges
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.nn.token_pieces import FIRST, TokenPieces
 from mmdec.training.checkpoints import newest
@@ -109,8 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--states", type=Path, help="the folder of kept states and transcripts")
     parser.add_argument("--threshold", type=float, default=0.0, help="chance below which a chain ends")
     parser.add_argument("--out", type=Path, help="write the drafter's folder here")
-    parser.add_argument("--text", type=Path, nargs="*", default=[], help="texts, one a line, for an n-gram of pieces")
-    parser.add_argument("--entries", type=int, help="of the n-gram's highest order at most")
     parser.add_argument("--languages", nargs="*", default=[], help="codes of those that the head learned, for --out")
     parser.add_argument("--base", default="", help="the model's public name, for the card")
     parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
@@ -123,12 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         head = load_module(files)[0].head
         pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
         tokens = heard_tokens(whisper, given.base, given.languages)
-        texts = [line for path in given.text for line in path.read_text(encoding="utf-8").splitlines()]
-        ngram = piece_ngram(texts, pieces, entries=given.entries) if texts else None
         if given.out is not None:
-            print(save_ctc(given.out, head, pieces, tokens, ngram, given.trained))
+            print(save_ctc(given.out, head, pieces, tokens, given.trained))
         if given.corpus is not None:
-            _measure(given, whisper, Ctc(head, pieces, tokens.first_time, tokens.end, ngram))
+            _measure(given, whisper, Ctc(head, pieces, tokens.first_time, tokens.end))
     except MmdecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,14 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec.drafters.ctc import FLOOR, LENGTH, SILENCE, WEIGHT, Alignment, Ctc, CtcByLanguage, Memory, Row, heard_states
+from mmdec.drafters.ctc import FLOOR, SILENCE, Alignment, Ctc, CtcByLanguage, Memory, Row, heard_states
 from mmdec.hub.ctc import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.whisper import load_whisper
 from mmdec.nn.ctc_head import BLANK, CtcHead, CtcHeadConfig
 from mmdec.nn.int8 import SCALE
 from mmdec.nn.token_pieces import FIRST, MARK, Merges, TokenPieces, frequent_tokens
-from mmdec.phonetics.ngram import NGram
 from mmdec.training.ctc.drafts import heard_tokens
 from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
 from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write
@@ -172,7 +171,7 @@ def test_a_tokenizers_tables_are_read_as_they_were(last: int, rows: int, tmp_pat
     made = ctc("random")
     pieces = TokenPieces(merges, sorted({*range(29), last}))
     tokens = HeardTokens(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
-    _, found, read, _ = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
+    _, found, read = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
     assert (found.merges.rows, found.merges.alphabet, found.kept) == (merges.rows, alphabet, pieces.kept)
     assert read.refused == [9]
 
@@ -192,49 +191,6 @@ def test_a_head_reads_the_sound_and_some_silence() -> None:
     states = torch.zeros(2, 1500, 1)
     assert heard_states(states, sound) == [100 + SILENCE, 1500]
     assert heard_states(states, None) == [1500, 1500]
-
-
-def test_an_ngram_chooses_among_what_is_heard() -> None:
-    """ "a" or "e" is heard, as likely; which of them follows "s" the n-gram knows."""
-    made = drafter()
-    s, a, e = (made.pieces.of_token(number)[0] for number in (19, 1, 5))
-    table = np.exp(spoken([s, 0, a, 0], len(made.pieces)))
-    table[2] = 0.01
-    table[2, [a, e]] = 0.36, 0.35
-    row = Row(made, False, TIMESTAMPS, alignment=Alignment(np.log(table)))
-    memory, roots = Memory([row]), torch.zeros(1, dtype=torch.long)
-    assert made.propose(memory, roots, Plan(2, 2)).tokens[0, 1:].tolist() == [19, 1]
-    for text, wanted in ((["s", "e"], [19, 5]), (["s", "a"], [19, 1])):
-        pieces = [str({"s": s, "e": e, "a": a}[letter]) for letter in text]
-        made.model = NGram.build([pieces] * 9, order=3, vocabulary=[str(s), str(e), str(a)])
-        assert made.propose(memory, roots, Plan(2, 2)).tokens[0, 1:].tolist() == wanted
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_beam_search_that_keeps_all_finds_the_likeliest_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = np.random.default_rng(seed)
-    frames, size = 5, 3
-    logprobs = np.log(draw.dirichlet(np.full(size, 0.7), frames) + 1e-6)
-    monkeypatch.setattr("mmdec.drafters.ctc.WIDTH", 10_000)
-    monkeypatch.setattr("mmdec.drafters.ctc.LEAST", -99.0)
-    monkeypatch.setattr("mmdec.drafters.ctc.SILENT", 0.0)
-    model = NGram.build([["1", "2"], ["2", "2", "1"]], order=2, vocabulary=["1", "2"])
-    best: dict[tuple[int, ...], float] = {}
-    for path in itertools.product(range(size), repeat=frames):
-        text = tuple(collapsed(path))
-        score = sum(logprobs[frame, piece] for frame, piece in enumerate(path))
-        best[text] = max(best.get(text, -np.inf), score)
-
-    def worth(text: tuple[int, ...]) -> float:
-        context, total = "", best[text]
-        for piece in text:
-            total += LENGTH if piece == MARK else LENGTH + WEIGHT * model.score(context, str(piece))
-            context = context if piece == MARK else model.advance(context, str(piece))
-        return total
-
-    found = Alignment(logprobs).likeliest(0, frames, model, "")
-    assert worth(tuple(piece for piece, _, _ in found)) == pytest.approx(max(map(worth, best)))
-    assert all(0 < chance <= 1 for _, _, chance in found)
 
 
 def test_segments_end_where_a_mark_is_heard() -> None:
@@ -303,10 +259,6 @@ def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
     for name, value in made.head.state_dict().items():
         torch.testing.assert_close(found.head.state_dict()[name], value, rtol=0.02, atol=0.05)
     again = save_ctc(tmp_path / "again", *read_ctc(folder))
-    assert found.model is None
-    model = NGram.build([["2", "3", "4"]] * 3, order=3)
-    save_ctc(tmp_path / "ngram", made.head, made.pieces, tokens, model)
-    assert load_ctc(tmp_path / "ngram", whisper()).model is not None
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     with pytest.raises(InputError, match=r"`model` must have 32 channels .* somebody/whisper"):
         load_ctc(folder, whisper(d_model=48))
