@@ -206,22 +206,6 @@ class Sequences:
         """Add a token to the text of one batch row. Stopping criteria are not called. row: index of the batch row."""
         self.tokens[row].append(token)
 
-    def pop(self, row: int, count: int) -> None:
-        """Remove the last `count` tokens from the text of one batch row. row: index of the batch row."""
-        del self.tokens[row][len(self.tokens[row]) - count :]
-        self._written[row] = min(self._written[row], len(self.tokens[row]))
-
-    def state(self, row: int) -> list[Processor] | None:
-        """Return a copy of the logits processors of one batch row. Processors may hold state, which `restore` brings
-        back. row: index of the batch row."""
-        return None if self.processors is None else _copied(self.processors[row])
-
-    def restore(self, row: int, state: list[Processor]) -> None:
-        """Set the logits processors of one batch row back to an earlier copy. row: index of the batch row. state: the
-        copy, from the method `state`."""
-        if self.processors is not None:
-            self.processors[row] = state
-
     def append(self, row: int, token: int) -> bool:
         """Add a token to the text of one batch row, and call the stopping criteria. Returns whether the text ends after
         this token. row: index of the batch row."""
@@ -262,8 +246,8 @@ def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
     except Exception as error:  # all exceptions, because the processor is the caller's code
         names = ", ".join(type(each).__name__ for each in bare)
         raise InputError(
-            f"`{argument}` must be copyable for a batch and for block verification, but is {names}: "
-            f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time by another rule."
+            f"`{argument}` must be copyable for a batch, but is {names}: "
+            f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time."
         ) from error
 
 

@@ -4,7 +4,6 @@ rule      at a node                                                             
 greedy    take the most probable token; descend where a child equals it          equals plain decoding's
 sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
 residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
-block     whole chains, accepted jointly (Sun et al., ICLR 2025)                 has the target's distribution
 typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
 
 p is the target's distribution after all logits processors, q the distribution that the child was sampled from, H the
@@ -14,10 +13,9 @@ entropy. Processors are called only at the nodes that a rule visits. A chain is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -27,7 +25,7 @@ from mmdec.decode.sampling import Choice, Dice, Sequences, keyed, keyed_dice, mo
 from mmdec.decode.tree import int_list, int_rows
 from mmdec.types import Draft, Plan, Scores, Verdict
 
-RuleName = Literal["greedy", "sampled", "residual", "block", "typical"]
+RuleName = Literal["greedy", "sampled", "residual", "typical"]
 LOSSY = frozenset({"typical"})
 
 
@@ -50,13 +48,6 @@ class RowTree:
             return None
         q = self.probs[node].double()
         return q / q.sum().clamp(min=1e-300)
-
-    def first(self, eos: Set[int]) -> list[int]:
-        """Return the nodes of the chain that follows first children from the root, up to a token of `eos`."""
-        chain = [0]
-        while self.children[chain[-1]] and (len(chain) == 1 or self.tokens[chain[-1]] not in eos):
-            chain.append(self.children[chain[-1]][0])
-        return chain
 
     def match(self, node: int, token: int) -> Step:
         """Find the child of `node` that holds `token`. Returns: the token, and the child's index; -1 if no child holds
@@ -233,63 +224,6 @@ class ResidualRule:
             if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
                 p = left / left.sum()
         return dice.draw(p), -1
-
-
-@dataclass(frozen=True)
-class BlockRule:
-    """Block verification (Sun et al., ICLR 2025, algorithm 2): accepts the tokens of a chain jointly.
-
-    On average it accepts at least as many tokens as token-by-token rejection sampling. In a tree it reads only the
-    chain of first children, up to an EOS token. It needs the target's distributions after rejected tokens, too, so it
-    calls the logits processors at these tokens. Afterwards the state of the processors is restored.
-    """
-
-    stream: Stream
-    name: RuleName = "block"
-    dice: Callable[..., Dice] = keyed_dice
-
-    def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        return self.stream.drawn(plan, device)
-
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        row, start = branch.row, len(text.tokens[branch.row])
-        chain = branch.first(text.stop.eos)
-        dice = self.dice(branch.logits.device, self.stream.seed, "block", row, start)
-        weight, accepted = 1.0, 0  # the paper's p_i (weight of the chain so far) and tau (number of accepted tokens)
-        p = residual = _distribution(text, row, branch.logits[0])
-        state = text.state(row) if len(chain) > 1 else None
-        for index, (node, child) in enumerate(pairwise(chain)):
-            token = branch.tokens[child]
-            q = branch.drawn(node)
-            if q is None:
-                q = torch.zeros_like(p)
-                q[token] = 1.0
-            rest = (weight * p - q).clamp(min=0.0)
-            mass = float(rest.sum())
-            if index == 0:
-                residual = rest if mass > 0.0 else p  # the sum is 0 if p equals q; then any residual is correct
-            elif mass > 0.0 and dice.happens(mass / (mass + 1.0 - weight)):
-                accepted, residual, state = index, rest, text.state(row)
-            drawn = float(q[token])
-            weight = min(1.0, weight * float(p[token]) / drawn) if drawn > 0.0 else 0.0
-            if weight == 0.0:
-                break
-            # add the token to the text, because processors read the text before they change the next node's logits
-            text.push(row, token)
-            if token not in text.stop.eos:  # after EOS there is no next token, so no distribution is needed
-                p = _distribution(text, row, branch.logits[child])
-        else:
-            if len(chain) > 1 and dice.happens(weight):
-                accepted, residual, state = len(chain) - 1, p, None
-        text.pop(row, len(text.tokens[row]) - start)
-        if state is not None:
-            text.restore(row, state)
-        path: list[int] = []
-        for node in chain[1 : accepted + 1]:
-            if text.append(row, branch.tokens[node]):
-                return path, True
-            path.append(node)
-        return path, text.append(row, dice.draw(residual))
 
 
 @dataclass(frozen=True)

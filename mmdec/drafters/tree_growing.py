@@ -3,7 +3,7 @@
 A feature is a hidden state of the target. At each position the network reads a token and the feature of the token
 before; it predicts the next feature. In each level, the `width` nodes with the highest cumulative log-probability get
 children. At the end the best nodes of all levels are drafted. With `plan.nodes` <= `plan.depth` the draft is a chain of
-the likeliest tokens, which may end early (`Plan.threshold`). For residual and block sampling, children are sampled
+the likeliest tokens, which may end early (`Plan.threshold`). For residual sampling, children are sampled
 without replacement.
 
 The network's cache holds only accepted tokens, with the target's features. New tokens, the prompt included, wait in a

@@ -35,7 +35,7 @@ from mmdec.decode.guard import ForwardingDrafter
 from mmdec.decode.loop import Round, decode
 from mmdec.decode.sampling import KeyedSample, Sequences, most_probable, stock_sample
 from mmdec.decode.statistics import DecodingStatistics
-from mmdec.decode.verify import LOSSY, BlockRule, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.decode.verify import LOSSY, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
 from mmdec.drafters.ctc import Ctc, CtcByLanguage
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.other_vocabulary import OtherVocabulary
@@ -61,7 +61,7 @@ from mmdec.targets.registry import target_of
 from mmdec.targets.siblings import siblings_matter
 from mmdec.types import CACHE, Context, Draft, Drafter, InputError, Plan, Scores, Verdict
 
-RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "block", "typical")
+RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
 NOTED_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
 # Drafters that find nothing in some texts, without any fault: they are noted after this many rounds with drafts.
@@ -93,7 +93,10 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         """Raise InputError if an option is wrong. The drafter is not checked here, but by `Speculation`."""
         if self.rule is not None:
-            check_choice("rule", self.rule, RULES, "None follows `do_sample`.")
+            given: Any = self.rule
+            gone = isinstance(given, str) and given == "block"
+            remedy = 'Use "residual".' if gone else "None follows `do_sample`."
+            check_choice("rule", self.rule, RULES, remedy)
         nodes = check_nodes(self.num_speculative_tokens)
         check_callable("on_round", self.on_round, "a function of a round")
         if self.streamer is not None:
@@ -239,10 +242,8 @@ class Speculation:
         if options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
         together = (drafter is not None or batch > 1) and siblings_matter(model, target)
-        # Only these calls need processors that read one row alone and do not count calls: in a batch they run row by
-        # row; block verification also runs them after rejected tokens.
-        asked = batch > 1 or (drafter is not None and name == "block")
-        faults = stock_alone(logits_processor, stopping_criteria, batch) if asked else []
+        # in a batch, processors run row by row: they must read one row alone and not count calls
+        faults = stock_alone(logits_processor, stopping_criteria, batch) if batch > 1 else []
         faults += target.stock_alone(generation_config, {"input_ids": input_ids, **inputs})
         self._warn(faults)
         if faults or (together and batch > 1):
@@ -295,12 +296,11 @@ class Speculation:
 
     def _rule(self, name: RuleName, config: GenerationConfig, batch: int) -> Rule:
         sampled, seed = bool(setting(config, "do_sample")), self.options.seed
-        if sampled and seed is None and (batch > 1 or name in ("residual", "block")):
+        if sampled and seed is None and (batch > 1 or name == "residual"):
             # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
             seed = int(torch.randint(2**62, ()))
-        if name in ("residual", "block"):
-            stream = Stream(cast(int, seed), float(setting(config, "temperature") or 1.0))
-            return ResidualRule(stream) if name == "residual" else BlockRule(stream)
+        if name == "residual":
+            return ResidualRule(Stream(cast(int, seed), float(setting(config, "temperature") or 1.0)))
         choice = most_probable if not sampled else stock_sample if seed is None else KeyedSample(seed)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 

@@ -111,7 +111,7 @@ def generate(
         weights, else "lookup".
     rule: how drafted tokens are accepted. "greedy" and "sampled" give exactly the tokens of plain decoding. (Sampling
         at batch 1 equals `model.generate` under the same `torch.manual_seed`; larger batches, or calls with a `seed`,
-        equal the same call without a drafter.) "residual" and "block" give the model's own distribution and suit
+        equal the same call without a drafter.) "residual" gives the model's own distribution and suits
         drafters that sample, such as a smaller model. "typical" is LOSSY. Default None: "greedy" or "sampled", by
         `do_sample`.
     num_speculative_tokens: draft tokens per round: a number for a chain, (nodes, depth) for a tree, 0 for plain

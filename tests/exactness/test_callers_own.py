@@ -37,7 +37,6 @@ from tests.support.callers_own import (
     COUPLED,
     KINDS,
     ROW_WISE,
-    Counting,
     Endings,
     Grammar,
     Patience,
@@ -120,13 +119,6 @@ def test_one_warning_serves_many_runs() -> None:
             MODEL.generate(**prompts(2, seed), **options, logits_processor=[Grammar()])
     assert len(told) == 1
     assert str(told[0].message).startswith("Grammar may read other rows")
-
-
-def test_block_verification_asks_ahead_and_leaves_undeclared_ones_to_the_stock_loop() -> None:
-    counting = Counting()
-    with pytest.warns(RuntimeWarning, match="Counting"):
-        found = mmdec.generate(MODEL, prompts(1), MODEL, rule="block", max_new_tokens=9, logits_processor=[counting])
-    assert counting.calls == found.sequences.shape[1] - 14
 
 
 def test_the_output_object_is_the_stock_loops() -> None:

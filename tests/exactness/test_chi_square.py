@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.decode.budget import Budget
 from mmdec.decode.sampling import Dice, KeyedSample, Stop
-from mmdec.decode.verify import BlockRule, MatchRule, ResidualRule, Rule, Stream
+from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.types import Draft, Plan
 from tests.support.oracle import plain_law
 from tests.support.toy import AlwaysAccept, Memory, Scripted, Toy, run
@@ -105,10 +105,6 @@ def residual(drafter: Racing) -> Rule:
     return ResidualRule(Stream(12, temperature=1.3))
 
 
-def block(drafter: Racing) -> Rule:
-    return BlockRule(Stream(13, temperature=1.3))
-
-
 def always(drafter: Racing) -> Rule:
     class Drawn(AlwaysAccept):
         def drawn(self, plan: Plan, device: torch.device) -> Plan:
@@ -159,8 +155,8 @@ def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
 @pytest.mark.parametrize("experiment", [wide, narrow, joint])
 @pytest.mark.parametrize(
     ("rule", "width", "depth"),
-    [(keyed_match, 3, 2), (residual, 1, 3), (residual, 3, 2), (block, 1, 3)],
-    ids=["keyed", "residual chain", "residual tree", "block"],
+    [(keyed_match, 3, 2), (residual, 1, 3), (residual, 3, 2)],
+    ids=["keyed", "residual chain", "residual tree"],
 )
 def test_law(experiment: Callable[..., float], rule: Callable[[Racing], Rule], width: int, depth: int) -> None:
     assert experiment(rule, width, depth) < 10

@@ -144,21 +144,18 @@ def test_several_samples_of_one_prompt() -> None:
     assert len({tuple(row) for row in found.tolist()}) == 4
 
 
-def test_residual_and_block_need_sampling_and_finish() -> None:
-    for rule in ("residual", "block"):
-        found = mmdec.generate(
-            MODELS["llama"], prompts(3), SMALL, rule=rule, num_speculative_tokens=4, max_new_tokens=20
-        )
-        assert found.lossless
-        again = mmdec.generate(
-            MODELS["llama"], prompts(3), SMALL, rule=rule, num_speculative_tokens=4, seed=1, max_new_tokens=20
-        )
-        once = mmdec.generate(
-            MODELS["llama"], prompts(3), SMALL, rule=rule, num_speculative_tokens=4, seed=1, max_new_tokens=20
-        )
-        assert torch.equal(again.sequences, once.sequences)
+def test_residual_needs_sampling_and_finishes() -> None:
+    options: dict[str, Any] = {"rule": "residual", "num_speculative_tokens": 4, "max_new_tokens": 20}
+    assert mmdec.generate(MODELS["llama"], prompts(3), SMALL, **options).lossless
+    again, once = (mmdec.generate(MODELS["llama"], prompts(3), SMALL, seed=1, **options) for _ in range(2))
+    assert torch.equal(again.sequences, once.sequences)
     with pytest.raises(InputError, match="do_sample"):
-        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule="block", do_sample=False, max_new_tokens=5)
+        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule="residual", do_sample=False, max_new_tokens=5)
+
+
+def test_the_rule_block_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"`rule` must be one of .*, but is 'block'\. Use \"residual\"\."):
+        mmdec.generate(MODELS["llama"], prompts(1), SMALL, rule="block", max_new_tokens=5)  # type: ignore[arg-type]
 
 
 def test_typical_acceptance_says_that_it_is_lossy() -> None:

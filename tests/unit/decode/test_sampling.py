@@ -47,10 +47,7 @@ def test_rows_grow_on_their_own() -> None:
     assert text.row(1).tolist() == [[7, 8, 9, 3]]
     assert text.row(1).is_contiguous()
     assert (text.room(0), text.room(1)) == (47, 196)
-    text.pop(0, 148)
-    text.pop(1, 0)
-    assert text.row(0).tolist() == [[0, 5, 6, 0, 1]]
-    assert text.padded(99).tolist() == [[0, 5, 6, 0, 1], [7, 8, 9, 3, 99]]
+    assert text.padded(99).tolist() == [[0, 5, 6, *range(150)], [7, 8, 9, 3, *[99] * 149]]
     assert PROMPT.tolist() == [[0, 5, 6], [7, 8, 9]]
 
 
@@ -64,7 +61,7 @@ def test_a_row_kept_by_a_processor_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize("processors", [[], [Counter()]])
 def test_a_row_is_its_prompt_and_its_tokens_whenever_it_is_read(processors: list[Counter]) -> None:
-    """Tokens are written when a row is read: rows read at odd times, and tokens taken back in between."""
+    """Tokens are written when a row is read: rows are read at odd times."""
     random, text = Random(0), Sequences(PROMPT, Stop(2000), processors)
     expected: list[list[int]] = [[], []]
     for _ in range(2000):
@@ -72,31 +69,10 @@ def test_a_row_is_its_prompt_and_its_tokens_whenever_it_is_read(processors: list
         if move < 0.5:
             expected[row].append(random.randrange(100))
             text.push(row, expected[row][-1])
-        elif move < 0.7:
-            count = random.randrange(min(len(expected[row]), 2) + 1)
-            expected[row] = expected[row][: len(expected[row]) - count]
-            text.pop(row, count)
         else:
             assert text.row(row).tolist() == [[*PROMPT[row].tolist(), *expected[row]]]
     assert max(map(len, expected)) > 128  # beyond the first buffer
     assert PROMPT.tolist() == [[0, 5, 6], [7, 8, 9]]
-
-
-def test_a_criterion_sees_every_token_of_a_row_of_which_some_were_taken_back() -> None:
-    seen: list[list[int]] = []
-
-    def ask(ids: Tensor, scores: Tensor | None) -> Tensor:
-        seen.append(ids[0].tolist())
-        return torch.tensor([False])
-
-    text = Sequences(PROMPT, Stop(99, criteria=[ask]))
-    text.push(0, 1)
-    text.push(0, 2)
-    text.append(1, 3)
-    text.pop(0, 2)
-    text.append(0, 4)
-    text.append(0, 5)
-    assert seen == [[7, 8, 9, 3], [0, 5, 6, 4], [0, 5, 6, 4, 5]]
 
 
 def test_suppressed_tokens_of_all_positions_at_once() -> None:
@@ -109,8 +85,6 @@ def test_suppressed_tokens_of_all_positions_at_once() -> None:
     assert (text.alike(0), text.alike(1)) == (True, False)
     assert text.warped(0, logits).tolist() == [[0, -torch.inf, -torch.inf, 3, 2]]
     assert torch.equal(text.suppressed(logits), text.warped(0, logits)[0])
-    text.pop(0, 1)
-    assert not text.alike(0)
     assert logits.tolist() == [0, 5, 4, 3, 2]
     mixed = Sequences(PROMPT, Stop(99), [Suppression(tokens), Counter()])
     assert not mixed.alike(0)  # somebody else is to be asked
@@ -178,18 +152,6 @@ def test_processors_may_write_into_the_logits() -> None:
     logits = torch.zeros(4)
     text.warped(0, logits)
     assert logits.sum() == 0
-
-
-def test_the_state_of_processors_can_be_restored() -> None:
-    counter = Counter()
-    text = Sequences(PROMPT[:1], Stop(99), [counter])
-    text.warped(0, torch.zeros(4))
-    state = text.state(0)
-    text.warped(0, torch.zeros(4))
-    assert state is not None
-    text.restore(0, state)
-    assert float(text.warped(0, torch.zeros(4))[0, 0]) == 2
-    assert Sequences(PROMPT, Stop(99)).state(0) is None
 
 
 def test_bad_input() -> None:

@@ -13,7 +13,6 @@ from mmdec.decode.sampling import KeyedSample, Sequences, Stop
 from mmdec.decode.tree import chains, single, trees_from_lists
 from mmdec.decode.verify import (
     LOSSY,
-    BlockRule,
     MatchRule,
     ResidualRule,
     Rule,
@@ -51,7 +50,7 @@ def test_verdict_of_ragged_rows() -> None:
     assert all(part.dtype == torch.long for part in (verdict.path, verdict.next, verdict.tokens, verdict.lengths))
 
 
-@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), BlockRule(Stream(0)), TypicalRule()])
+@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), TypicalRule()])
 def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
     certain = Scores(100 * scores([[2, 4, 0, 5, 6], [6, 3, 0, 0, 0]]).logits)
     verdict = verify(tree(), certain, rule, text(2))
@@ -59,7 +58,7 @@ def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
     assert verdict.path.tolist() == [[0, 1, 3, 4], [0, 1, -1, -1]]
 
 
-@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), BlockRule(Stream(0)), TypicalRule()])
+@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), TypicalRule()])
 @pytest.mark.parametrize(
     ("room", "eos", "kept"),
     [(10, 4, [2, 4]), (10, 2, [2]), (10, 6, [2, 4, 5, 6]), (3, 7, [2, 4, 5]), (1, 7, [2]), (4, 7, [2, 4, 5, 6])],
@@ -101,13 +100,12 @@ def test_ties_are_broken_as_in_plain_decoding() -> None:
 
 def test_a_verdict_depends_on_its_arguments_alone() -> None:
     draft, target = tree(), Scores(torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0)))
-    for rule in (ResidualRule(Stream(3)), BlockRule(Stream(3)), MatchRule(KeyedSample(3), "sampled")):
+    for rule in (ResidualRule(Stream(3)), MatchRule(KeyedSample(3), "sampled")):
         one, two = (verify(draft, target, rule, text(2)) for _ in range(2))
         assert one.tokens.tolist() == two.tokens.tolist()
 
 
-@pytest.mark.parametrize("rule", [ResidualRule(Stream(0)), BlockRule(Stream(0))])
-def test_forbidden_tokens_never_come(rule: Rule) -> None:
+def test_forbidden_tokens_never_come() -> None:
     """-inf after a processor, in the draft and in the residual; and tokens that cannot have been drawn."""
 
     def only_three(ids: Tensor, logits: Tensor) -> Tensor:
@@ -119,7 +117,7 @@ def test_forbidden_tokens_never_come(rule: Rule) -> None:
     probs[:, :, 4:] = 0.25
     draft = chains(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
     draft = replace(draft, probs=probs)
-    verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), rule, state)
+    verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), ResidualRule(Stream(0)), state)
     said = {token for row in state.tokens for token in row}
     assert said == {0, 1, 2}
 
@@ -136,14 +134,12 @@ class Diary:
 
 
 @pytest.mark.parametrize("eos", [frozenset[int](), frozenset({0})], ids=["endless", "ending"])
-@pytest.mark.parametrize("name", ["sampled", "residual", "block", "typical"])
+@pytest.mark.parametrize("name", ["sampled", "residual", "typical"])
 def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset[int]) -> None:
-    """Block verification looks further than it accepts; that leaves no trace."""
     target = Toy(4, seed=2, scale=1.0)
     rules: dict[str, Rule] = {
         "sampled": MatchRule(KeyedSample(1), "sampled"),
         "residual": ResidualRule(Stream(1)),
-        "block": BlockRule(Stream(1)),
         "typical": TypicalRule(KeyedSample(1)),
     }
     budget = Changing(Random(0))
@@ -162,11 +158,11 @@ def test_rules_say_what_they_are() -> None:
     plan, cpu = Plan(3, 3), torch.device("cpu")
     for rule in (MatchRule(), TypicalRule()):
         assert rule.drawn(plan, cpu) == plan
-    for rule in (ResidualRule(Stream(5, 0.7)), BlockRule(Stream(5, 0.7))):
-        drawn = rule.drawn(plan, cpu)
-        assert (drawn.nodes, drawn.depth, drawn.temperature) == (3, 3, 0.7)
-        assert drawn.generator is not None
-        assert rule.drawn(plan, cpu).generator is drawn.generator  # one stream for the run
+    rule = ResidualRule(Stream(5, 0.7))
+    drawn = rule.drawn(plan, cpu)
+    assert (drawn.nodes, drawn.depth, drawn.temperature) == (3, 3, 0.7)
+    assert drawn.generator is not None
+    assert rule.drawn(plan, cpu).generator is drawn.generator  # one stream for the run
 
 
 def test_typical_takes_the_best_of_the_probable_children() -> None:

@@ -58,9 +58,8 @@ def test_greedy_and_sampled_texts_are_the_models_own(form: str, batch: int) -> N
         assert torch.equal(found.sequences, wanted)
         found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
         assert torch.equal(found.sequences, drawn)
-    for rule in ("residual", "block"):
-        options: dict[str, Any] = {"rule": rule, "seed": 2, "num_speculative_tokens": 6, "max_new_tokens": 12}
-        assert mmdec.generate(MODEL, inputs, drafter, **options).lossless
+    options: dict[str, Any] = {"rule": "residual", "seed": 2, "num_speculative_tokens": 6, "max_new_tokens": 12}
+    assert mmdec.generate(MODEL, inputs, drafter, **options).lossless
 
 
 @torch.no_grad()
