@@ -6,9 +6,6 @@ only a confidence.json for the model. The file identifies the model by some valu
 values are compared within a tolerance, because a copy in another dtype has rounded values. So every copy of the weights
 is recognised, wherever it comes from.
 
-A fine-tuned copy is recognised, too, because its values are close. It has the same tokens and similar hidden states. So
-the drafter works, but its drafts are accepted less often. Drafting stops if it takes more time than it saves.
-
 A drafter that is damaged or does not fit is skipped with a warning, because the user has not chosen it.
 """
 
@@ -22,8 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,12 +40,11 @@ SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"
 VALUES = 2  # number of values of each weight matrix that are compared to recognise a model
 ROUNDED, TINY = 2**-8, 1e-7  # relative and absolute tolerance for equal weights that were rounded to another dtype
-TUNED = 0.3  # a model counts as fine-tuned up to this median relative difference; unrelated models have 1 or more
 
 Load = Callable[[Path], Drafter]
 _loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()
 _told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings already given for each model
-_matches: WeakKeyDictionary[nn.Module, dict[object, str]] = WeakKeyDictionary()
+_matches: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
 
@@ -98,36 +93,25 @@ def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
 
 def shipped_folder(model: PreTrainedModel) -> Path | None:
     """Return the folder of drafters that is shipped for exactly these weights, in any dtype; None if there is none."""
-    return next((file.parent for file, how in _matches_of(model) if how == "same"), None)
+    return next((file.parent for file in _matches_of(model)), None)
 
 
-def _matches_of(model: PreTrainedModel) -> list[tuple[Path, str]]:
-    """Find each `drafters.json` that was shipped for this model's weights, or for the weights that it was fine-tuned
-    from. Returns: a list of (file, "same" or "tuned"), "same" first."""
+def _matches_of(model: PreTrainedModel) -> list[Path]:
+    """Find each `drafters.json` that was shipped for this model's weights."""
     files = {file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED}")}
-    matched = [(file, how) for file in files.values() if (how := match(model, file))]
-    return sorted(matched, key=lambda found: found[1] != "same")
+    return [file for file in files.values() if match(model, file)]
 
 
 def _shipped(model: PreTrainedModel) -> Iterator[Path]:
-    """Yield the folders of drafters that are shipped for the model's weights, or for the weights that it was fine-tuned
-    from."""
-    for file, how in _matches_of(model):
-        settings = read_settings(file)
-        if how == "tuned" and settings["drafters"]:
-            _tell(
-                model,
-                f"the model looks fine-tuned from {settings['model']}: the drafter shipped for that one is tried, and "
-                "drafts while it pays",
-            )
-        yield from (file.parent / name for name in settings["drafters"])
+    """Yield the folders of drafters that are shipped for the model's weights."""
+    for file in _matches_of(model):
+        yield from (file.parent / name for name in read_settings(file)["drafters"])
 
 
-def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
-    """Return whether the drafters that a `drafters.json` lists were shipped for this model.
+def match(model: PreTrainedModel, file: Path) -> bool:
+    """Return whether the drafters that a `drafters.json` lists were shipped for this model's weights, in any dtype.
 
     file: the `drafters.json`. A damaged file matches no model.
-    Returns: "same" if the model has the same weights, in any dtype; "tuned" if it was fine-tuned from them; else "".
     """
     key = version(file)
     with _lock:
@@ -135,23 +119,19 @@ def match(model: PreTrainedModel, file: Path) -> Literal["same", "tuned", ""]:
         if key not in known:
             try:
                 settings = read_settings(file)
-                known[key] = _match(model, settings) if settings.get("format") == FORMAT else ""
+                known[key] = settings.get("format") == FORMAT and _match(model, settings)
             except (InputError, KeyError, TypeError, ValueError):
-                known[key] = ""
-        return known[key]  # type: ignore[return-value] # "same", "tuned" or ""
+                known[key] = False
+        return known[key]
 
 
-def _match(model: PreTrainedModel, settings: dict[str, Any]) -> str:
+def _match(model: PreTrainedModel, settings: dict[str, Any]) -> bool:
     if settings["network"] != network_shape(model):
-        return ""
+        return False
     own, theirs = values_of(model), settings["values"]
-    if len(own) != len(theirs):
-        return ""
-    differences = [abs(mine - value) for mine, value in zip(own, theirs, strict=True)]
-    if all(far <= ROUNDED * abs(value) + TINY for far, value in zip(differences, theirs, strict=True)):
-        return "same"
-    shares = [far / max(abs(value), TINY) for far, value in zip(differences, theirs, strict=True)]
-    return "tuned" if median(shares) <= TUNED else ""
+    return len(own) == len(theirs) and all(
+        abs(mine - value) <= ROUNDED * abs(value) + TINY for mine, value in zip(own, theirs, strict=True)
+    )
 
 
 def network_shape(model: PreTrainedModel) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -77,33 +76,25 @@ def test_shipped_ones_are_found_for_every_copy(
     model.to(through)
     model.save_pretrained(tmp_path / "copy")
     copy: Any = type(model).from_pretrained(tmp_path / "copy", dtype=dtype).eval()
-    assert match(copy, shipped / SHIPPED) == "same"
+    assert match(copy, shipped / SHIPPED)
     found = auto_drafter(copy)
     assert isinstance(found, Medusa)
     assert auto_drafter(copy) is found  # read once
     assert next(found.heads.parameters()).dtype == dtype
 
 
-def test_a_fine_tuned_one_is_told_and_tried(shipped: Path, bare: Path) -> None:
-    whole = processor()
+def test_a_fine_tuned_copy_gets_lookup(shipped: Path, bare: Path) -> None:
     tuned: Any = read_model(bare)
-    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in tuned.parameters():
-            weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=generator))
-    whisper = LoadedWhisper(tuned, whole)
-    with pytest.warns(UserWarning, match="looks fine-tuned from some/whisper: the drafter .* is tried") as told:
-        drafted = words(whisper)
-    assert len(told) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert words(whisper) == drafted == words(whisper, drafter=None)  # told once
-    assert isinstance(auto_drafter(tuned), Medusa)
+            weight.mul_(1.05)
+    assert not match(tuned, shipped / SHIPPED)
+    assert isinstance(auto_drafter(tuned), Lookup)
 
 
 def test_another_model_of_this_shape_gets_lookup(shipped: Path) -> None:
     other = network(processor().tokenizer, seed=8)  # type: ignore[attr-defined]
-    assert match(other, shipped / SHIPPED) == ""
+    assert not match(other, shipped / SHIPPED)
     assert isinstance(auto_drafter(other), Lookup)
     assert isinstance(auto_drafter(network(processor().tokenizer, d_model=16)), Lookup)  # type: ignore[attr-defined]
     assert isinstance(auto_drafter(language_model("llama")), Lookup)
