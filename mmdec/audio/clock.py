@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mmdec.audio.damage import SHORTEST_LOSS, Loss, Structure
+from mmdec.audio.damage import SHORTEST_LOSS, Loss, Structure, flac_sample
+from mmdec.audio.samples import MAX_SECONDS
 
 # Seconds by which a timestamp may differ from the sound so far. A shorter difference is jitter of the recorder's clock.
 # FFmpeg's resampler inserts silence for the same difference (its `min_hard_comp`).
@@ -28,6 +29,7 @@ SILENT_BLOCK = 1 << 16  # maximum number of samples of silence in a block
 # Seconds by which a container's sound may end earlier than declared: the duration is that of its longest track, with
 # the encoder's padding.
 CUT_SLACK = 0.05
+FLAC_SLACK = 0.001  # seconds by which a FLAC may end earlier than declared
 MAX_FAILURES = 16  # consecutive errors of the demuxer after which a file is given up
 
 
@@ -85,6 +87,10 @@ def on_clock(
     zero = _zero(opened, track) if container else None
     if track.codec_context.name == "flac":  # by default, FFmpeg does not compare checksums, and returns noise
         track.codec_context.options = {"err_detect": "crccheck+explode"}
+    if opened.format.name == "flac":
+        zero = (
+            0.0  # its packets count from 0; the first one that FFmpeg finds may be later, if those before are damaged
+        )
     lossy = not track.codec_context.name.startswith("pcm_")
     converter: Any = None
     rate = written = 0  # the sound's rate in Hz; samples that were yielded
@@ -94,13 +100,15 @@ def on_clock(
     lost = 0.0  # seconds of the packets that failed since the last frame
     position = passed = 0  # where the newest packet is in the file; where the last one was that gave a frame
     for packet, error in _packets(av, opened, track):
-        frames = list[Any]()
+        frames, first = list[Any](), None
         if packet is not None:
             position = position if packet.pos is None else packet.pos
             counted = structure.time_at(position)
             if counted is not None and packet.pts is not None:
                 shift = counted - float(packet.pts * packet.time_base)
                 first_shift = shift if first_shift is None else first_shift
+            if opened.format.name == "flac":  # FFmpeg merges blocks before a damaged one, and gives them a later time
+                first = flac_sample(bytes(packet), structure.block)
             try:
                 frames = [] if packet.is_corrupt else packet.decode()
                 error = error or (_broken() if packet.is_corrupt else None)
@@ -124,8 +132,9 @@ def on_clock(
                 failed, lost = failed or _broken(), lost + frame.samples / rate
                 continue
             gap = 0.0
-            if frame.pts is not None:
-                time = float(frame.pts * frame.time_base)
+            pts, first = frame.pts if first is None else first, None
+            if pts is not None:
+                time = float(pts / rate if opened.format.name == "flac" else pts * frame.time_base)
                 if zero is None:
                     zero = time if track.start_time is None else float(track.start_time * track.time_base)
                 gap = time - zero + shift - (first_shift or 0.0) - written / rate
@@ -153,10 +162,12 @@ def on_clock(
     if failed is not None or structure.cut or structure.between(passed + 1, 2**63):
         if container:
             loss.cut(end, _whole(opened, track, structure, zero or 0.0), CUT_SLACK)
-        elif track.duration and (opened.format.name == "flac" or structure.seconds):
-            loss.cut(end, float(track.duration * track.time_base))
+        elif structure.seconds is not None and end < structure.seconds <= MAX_SECONDS:
+            loss.cut(end, structure.seconds)
         else:
             loss.cut(end, end * structure.share if structure.share > 1 else None)
+    elif opened.format.name == "flac" and structure.seconds is not None:
+        loss.cut(end, structure.seconds, FLAC_SLACK)
 
 
 def _packets(av: Any, opened: Any, track: Any) -> Iterator[tuple[Any, Exception | None]]:

@@ -13,15 +13,20 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-# a declared size of at least this many bytes comes from a program that did not know the length; so does 0
-ENDLESS = 2**31 - 2**16
+from mmdec.audio.samples import MAX_SECONDS
+
+# Sizes in bytes that programs declare if they do not know the length; so is 0. Some programs subtract a header.
+UNFILLED = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+HEADER = 2**16  # maximum bytes of such a header
 MAX_LISTED = 3  # maximum number of gaps that a note lists
 SHORTEST_LOSS = 0.01  # seconds; a shorter difference between timestamps and samples is no loss, but rounding
 MAX_HEADER = 1 << 24  # maximum bytes of an MP4's header that are read
 MAX_PLACES = 1000  # maximum number of damaged places that are searched for what follows them
+MAX_JUNK = 1 << 16  # bytes at the beginning of a file of no known format in which an MP3 is searched for
+PROOF = 8  # consecutive frames that prove an MP3 behind such bytes
 MAX_MP3_BYTES = 2**29  # an MP3 is read into memory; a larger one is not examined
 NAMED = re.compile(rb"[A-Za-z0-9\xa9 ]{4}")  # the name of a chunk or box
 
@@ -32,7 +37,12 @@ class Structure:
 
     cut: bool = False  # whether the file ends before its declared end
     share: float = 1.0  # declared bytes of samples / bytes of samples that are there; 1: unknown, or nothing is missing
-    seconds: float | None = None  # duration that an MP3, or an MP4 of fragments, declares; None: none
+    seconds: float | None = None  # duration that a FLAC, an MP3, or an MP4 of fragments declares; None: none
+    start: int = 0  # position at which an MP3 begins behind other bytes; all other positions count from it
+    patches: dict[int, bytes] = field(
+        default_factory=lambda: {}
+    )  # byte position -> bytes that decoders shall read there
+    block: int = 0  # samples of a FLAC's block, if all have the same length
     fragmented: bool = False  # whether an MP4 consists of fragments
     # ranges of bytes (start, end) that do not have the format's structure
     damaged: list[tuple[int, int]] = field(default_factory=lambda: [])
@@ -62,7 +72,9 @@ class Loss:
 
     def cut(self, end: float, whole: float | None, slack: float = 0.0) -> None:
         """Record that the file is cut off. end: seconds that were read. whole: seconds that it declares; None: unknown.
-        slack: seconds that may be missing."""
+        slack: seconds that may be missing. A duration that no recording may have was never filled in."""
+        if whole is not None and whole > MAX_SECONDS:
+            return
         if whole is None or whole - end > slack:
             self.end, self.whole = end, whole
 
@@ -101,9 +113,15 @@ def structure_of(file: BinaryIO) -> Structure:
     head = file.read(16)
     file.seek(0)
     read = next((read for known, read in READERS if known(head)), None)
-    if read is None:
-        return Structure()
     try:
+        if head[:3] == b"ID3":  # a FLAC may have the tag, too
+            file.seek(_after_tags(file))
+            read = _flac if file.read(4) == b"fLaC" else _mp3
+            file.seek(0)
+        if read is None:
+            start = _hidden_mp3(file.read(MAX_JUNK))
+            file.seek(max(start, 0))
+            return Structure() if start < 0 else replace(_mp3(file, size - start), start=start)
         return read(file, size)
     except (
         struct.error,
@@ -115,33 +133,38 @@ def structure_of(file: BinaryIO) -> Structure:
         return Structure()
 
 
-def _sized(declared: int, there: int, block: int = 1) -> Structure:
+def is_unfilled(declared: int, wide: bool = False) -> bool:
+    """Return whether a declared size in bytes comes from a program that did not know the length. wide: whether the
+    field has 64 bits; in 32 bits, such programs also write sizes near 2^31 and above."""
+    if not wide and declared >= 2**31 - HEADER:
+        return True
+    return declared <= 0 or declared >= 2**62 or any(0 <= size - declared < HEADER for size in UNFILLED)
+
+
+def compare_size(declared: int, there: int, block: int = 1, wide: bool = False) -> Structure:
     """Compare the declared bytes of samples with those that are there. block: bytes of a frame; less than one frame
-    may be missing."""
-    if not 0 < declared < 2**63 or there <= 0 or declared - there < max(block, 2):
+    may be missing. wide: whether the declared size has 64 bits."""
+    if is_unfilled(declared, wide) or there <= 0 or declared - there < max(block, 2):
         return Structure()
     return Structure(cut=True, share=declared / there)
 
 
 def _riff(file: BinaryIO, size: int) -> Structure:
-    """Read RIFF and RF64, and AIFF, whose numbers are big-endian."""
+    """Read RIFF and RF64, and RIFX and AIFF, whose numbers are big-endian."""
     form = file.read(12)
-    order = ">" if form[:4] == b"FORM" else "<"
+    order = ">" if form[:4] in (b"FORM", b"RIFX") else "<"
     long, block = None, 1
     while len(head := file.read(8)) == 8:
         name, length = struct.unpack(f"{order}4sI", head)
         at = file.tell()
         if name in (b"data", b"SSND"):
-            if name == b"data" and length == 0xFFFFFFFF and long is not None:
-                length = long
-            elif length >= ENDLESS:
-                return Structure()
-            return _sized(length, size - at, block)
+            wide = name == b"data" and length == 0xFFFFFFFF and long is not None
+            return compare_size(long if wide and long is not None else length, size - at, block, wide)
         content = file.read(min(length, 64))
         if name == b"ds64":
             long = struct.unpack("<Q", content[8:16])[0]
         elif name == b"fmt ":
-            block = struct.unpack("<H", content[12:14])[0]
+            block = struct.unpack(f"{order}H", content[12:14])[0]
         file.seek(at + length + length % 2)
     return Structure()
 
@@ -152,7 +175,7 @@ def _w64(file: BinaryIO, size: int) -> Structure:
         length = struct.unpack("<Q", head[16:])[0] - 24
         at = file.tell()
         if head[:4] == b"data":
-            return _sized(length, size - at)
+            return compare_size(length, size - at, wide=True)
         if length < 0:
             break
         file.seek(at + length + -length % 8)
@@ -164,7 +187,7 @@ def _caf(file: BinaryIO, size: int) -> Structure:
     while len(head := file.read(12)) == 12:
         name, length = struct.unpack(">4sq", head)
         if name == b"data":
-            return _sized(length, size - file.tell())
+            return compare_size(length, size - file.tell(), wide=True)
         if length < 0:
             break
         file.seek(length, os.SEEK_CUR)
@@ -174,7 +197,7 @@ def _caf(file: BinaryIO, size: int) -> Structure:
 def _au(file: BinaryIO, size: int) -> Structure:
     head = file.read(12)
     start, length = struct.unpack(">II" if head[:4] == b".snd" else "<II", head[4:])
-    return Structure() if length >= ENDLESS else _sized(length, size - start)
+    return compare_size(length, size - start)
 
 
 def _nist(file: BinaryIO, size: int) -> Structure:
@@ -184,7 +207,7 @@ def _nist(file: BinaryIO, size: int) -> Structure:
     frame = int(fields.get(b"channel_count", b"1")) * int(fields.get(b"sample_n_bytes", b"0"))
     if b"shorten" in head:
         return Structure()
-    return _sized(int(fields.get(b"sample_count", b"0")) * frame, size - start, frame)
+    return compare_size(int(fields.get(b"sample_count", b"0")) * frame, size - start, frame)
 
 
 # each byte with its bits in reverse order: Ogg's checksum is zlib's with the bits the other way round
@@ -197,7 +220,7 @@ def _ogg_checksum(page: bytes) -> int:
 
 
 def _ogg(file: BinaryIO, size: int) -> Structure:
-    found, sequence, last = Structure(), dict[int, int](), 0
+    found, sequence = Structure(), dict[int, int]()
     at = lost = tries = 0  # position; where the current damaged range begins
     while at < size:
         page = _ogg_page(file, at)
@@ -214,11 +237,11 @@ def _ogg(file: BinaryIO, size: int) -> Structure:
         jumped = not flags & 2 and serial in sequence and number != sequence[serial] + 1
         if at > lost or jumped:
             found.damaged.append((min(lost, at - 1), at))
-        sequence[serial], last = number, flags
+        sequence[serial] = number
         at += len(page)
         lost = at
-    # a file that was not cut off ends with a page that has the flag "end of stream"
-    found.cut = bool(sequence) and (not last & 4 or _starts(file, lost, b"OggS"))
+    # The flag "end of stream" says nothing: browsers and programs that record live streams never set it.
+    found.cut = bool(sequence) and _starts(file, lost, b"OggS")
     return found
 
 
@@ -258,6 +281,50 @@ def _next_of(file: BinaryIO, at: int, *names: bytes) -> int | None:
     return None
 
 
+def _after_tags(file: BinaryIO) -> int:
+    """Return the position after the ID3 tags at a file's beginning."""
+    at = 0
+    while True:
+        file.seek(at)
+        following = at + _tag(file.read(10), 0)
+        if following == at:
+            return at
+        at = following
+
+
+def find_magic(file: BinaryIO) -> bytes:
+    """Return the first four bytes of a sound file, those after its ID3 tags."""
+    file.seek(_after_tags(file))
+    return file.read(4)
+
+
+def _flac(file: BinaryIO, size: int) -> Structure:
+    """Read a FLAC's number of samples, and hide it: libsndfile reads no more than it declares."""
+    at = _after_tags(file)
+    file.seek(at)
+    head = file.read(26)
+    if len(head) < 26 or head[4] & 0x7F:
+        return Structure()
+    rate, total = int.from_bytes(head[18:21], "big") >> 4, int.from_bytes(head[21:26], "big") & 2**36 - 1
+    patches = {at + 21: bytes([head[21] & 0xF0, 0, 0, 0, 0])}
+    seconds, block = total / rate if rate and total else None, int.from_bytes(head[8:10], "big")
+    return Structure(seconds=seconds, block=block if head[8:10] == head[10:12] else 0, patches=patches)
+
+
+def flac_sample(packet: bytes, block: int) -> int | None:
+    """Return the position, in samples, that a FLAC's frame declares; None if it declares none. block: samples of a
+    block, if all have the same length."""
+    if len(packet) < 11 or packet[0] != 0xFF or packet[1] & 0xFE != 0xF8:
+        return None
+    more = max(7 - (packet[4] ^ 0xFF).bit_length(), 0) if packet[4] & 0x80 else 0  # bytes after the first, as in UTF-8
+    number = packet[4] & (0x7F if not more else 0x7F >> more)
+    for byte in packet[5 : 5 + more]:
+        number = number << 6 | byte & 0x3F
+    if packet[1] & 1:  # the blocks differ in length, so that samples are counted
+        return number
+    return number * block if block else None
+
+
 # MPEG audio: version bits -> rates in Hz, by the header's rate bits; 0 is MPEG 2.5, 2 is MPEG 2, 3 is MPEG 1
 MPEG_RATES = {0: (11025, 12000, 8000), 2: (22050, 24000, 16000), 3: (44100, 48000, 32000)}
 # layer III's bit rates in kbit/s, for MPEG 1 and for MPEG 2 and 2.5
@@ -283,11 +350,15 @@ def _mp3(file: BinaryIO, size: int) -> Structure:
         return Structure()
     content = file.read()
     at = lost = _mp3_sync(content, _tag(content, 0), None)
-    if at < 0 or content.startswith(b"fLaC", _tag(content, 0)):  # a FLAC may have the tag, too
+    if at < 0:
         return Structure()
     kind = (_mp3_frame(content[at : at + 4]) or (0, 0))[1]
     seconds = (1152 if kind >> 2 == 3 else 576) / MPEG_RATES[kind >> 2][kind & 3]  # duration of a frame
-    found, declared, length, truncated = Structure(), _xing(content, at), 0, False
+    count_at = _xing(content, at)
+    declared = None if count_at is None else int.from_bytes(content[count_at : count_at + 4], "big")
+    if declared is not None and not 0 < declared * seconds <= MAX_SECONDS:  # it was never filled in, or is damaged
+        declared = None
+    found, length, truncated = Structure(), 0, False
     places = list[int]()  # for each damaged range, the number of frames before it
     while at < size and len(found.damaged) < MAX_PLACES:
         if content.startswith((b"ID3", b"TAG", b"APETAGEX"), at):
@@ -321,6 +392,8 @@ def _mp3(file: BinaryIO, size: int) -> Structure:
         while left and left[0][0] <= index:
             missing += left.pop(0)[1]
         found.times.append((index + missing) * seconds)
+    if count_at is not None and (declared is None or declared < frames + missing - 1):  # decoders would stop there
+        found.patches[count_at] = (frames + missing - 1).to_bytes(4, "big")
     found.cut = truncated or (declared is not None and frames + sum(counts) < declared - 1)
     found.seconds = None if declared is None else declared * seconds
     return found
@@ -343,6 +416,20 @@ def _mp3_sync(content: bytes, at: int, kind: int | None) -> int:
     return -1
 
 
+def _hidden_mp3(content: bytes) -> int:
+    """Return the position of `PROOF` frames of MP3 that follow each other in bytes of no known format; -1: none."""
+    at = 0
+    while (at := _mp3_sync(content, at, None)) >= 0:
+        end, count = at, 0
+        kind = (_mp3_frame(content[at : at + 4]) or (0, 0))[1]
+        while (frame := _mp3_frame(content[end : end + 4])) is not None and frame[1] == kind:
+            end, count = end + frame[0], count + 1
+            if count == PROOF:
+                return at
+        at += 1
+    return -1
+
+
 def _tag(content: bytes, at: int) -> int:
     """Return the position after the tag (ID3, APE) that begins at `at`; `at` itself if there is none."""
     if content.startswith(b"ID3", at):
@@ -359,12 +446,12 @@ def _tag(content: bytes, at: int) -> int:
 
 
 def _xing(content: bytes, at: int) -> int | None:
-    """Return the number of frames that the header of Xing or LAME in a file's first frame declares; None: it has
+    """Return the position of the number of frames in the header of Xing or LAME in a file's first frame; None: it has
     none."""
     for name in (b"Xing", b"Info"):
         place = content.find(name, at, at + 64)
         if place >= 0 and content[place + 7] & 1:
-            return int.from_bytes(content[place + 8 : place + 12], "big")
+            return place + 8
     return None
 
 
@@ -476,19 +563,16 @@ def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:
     return int.from_bytes(head[:width], "big"), at + width + size_width, None if unknown else value
 
 
-def _is_mp3(head: bytes) -> bool:
-    return head[:3] == b"ID3" or _mp3_frame(head) is not None
-
-
 READERS: tuple[tuple[Callable[[bytes], bool], Callable[[BinaryIO, int], Structure]], ...] = (
-    (lambda head: head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE", _riff),
+    (lambda head: head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] == b"WAVE", _riff),
     (lambda head: head[:4] == b"FORM" and head[8:11] == b"AIF", _riff),
     (lambda head: head[:4] == b"riff", _w64),
     (lambda head: head[:4] == b"caff", _caf),
     (lambda head: head[:4] in (b".snd", b"dns."), _au),
     (lambda head: head[:7] == b"NIST_1A", _nist),
+    (lambda head: head[:4] == b"fLaC", _flac),
     (lambda head: head[:4] == b"OggS", _ogg),
-    (_is_mp3, _mp3),
+    (lambda head: _mp3_frame(head) is not None, _mp3),
     (lambda head: head[4:8] == b"ftyp", _mp4),
     (lambda head: head[:4] == b"\x1aE\xdf\xa3", _matroska),
 )

@@ -24,9 +24,9 @@ import soundfile
 import torch
 from torch import Tensor
 
-from mmdec.audio.clock import Patched, on_clock
-from mmdec.audio.damage import Loss, Structure, structure_of
-from mmdec.audio.headers import repaired
+from mmdec.audio.clock import FLAC_SLACK, Patched, on_clock
+from mmdec.audio.damage import Loss, Structure, find_magic, structure_of
+from mmdec.audio.headers import PatchedFile, repair_header
 from mmdec.audio.mixing import Mixer
 from mmdec.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
 from mmdec.checks import files
@@ -35,6 +35,10 @@ from mmdec.checks.files import open_regular, printable, unreadable, write_whole
 from mmdec.types import InputError
 
 MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, because it is read into memory
+# Bytes of a second of sound, at the least: a header that declares more sound than the file could hold is wrong, and the
+# length is checked while decoding.
+MIN_BYTES_PER_SECOND = 500
+DECLARED_SLACK = 0.05  # seconds by which an MP3 may end earlier than declared: encoders count their padding or do not
 BLOCK = 1 << 20  # maximum number of samples, summed over all channels, that are read at a time
 UNKNOWN = 2**63 - 1  # the length in frames that libsndfile reports if the header has none
 # names by which libsndfile calls the formats that can be read
@@ -176,7 +180,7 @@ def _blocks(
                 content = stack.enter_context(open_regular(path, "audio"))
             else:
                 content = _read_whole(source)
-            for rate, block in stack.enter_context(closing(_decoded(content, name, path, max_seconds, loss))):
+            for rate, block in stack.enter_context(closing(_decode(content, name, path, max_seconds, loss))):
                 frames += len(block)
                 _check_seconds(frames / rate, max_seconds, name)
                 yield rate, block
@@ -204,7 +208,7 @@ def _blocks(
             ) from error
 
 
-def _decoded(
+def _decode(
     content: int | io.BytesIO, name: str, path: str, max_seconds: float, loss: Loss
 ) -> Generator[tuple[int, np.ndarray]]:
     """Decode an open file with libsndfile, or with PyAV if libsndfile does not know the format or stops at damage.
@@ -215,7 +219,7 @@ def _decoded(
     """
     with _file(content) as opened:
         structure = structure_of(opened)
-    container, resumed = container_of(content), _resumed(content, structure)
+    container, resumed = container_of(content), _resumable_format(content, structure)
     if container:
         yield from container_blocks(content, container, name, path, max_seconds, structure, loss)
         return
@@ -255,33 +259,44 @@ def _libsndfile_blocks(
         os.lseek(content, 0, os.SEEK_SET)
     else:
         content.seek(0)
-    with _FrontToBack(repaired(content), closefd=False) as file:
+    with _FrontToBack(_view(content, structure) or repair_header(content), closefd=False) as file:
         if file.format not in READABLE:
             raise InputError(
                 f"`audio` must be one of {', '.join(READABLE)}, but {name} is {file.format}. {conversion(path)}"
             )
         check_rate(file.samplerate, f" in {name}")
+        declared = structure.seconds
         if file.frames != UNKNOWN:
-            _check_seconds(file.frames / file.samplerate, max_seconds, f"{name}, by its header,")
+            declared = max(file.frames / file.samplerate, declared or 0.0)
+        if declared is not None and declared * MIN_BYTES_PER_SECOND <= _size(content):
+            _check_seconds(declared, max_seconds, f"{name}, by its header,")
         # if a block of FLAC is damaged, all samples that were asked for at once are lost
         most = 4096 if file.format == "FLAC" else max(1, BLOCK // file.channels)
         frames = 0
         while len(block := file.read(most, dtype="float32", always_2d=True)):
             frames += len(block)
             yield file.samplerate, block
-        if frames and file.format == "FLAC" and frames < file.frames != UNKNOWN:
-            loss.cut(frames / file.samplerate, file.frames / file.samplerate)
+        end = frames / file.samplerate
+        if frames and file.format == "FLAC" and structure.seconds is not None:
+            loss.cut(end, structure.seconds, FLAC_SLACK)
         elif frames and structure.cut:
-            end = frames / file.samplerate
             declared = file.frames / file.samplerate if structure.seconds else end * structure.share
             loss.cut(end, declared if declared > end else None)
+        elif frames and structure.seconds is not None and file.frames != UNKNOWN:
+            loss.cut(end, file.frames / file.samplerate, DECLARED_SLACK)
 
 
-def _resumed(content: int | io.BytesIO, structure: Structure) -> str:
+def _view(content: int | io.BytesIO, structure: Structure) -> PatchedFile | None:
+    """Return a file as decoders shall read it: without the bytes before it, and with patches; None: as it is."""
+    if not structure.patches and not structure.start:
+        return None
+    return PatchedFile(content, structure.patches, start=structure.start)
+
+
+def _resumable_format(content: int | io.BytesIO, structure: Structure) -> str:
     """Return FFmpeg's name of a file's format, if FFmpeg continues after damage in it; "" for another."""
     with _file(content) as file:
-        head = file.read(12)
-    return RESUMED.get(head[:4], "mp3" if structure.positions else "")
+        return RESUMED.get(find_magic(file), "mp3" if structure.positions else "")
 
 
 def _resumed_blocks(
@@ -290,7 +305,10 @@ def _resumed_blocks(
     """Decode a damaged file with PyAV. kind: FFmpeg's name of its format. Raises: ImportError if PyAV is not
     installed."""
     av: Any = import_module("av")
-    with _file(content) as file, av.open(file, format=kind, metadata_errors="replace") as opened:
+    with (
+        _view(content, structure) or _file(content) as file,
+        av.open(file, format=kind, metadata_errors="replace") as opened,
+    ):
         if opened.streams.audio:
             yield from _on_clock(av, opened, structure, loss, name, max_seconds, False)
 
@@ -477,6 +495,10 @@ def _is_text(content: int | io.BytesIO) -> bool:
     except UnicodeDecodeError:
         return False
     return bool(text) and all(letter.isprintable() or letter.isspace() for letter in text.lstrip("\ufeff"))
+
+
+def _size(content: int | io.BytesIO) -> int:
+    return os.fstat(content).st_size if isinstance(content, int) else content.getbuffer().nbytes
 
 
 def _file(content: int | io.BytesIO) -> BinaryIO:

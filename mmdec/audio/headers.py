@@ -69,15 +69,15 @@ W64 = ChunkLayout(40, 16, struct.Struct("<Q"), b"data" + W64_NAME, W64_TAIL, own
 Content = int | io.BytesIO  # an open file's descriptor, or a file's bytes
 
 
-def repaired(content: Content) -> Content | PatchedFile:
+def repair_header(content: Content) -> Content | PatchedFile:
     """Return what libsndfile shall read: `content` itself, or the same with true sizes if its header lies.
 
     content: a file's descriptor, or its bytes. Formats: RIFF and RIFX wav, RF64, W64, AIFF and AIFC, CAF, AU.
     """
-    return _repaired(content) or content
+    return _patched_sizes(content) or content
 
 
-def _repaired(content: Content) -> PatchedFile | None:
+def _patched_sizes(content: Content) -> PatchedFile | None:
     """Return a file with true sizes; None if the header is right, or of another format."""
     head = _read(content, 0, 40)
     kind = head[8:12]
@@ -153,10 +153,10 @@ def _chunks(content: Content, layout: ChunkLayout, at: int) -> Iterator[tuple[in
         yield at, head[: layout.name], at + layout.head + size
         if size < 0:
             return
-        at = _aligned(layout, at + layout.head + size)
+        at = _align(layout, at + layout.head + size)
 
 
-def _aligned(layout: ChunkLayout, at: int) -> int:
+def _align(layout: ChunkLayout, at: int) -> int:
     return at + (layout.first - at) % layout.align
 
 
@@ -170,7 +170,7 @@ def _end_of_sound(content: Content, layout: ChunkLayout, start: int, declared: i
         padding = _read(content, end, layout.align)
         if len(padding) < layout.align and not any(padding):
             return None
-        aligned = _aligned(layout, end)
+        aligned = _align(layout, end)
         # some programs leave the padding out
         places = {end} if any(_read(content, end, aligned - end)) else {end, aligned}
         if any(_ends_in_chunks(content, layout, at) for at in places):
@@ -223,11 +223,14 @@ def _read(content: Content, at: int, size: int) -> bytes:
 class PatchedFile(io.RawIOBase):
     """A file that is read with some of its bytes replaced."""
 
-    def __init__(self, content: Content, patches: Mapping[int, bytes], length: int | None = None) -> None:
+    def __init__(
+        self, content: Content, patches: Mapping[int, bytes], length: int | None = None, start: int = 0
+    ) -> None:
         """content: a file's descriptor, or its bytes. patches: offset -> the bytes that are read there. length: the
-        file ends after this many bytes; None: at its own end."""
-        self._content, self._patches, self._at = content, patches, 0
-        self._length = _length(content) if length is None else length
+        file ends after this many bytes; None: at its own end. start: the file begins at this offset; the other offsets
+        count from it."""
+        self._content, self._patches, self._at, self._start = content, patches, 0, start
+        self._length = _length(content) - start if length is None else length
 
     def readable(self) -> bool:
         return True
@@ -245,7 +248,7 @@ class PatchedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        piece = bytearray(_read(self._content, self._at, max(min(len(view), self._length - self._at), 0)))
+        piece = bytearray(_read(self._content, self._start + self._at, max(min(len(view), self._length - self._at), 0)))
         for at, patch in self._patches.items():
             first, last = max(at, self._at), min(at + len(patch), self._at + len(piece))
             if first < last:

@@ -18,7 +18,7 @@ import soxr
 import torch
 from torch import Tensor
 
-from mmdec.audio.damage import ENDLESS, Loss
+from mmdec.audio.damage import Loss, is_unfilled
 from mmdec.audio.headers import RIFF_TAIL
 from mmdec.audio.mixing import Mixer
 from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
@@ -330,8 +330,8 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     if not 1 <= channels <= 8:
         raise _broken(f"it has {channels} channels")
     check_rate(rate, " in the wav stream")
-    known = 0 < size < ENDLESS
-    if not known and 0 < wide < 2**63:
+    known = not is_unfilled(size)
+    if not known and not is_unfilled(wide, wide=True):
         known, size = True, wide
     return PipedSound(rate, channels, encoding, size if known else None, b"", in_file=True)
 

@@ -48,12 +48,12 @@ class Mixer:
         whole = channels if self._rest is None or not len(self._rest) else np.concatenate([self._rest, channels])
         used = len(whole) - len(whole) % self._size
         self._rest = whole[used:].copy()
-        return self._mixed(whole[:used])
+        return self._mix(whole[:used])
 
     def end(self) -> np.ndarray:
         """Return the samples (N,) that remain."""
         rest, self._rest = self._rest, None
-        return np.zeros(0, np.float32) if rest is None else self._mixed(rest)
+        return np.zeros(0, np.float32) if rest is None else self._mix(rest)
 
     def audible(self, mixed: Tensor) -> Tensor:
         """Return the mix (T,), at the level of the loudest channel if the mix alone would be taken for silence: the
@@ -80,7 +80,7 @@ class Mixer:
             self._high = high if not self._samples else np.maximum(self._high, high)
             self._samples += len(channels)
 
-    def _mixed(self, channels: np.ndarray) -> np.ndarray:
+    def _mix(self, channels: np.ndarray) -> np.ndarray:
         """Mix whole blocks (T, channels); a single block may be shorter."""
         if not len(channels):
             return np.zeros(0, channels.dtype)

@@ -265,9 +265,9 @@ class LiveTranscriber:
                 f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {sound.size} of one are NaN or "
                 f"beyond {LOUDEST:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
             )
-        return self._mixed(sound).clip(-1.0, 1.0)
+        return self._mix(sound).clip(-1.0, 1.0)
 
-    def _mixed(self, sound: np.ndarray) -> np.ndarray:
+    def _mix(self, sound: np.ndarray) -> np.ndarray:
         """Mix the next samples (T, channels) down. The mixer holds those of the last twentieth of a second."""
         if sound.shape[1] == self._channels:
             return self._mixer.add(sound)

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from mmdec import audio
 from mmdec.audio import damage
-from mmdec.audio.live import wav_stream
+from mmdec.audio.live import pieces, wav_stream
 from mmdec.pipelines.transcription.live import piped
 from mmdec.types import InputError
 from tests.support.tiny_containers import CODECS, contained, film
@@ -254,3 +255,101 @@ def test_a_piped_wav_that_is_cut_is_noted() -> None:
 def test_recordings_of_the_repository_are_whole() -> None:
     for path in sorted(Path("data/samples").rglob("*.wav")) + sorted(Path("data/samples").rglob("*.flac")):
         assert audio.load_recording(path, strict=True).note == "", path
+
+
+def zeroed(content: bytes, share: float) -> bytes:
+    spoilt, start = bytearray(content), int(share * len(content))
+    spoilt[start : start + 40] = bytes(40)
+    return bytes(spoilt)
+
+
+@pytest.mark.parametrize("share", [0.04, 0.09, 0.14, 0.19, 0.24, 0.5, 0.8, 0.96])
+def test_a_flac_with_zeros_in_it_loses_nothing_silently(share: float) -> None:
+    recording = read(zeroed(encoded("FLAC"), share))
+    wanted = np.array([second + 0.5 for second in range(10)])
+    # a burst may begin within the block that is lost; the others keep their times
+    late = [start for start in starts(recording.samples.numpy()) if np.abs(wanted - start).min() > 0.03]
+    assert len(late) <= 1
+    assert "could not be read" in recording.note or "the file ends at" in recording.note
+
+
+def with_total(content: bytes, total: int) -> bytes:
+    """A FLAC that declares another number of samples."""
+    changed, at = bytearray(content), content.index(b"fLaC")
+    changed[at + 21] = changed[at + 21] & 0xF0 | total >> 32
+    changed[at + 22 : at + 26] = (total & 0xFFFFFFFF).to_bytes(4, "big")
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("total", [0, 1, RATE, 2**35, 2**36 - 1])
+def test_a_flac_is_read_to_its_end_whatever_it_declares(total: int) -> None:
+    recording = read(with_total(encoded("FLAC"), total), strict=True)
+    assert len(recording.samples) == 10 * RATE
+    assert recording.note == ""
+    assert "cut off at 9.0 s" in read(with_total(encoded("FLAC"), total)[:200_000]).note
+
+
+def test_a_flac_that_declares_more_is_noted() -> None:
+    assert read(with_total(encoded("FLAC"), 12 * RATE)).note == "the file ends at 10.0 s of 12.0 s"
+
+
+def test_a_flac_behind_a_tag_is_read_past_damage() -> None:
+    tagged = b"ID3\x04\x00\x00\x00\x00\x00\x10" + bytes(16) + encoded("FLAC")
+    assert read(tagged, strict=True).note == ""
+    assert "of 10.0 s" in read(tagged[: int(0.9 * len(tagged))]).note
+    assert len(read(zeroed(tagged, 0.5)).samples) == 10 * RATE
+
+
+@pytest.mark.parametrize("frames", [0, 1, 10, 10**6, 2**32 - 1])
+def test_an_mp3_is_read_to_its_end_whatever_it_declares(frames: int) -> None:
+    content = encoded("MP3")
+    at = content.index(b"Xing") + 8
+    recording = read(content[:at] + frames.to_bytes(4, "big") + content[at + 4 :], strict=True)
+    assert len(recording.samples) == 10 * RATE
+    assert recording.note == ""
+
+
+def test_mp3_files_that_were_joined_are_read_to_the_end() -> None:
+    recording = read(encoded("MP3", 3) + encoded("MP3", 2))
+    assert len(recording.samples) == pytest.approx(5 * RATE, abs=0.15 * RATE)
+    assert recording.note == ""
+
+
+@pytest.mark.parametrize("junk", [bytes(500), b"\xff" * 500, np.random.default_rng(0).bytes(3000)])
+def test_an_mp3_behind_other_bytes_is_read(junk: bytes) -> None:
+    recording = read(junk + encoded("MP3"), strict=True)
+    assert torch.equal(recording.samples, read(encoded("MP3")).samples)
+
+
+@pytest.mark.parametrize("kind", ["CAF", "W64", "RF64"])
+@pytest.mark.parametrize("size", [2**31 - 1, 2**32 - 1, 2**32 - 16, 10**12, 2**62, 2**63 - 1])
+def test_a_wide_size_that_was_never_filled_in_is_no_loss(kind: str, size: int) -> None:
+    content = bytearray(encoded(kind))
+    at = content.index(b"ds64") + 16 if kind == "RF64" else content.index(b"data") + (4 if kind == "CAF" else 16)
+    content[at : at + 8] = size.to_bytes(8, "big" if kind == "CAF" else "little")
+    recording = read(bytes(content), strict=True)
+    assert len(recording.samples) == 10 * RATE
+    assert recording.note == ""
+
+
+def test_a_piped_wav_with_an_unfilled_wide_size_is_no_loss() -> None:
+    content, loss = bytearray(encoded("RF64")), damage.Loss()
+    at = content.index(b"ds64") + 16
+    content[at : at + 8] = (2**62).to_bytes(8, "little")
+    stream = io.BytesIO(bytes(content[12:]))
+    sound = wav_stream(bytes(content[:12]), stream)
+    assert sum(map(len, pieces(sound, stream, loss))) == 10 * RATE
+    assert loss.note == ""
+
+
+@pytest.mark.parametrize("kind", ["OGG", "OPUS"])
+def test_an_ogg_without_the_mark_of_its_end_is_whole(kind: str) -> None:
+    content = encoded(kind)
+    last = content.rindex(b"OggS")
+    page = bytearray(content[last:])
+    page[5] &= ~4
+    page[22:26] = bytes(4)
+    page[22:26] = damage._ogg_checksum(bytes(page)).to_bytes(4, "little")
+    recording = read(content[:last] + bytes(page), strict=True)
+    assert recording.note == ""
+    assert len(recording.samples) == pytest.approx(10 * RATE, abs=100)

@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 from mmdec import audio
-from mmdec.audio.headers import PatchedFile, repaired
+from mmdec.audio.headers import PatchedFile, repair_header
 from mmdec.audio.live import PipedSound, is_wav, looks_like_a_file, pieces, samples, wav_stream
 from mmdec.audio.samples import SAMPLE_RATE as RATE
 from mmdec.types import InputError
@@ -106,7 +106,7 @@ def test_metadata_behind_the_samples_is_not_read_as_sound(form: Format, tmp_path
 def test_a_right_header_is_not_touched(form: Format) -> None:
     for metadata in (b"", *form.metadata[: 0 if form.name == "W64" else None]):  # those of W64 must be hidden
         content = io.BytesIO(encoded(form, "PCM_16") + metadata)
-        assert repaired(content) is content
+        assert repair_header(content) is content
 
 
 @pytest.mark.parametrize("subtype", ["ULAW", "FLOAT", "PCM_U8", "IMA_ADPCM"])
