@@ -6,10 +6,9 @@ right. The encoder's delay and edit lists are applied by FFmpeg.
 
 from __future__ import annotations
 
-import io
-import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -25,44 +24,14 @@ LATEST_START = 60.0
 # A decoded sample beyond this is noise from a damaged packet that the decoder did not recognise; 1 is full scale. One
 # such packet would make all others quiet, because the peak is scaled to 1.
 MAX_OVERSHOOT = 4.0
+# Seconds by which a timestamp may be later than the duration that the file declares; one that is later is damaged.
+BEYOND = 1.0
 SILENT_BLOCK = 1 << 16  # maximum number of samples of silence in a block
 # Seconds by which a container's sound may end earlier than declared: the duration is that of its longest track, with
 # the encoder's padding.
 CUT_SLACK = 0.05
 FLAC_SLACK = 0.001  # seconds by which a FLAC may end earlier than declared
 MAX_FAILURES = 16  # consecutive errors of the demuxer after which a file is given up
-
-
-class Patched(io.RawIOBase):
-    """A file of which some bytes are replaced, for a container's damaged boxes: the demuxer then skips them."""
-
-    def __init__(self, file: BinaryIO, ranges: list[tuple[int, int]]) -> None:
-        """file: the open file. ranges: the damaged ranges of bytes (start, end); each becomes an MP4 box "free"."""
-        self._file = file
-        self._patches = [
-            (start, (end - start).to_bytes(4, "big") + b"free") for start, end in ranges if 8 <= end - start < 2**32
-        ]
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def read(self, size: int = -1) -> bytes:
-        at = self._file.tell()
-        content = bytearray(self._file.read(size))
-        for start, patch in self._patches:
-            for index, value in enumerate(patch, start - at):
-                if 0 <= index < len(content):
-                    content[index] = value
-        return bytes(content)
 
 
 def on_clock(
@@ -98,8 +67,10 @@ def on_clock(
     shift, first_shift = 0.0, None
     failed: Exception | None = None  # an error since the last frame
     lost = 0.0  # seconds of the packets that failed since the last frame
+    earlier: float | None = None  # `zero` before the clock was set back
+    packets = _Packets(av, opened, track)
     position = passed = 0  # where the newest packet is in the file; where the last one was that gave a frame
-    for packet, error in _packets(av, opened, track):
+    for packet, error in packets:
         frames, first = list[Any](), None
         if packet is not None:
             position = position if packet.pos is None else packet.pos
@@ -138,8 +109,16 @@ def on_clock(
                 if zero is None:
                     zero = time if track.start_time is None else float(track.start_time * track.time_base)
                 gap = time - zero + shift - (first_shift or 0.0) - written / rate
-                if gap < -JITTER:  # the clock was set back: it goes on from here
-                    zero += gap
+                if gap > JITTER:
+                    heard = written / rate
+                    whole = _whole(opened, track, structure, zero) if container else structure.seconds
+                    beyond = whole is not None and heard < whole + BEYOND < heard + gap
+                    back = earlier is not None and abs(gap + zero - earlier) < JITTER
+                    if back or beyond or packets.jump_back(time - gap, time):
+                        loss.mistimed = True  # the timestamp is damaged, or those before it were: the sound goes on
+                        zero, gap, earlier = zero + gap, 0.0, None
+                elif gap < -JITTER:  # the clock was set back: it goes on from here
+                    zero, earlier = zero + gap, zero
             elif failed is not None:
                 gap = lost
             damaged = failed is not None or not container or structure.between(passed, position)
@@ -170,8 +149,39 @@ def on_clock(
         loss.cut(end, structure.seconds, FLAC_SLACK)
 
 
-def _packets(av: Any, opened: Any, track: Any) -> Iterator[tuple[Any, Exception | None]]:
-    """Yield (packet, None) for each packet of a track, and (None, error) where the demuxer fails."""
+class _Packets:
+    """Iterates over the packets of a track: (packet, None), and (None, error) where the demuxer fails."""
+
+    def __init__(self, av: Any, opened: Any, track: Any) -> None:
+        self._source = _demux(av, opened, track)
+        self._ahead: deque[tuple[Any, Exception | None]] | None = None  # all packets that follow; None: not read yet
+        self._times = np.zeros(0)  # those of `_ahead`, in seconds, as far as they were read at first
+
+    def __iter__(self) -> Iterator[tuple[Any, Exception | None]]:
+        return self
+
+    def __next__(self) -> tuple[Any, Exception | None]:
+        if self._ahead is None:
+            return next(self._source)
+        if not self._ahead:
+            raise StopIteration
+        return self._ahead.popleft()
+
+    def jump_back(self, start: float, end: float) -> bool:
+        """Return whether timestamps, in seconds, that jumped from `start` to `end` return later: into what they jumped
+        over, or by as much."""
+        if self._ahead is None:
+            self._ahead = deque(self._source)
+            packets = (packet for packet, _ in self._ahead)
+            self._times = np.array(
+                [np.nan if one is None or one.pts is None else float(one.pts * one.time_base) for one in packets]
+            )
+        times = self._times[len(self._times) - len(self._ahead) :]
+        between = (times >= start) & (times < end - JITTER)
+        return bool(between.any() or (np.abs(np.diff(times) + end - start) < JITTER).any())
+
+
+def _demux(av: Any, opened: Any, track: Any) -> Iterator[tuple[Any, Exception | None]]:
     failures = 0
     while failures < MAX_FAILURES:
         try:

@@ -23,6 +23,8 @@ UNFILLED = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 HEADER = 2**16  # maximum bytes of such a header
 MAX_LISTED = 3  # maximum number of gaps that a note lists
 SHORTEST_LOSS = 0.01  # seconds; a shorter difference between timestamps and samples is no loss, but rounding
+# seconds by which the durations of an MP4's track, of its media and of its table of timestamps may differ
+TABLE_SLACK = 0.25
 MAX_HEADER = 1 << 24  # maximum bytes of an MP4's header that are read
 MAX_PLACES = 1000  # maximum number of damaged places that are searched for what follows them
 MAX_JUNK = 1 << 16  # bytes at the beginning of a file of no known format in which an MP3 is searched for
@@ -43,6 +45,7 @@ class Structure:
         default_factory=lambda: {}
     )  # byte position -> bytes that decoders shall read there
     block: int = 0  # samples of a FLAC's block, if all have the same length
+    mistimed: bool = False  # whether an MP4's table of timestamps is damaged; `patches` have one without holes
     fragmented: bool = False  # whether an MP4 consists of fragments
     # ranges of bytes (start, end) that do not have the format's structure
     damaged: list[tuple[int, int]] = field(default_factory=lambda: [])
@@ -68,6 +71,7 @@ class Loss:
     gaps: list[tuple[float, float]] = field(default_factory=lambda: [])  # (start, length), both in seconds
     end: float | None = None  # where the recording is cut off, in seconds; None: it is not
     whole: float | None = None  # seconds that the file declares; None: unknown
+    mistimed: bool = False  # whether damaged timestamps were ignored
     unplaced: bool = False  # whether parts are missing whose place and length are not known
 
     def cut(self, end: float, whole: float | None, slack: float = 0.0) -> None:
@@ -90,6 +94,8 @@ class Loss:
             if more > 0:
                 listed += f" and {more} more ({_seconds(sum(length for _, length in self.gaps))} s in all)"
             parts.append(f"{listed} could not be read")
+        if self.mistimed:
+            parts.append("timestamps are damaged and were ignored, so that times may be wrong")
         if self.unplaced:
             parts.append("parts of the file could not be read, so that times may be early; mmdec[av] would place them")
         if self.end is not None and self.whole is not None:
@@ -461,11 +467,21 @@ def _mp4(file: BinaryIO, size: int) -> Structure:
         found.fragmented |= name == b"moof"
         if name == b"moov":
             file.seek(start)
-            found.seconds = _fragments_seconds(file.read(min(end - start, MAX_HEADER)))
+            header = file.read(min(end - start, MAX_HEADER))
+            found.seconds = _fragments_seconds(header)
+            try:
+                patches = _even_times(header)
+            except (struct.error, IndexError):  # the header is damaged
+                patches = {}
+            found.patches |= {start + at: patch for at, patch in patches.items()}
+            found.mistimed |= bool(patches)
         if end > size:
             found.cut = True
     if name == b"moof":  # its samples are missing
         found.cut = True
+    for start, end in found.damaged:  # the demuxer shall skip them
+        if 8 <= end - start < 2**32:
+            found.patches[start] = (end - start).to_bytes(4, "big") + b"free"
     return found
 
 
@@ -478,6 +494,68 @@ def _fragments_seconds(header: bytes) -> float | None:
     long = header[fragments + 4] == 1
     length = struct.unpack(">Q" if long else ">I", header[fragments + 8 : fragments + (16 if long else 12)])[0]
     return length / scale if scale and length else None
+
+
+def _even_times(header: bytes) -> dict[int, bytes]:
+    """Return what to write where in an MP4's header if the table of timestamps of its first audio track disagrees with
+    the durations that both the track and its media declare: the same distance between all packets. header: "moov"."""
+    children = {name: (start, end) for name, start, end in _children(header, 8, len(header))}
+    if b"mvhd" not in children:
+        return {}
+    scale, _ = _clock(header, children[b"mvhd"][0], 12)
+    for name, start, end in _children(header, 8, len(header)):
+        if name != b"trak":
+            continue
+        boxes = {name: (start, end) for name, start, end in _descendants(header, start, end)}
+        if not {b"hdlr", b"mdhd", b"tkhd", b"stts"} <= boxes.keys():
+            continue
+        if header[boxes[b"hdlr"][0] + 8 :][:4] != b"soun":
+            continue
+        media_scale, media = _clock(header, boxes[b"mdhd"][0], 12)
+        _, track = _clock(header, boxes[b"tkhd"][0], 12, 4)
+        at, end = boxes[b"stts"]
+        entries = min(struct.unpack(">I", header[at + 4 : at + 8])[0], (end - at - 8) // 8)
+        table = [struct.unpack(">II", header[at + 8 + 8 * index :][:8]) for index in range(entries)]
+        count = sum(number for number, _ in table)
+        if not count or not media or not scale or not media_scale:
+            return {}
+        seconds = sum(number * distance for number, distance in table) / media_scale
+        declared = media / media_scale
+        if abs(seconds - declared) <= TABLE_SLACK or abs(track / scale - declared) > TABLE_SLACK:
+            return {}
+        distance = struct.pack(">I", min(round(media / count), 2**31 - 1))
+        return {at + 12 + 8 * index: distance for index in range(entries)}
+    return {}
+
+
+def _children(header: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield (name, start of its content, end) of the MP4 boxes in `header` from `at` to `end`."""
+    while at + 8 <= end:
+        length, name = struct.unpack(">I4s", header[at : at + 8])
+        if length < 8:
+            return
+        yield name, at + 8, min(at + length, end)
+        at += length
+
+
+def _descendants(header: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the boxes of a track as `_children` does, those inside others, too."""
+    for name, start, stop in _children(header, at, end):
+        yield name, start, stop
+        if name in (b"mdia", b"minf", b"stbl"):
+            yield from _descendants(header, start, stop)
+
+
+def _clock(header: bytes, at: int, offset: int, between: int = 0) -> tuple[int, int]:
+    """Read the time scale and the duration of the box "mvhd", "mdhd" or "tkhd", whose content begins at `at`.
+
+    offset: of the scale in version 0. between: bytes between the two.
+    """
+    if header[at] == 1:
+        scale, duration = struct.unpack(f">I{between}xQ", header[at + offset + 8 :][: 12 + between])
+    else:
+        scale, duration = struct.unpack(f">I{between}xI", header[at + offset :][: 8 + between])
+    return scale, duration
 
 
 def _boxes(file: BinaryIO, size: int, found: Structure) -> Iterator[tuple[bytes, int, int]]:

@@ -24,7 +24,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from mmdec.audio.clock import FLAC_SLACK, Patched, on_clock
+from mmdec.audio.clock import FLAC_SLACK, on_clock
 from mmdec.audio.damage import Loss, Structure, find_magic, structure_of
 from mmdec.audio.headers import PatchedFile, repair_header
 from mmdec.audio.mixing import Mixer
@@ -451,9 +451,8 @@ def container_blocks(
             f"PyAV reads, and that is not installed. Run `pip install mmdec[av]`. {conversion(path, 'Or convert')}"
         ) from error
     try:
-        with _file(content) as file:
-            if container == MP4 and structure.damaged:
-                file = Patched(file, structure.damaged)
+        loss.mistimed |= structure.mistimed
+        with _view(content, structure) or _file(content) as file:
             with av.open(file, format=container, metadata_errors="replace") as opened:
                 if not opened.streams.audio:
                     raise InputError(f"`audio` must hold sound, but {name} has no track of it. Check the recording.")

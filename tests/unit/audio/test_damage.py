@@ -353,3 +353,48 @@ def test_an_ogg_without_the_mark_of_its_end_is_whole(kind: str) -> None:
     recording = read(content[:last] + bytes(page), strict=True)
     assert recording.note == ""
     assert len(recording.samples) == pytest.approx(10 * RATE, abs=100)
+
+
+def retimed(content: bytes, cluster: int, time: int | None = None) -> bytes:
+    """A Matroska file with a damaged timestamp in one cluster. time: in ms; None: its highest bit is flipped."""
+    at, found = -1, -1
+    for _ in range(cluster + 1):
+        at = content.index(b"\x1f\x43\xb6\x75", at + 1)
+    found = content.index(b"\xe7", at + 5)
+    size = content[found + 1] & 0x7F
+    value = bytearray(content[found + 2 : found + 2 + size])
+    if time is None:
+        value[0] ^= 0x80
+    else:
+        value[:] = time.to_bytes(size, "big")
+    return content[: found + 2] + bytes(value) + content[found + 2 + size :]
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(("cluster", "time"), [(1, None), (3, None), (3, 65_535), (3, 4_000), (3, 0), (2, 10)])
+def test_a_damaged_timestamp_moves_nothing(live: bool, cluster: int, time: int | None) -> None:
+    options = {"cluster_time_limit": "1000"} | ({"live": "1"} if live else {})
+    content = film(FILM, "matroska", "libopus", options=options, pictures=False)
+    assert read(content, strict=True).note == ""
+    spoilt = retimed(content, cluster, time)
+    recording = read(spoilt)
+    assert_bursts(recording, [0.5, 1.5, 2.5, 3.5, 4.5, 5.5])
+    assert "timestamps are damaged" in recording.note
+    with pytest.raises(InputError, match=r"`strict`.*timestamps are damaged"):
+        read(spoilt, strict=True)
+
+
+def test_a_damaged_last_timestamp_adds_no_silence() -> None:
+    content = film(FILM, "matroska", "libopus", options={"cluster_time_limit": "1000"}, pictures=False)
+    spoilt = retimed(content, content.count(b"\x1f\x43\xb6\x75") - 1)
+    assert_bursts(read(spoilt), [0.5, 1.5, 2.5, 3.5, 4.5, 5.5])
+
+
+@pytest.mark.parametrize("distance", [0, 10, 2_000, 10**6, 10**9, 2**31])
+def test_a_damaged_table_of_timestamps_loses_nothing(distance: int) -> None:
+    content = bytearray(film(FILM, "mp4", "aac", pictures=False))
+    at = content.index(b"stts") + 16
+    content[at : at + 4] = distance.to_bytes(4, "big")
+    recording = read(bytes(content))
+    assert_bursts(recording, [0.5, 1.5, 2.5, 3.5, 4.5, 5.5])
+    assert "timestamps are damaged" in recording.note
