@@ -240,6 +240,14 @@ def stands_out(samples: Tensor) -> bool:
     return int((level >= STANDING_OUT * np.quantile(level, 0.1)).sum()) >= SHORTEST_SOUND * 50
 
 
+def only_clicks(samples: Tensor) -> bool:
+    """Return whether 16 kHz samples (T,) reach `SILENCE` for less than `SHORTEST_SOUND` in all, and for less than half
+    of the recording."""
+    centred = torch.nn.functional.pad((samples - samples.mean()).abs(), (0, -len(samples) % (2 * STEP)))
+    frames = centred.reshape(-1, 2 * STEP).amax(dim=1) >= SILENCE
+    return int(frames.sum()) < min(SHORTEST_SOUND * 50, len(frames) / 2)
+
+
 def split_at_pauses(
     samples: Tensor,
     max_seconds: float = 8.0,

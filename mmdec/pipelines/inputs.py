@@ -108,11 +108,16 @@ def with_note(result: Noted, note: str) -> Noted:
 def silent(samples: Tensor) -> str:
     """Describe for a message how quiet silent samples (T,) are; "" if they are not silent.
 
-    Quiet speech stands out from the noise of its recording, as 24-bit recordings at a low level do.
+    Quiet speech stands out from the noise of its recording, as 24-bit recordings at a low level do. So must what is
+    louder only for as long as a click.
     """
     loudest = peak(samples)
-    if loudest >= SILENCE or (loudest >= INAUDIBLE and sound.stands_out(samples)):
+    if loudest >= SILENCE and not sound.only_clicks(samples):
         return ""
+    if loudest >= INAUDIBLE and sound.stands_out(samples):
+        return ""
+    if loudest >= SILENCE:
+        return f"silent: but for a click, its peak is below {_decibels(SILENCE)}"
     level = f"silent: its peak is {_decibels(loudest)}, below {_decibels(SILENCE)}"
     return level if loudest < INAUDIBLE else f"{level}, and nothing stands out from its noise"
 

@@ -334,3 +334,19 @@ def test_the_options_of_the_overloads_are_those_of_the_calls() -> None:
         assert {name: one.annotation for name, one in named.items()} == {
             name: hint.__forward_arg__ for name, hint in options.__annotations__.items()
         }
+
+
+@pytest.mark.parametrize("level", [1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+@pytest.mark.parametrize("noise", [0.0, 1e-5])
+def test_a_click_is_silence(level: float, rate: int, noise: float) -> None:
+    sound = noise * np.random.default_rng(0).standard_normal(5 * rate)
+    sound[2 * rate : 2 * rate + 3] = [level, -level, level]
+    refused("is silent", sound, rate)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.5])
+def test_a_short_word_in_digital_silence_is_no_click(seconds: float) -> None:
+    sound = np.concatenate([np.zeros(3 * RATE), buzz(seconds), np.zeros(3 * RATE)])
+    assert len(read(sound, RATE)) == len(sound)
+    assert len(read(buzz(0.1), RATE)) == 1600
