@@ -452,11 +452,13 @@ def container_blocks(
         ) from error
     try:
         loss.mistimed |= structure.mistimed
-        with _view(content, structure) or _file(content) as file:
-            with av.open(file, format=container, metadata_errors="replace") as opened:
-                if not opened.streams.audio:
-                    raise InputError(f"`audio` must hold sound, but {name} has no track of it. Check the recording.")
-                yield from _on_clock(av, opened, structure, loss, name, max_seconds, True)
+        with (
+            _view(content, structure) or _file(content) as file,
+            av.open(file, format=container, metadata_errors="replace") as opened,
+        ):
+            if not opened.streams.audio:
+                raise InputError(f"`audio` must hold sound, but {name} has no track of it. Check the recording.")
+            yield from _on_clock(av, opened, structure, loss, name, max_seconds, True)
     except av.FFmpegError as error:
         raise InputError(
             f"`audio` must be a whole file, but {name} is damaged: FFmpeg finds '{error.strerror}'. Record or fetch it "

@@ -369,11 +369,14 @@ def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
         return (scaled.reshape(-1, channels) if channels > 1 else scaled).astype(np.float32)
 
 
-def pieces(sound: PipedSound, stream: BinaryIO, loss: Loss | None = None) -> Iterator[np.ndarray]:
+def pieces(
+    sound: PipedSound, stream: BinaryIO, loss: Loss | None = None, remarks: list[str] | None = None
+) -> Iterator[np.ndarray]:
     """Yield arrays of mono samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up
     to `WAITING` seconds ahead.
 
-    loss: is filled at the end, if the stream ends before the end that its header declares.
+    loss: is filled at the end, if the stream ends before the end that its header declares. remarks: gets what is odd
+        about the channels at the end.
     Raises: InputError at the end, if the last sample is incomplete, unless the header declares more.
     """
     frame = BYTES[sound.encoding] * sound.channels
@@ -389,6 +392,8 @@ def pieces(sound: PipedSound, stream: BinaryIO, loss: Loss | None = None) -> Ite
             yield frames if sound.channels == 1 else mixer.add(frames)
     if len(last := mixer.end()):
         yield last
+    if remarks is not None and mixer.note:
+        remarks.append(mixer.note)
     if sound.size is not None and count < sound.size // frame:
         if loss is not None:
             loss.cut(count / sound.rate, sound.size / frame / sound.rate)

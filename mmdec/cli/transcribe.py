@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, final
@@ -448,11 +448,10 @@ def transcribe_input(
     strict: whether a wav stream that is cut off ends with an error, after its text.
     """
     from mmdec.audio.damage import Loss
-    from mmdec.pipelines.inputs import with_note
     from mmdec.pipelines.transcription.live import piped
 
-    loss = Loss()
-    sound = piped(stream, *form, loss=loss)
+    loss, remarks = Loss(), list[str]()
+    sound = piped(stream, *form, loss=loss, remarks=remarks)
     if not isinstance(sound, tuple):
         print(whole(sound), flush=True)
         return
@@ -467,14 +466,12 @@ def transcribe_input(
         pass
     except InputError as error:
         failure = error
-    last = list(transcriber.end())
-    if last:
-        last[-1] = replace(last[-1], transcript=with_note(last[-1].transcript, loss.note))
-    for update in last:
+    note = "; ".join(filter(None, (loss.note, *remarks)))
+    for update in transcriber.end(note):
         printer.show(update)
     if loss.note and strict and failure is None:
         failure = InputError(f"`audio` must be whole with `--strict`, but is not: {loss.note}. Send it again.")
-    print_note("standard input", loss.note)
+    print_note("standard input", note)
     if not transcriber.seconds and failure is None:
         failure = InputError("`audio` must hold at least one sample, but standard input is empty. Pipe sound into it.")
     if failure is not None:

@@ -41,7 +41,7 @@ from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
 from mmdec.hub.audio_lm import LoadedAudioLm
 from mmdec.hub.whisper import DEFAULT_MODEL
 from mmdec.pipelines.call import as_loaded, fitting
-from mmdec.pipelines.inputs import channels_of, whole_rate
+from mmdec.pipelines.inputs import channels_of, whole_rate, with_note
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import in_batches
 from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest, first_time
@@ -172,7 +172,7 @@ class StreamedSound:
         check_detector(self.pauses)
 
 
-def _taken(kind: type[Taken], options: dict[str, Any]) -> Taken:
+def _take(kind: type[Taken], options: dict[str, Any]) -> Taken:
     """Make an object of the dataclass `kind` from those options that are its fields. These options are removed from
     `options`."""
     return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
@@ -186,7 +186,7 @@ class LiveTranscriber:
     def __init__(self, **options: Unpack[StreamOptions]) -> None:
         """Load the model. options: those of `transcribe_stream`. Raises InputError if an option is rejected."""
         left = dict[str, Any](options)
-        sound, spoken = _taken(StreamedSound, left), _taken(Spoken, left)
+        sound, spoken = _take(StreamedSound, left), _take(Spoken, left)
         threads = left.pop("threads", None)
         check_threads(threads)
         device, dtype = left.pop("device", None), left.pop("dtype", None)
@@ -214,6 +214,8 @@ class LiveTranscriber:
         self._half = b""  # the first bytes of a sample of which the other bytes have not arrived yet
         self._rate = whole_rate(sound.sample_rate)
         self._mixer, self._channels = Mixer(self._rate), 1
+        self._notes = list[str]()  # those of the mixers before
+        self._noted = False  # whether a final update had a note about channels
         self._resampler = StreamResampler(self._rate)
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
         # the window as it was when it was last decoded; None: the open window was not decoded yet
@@ -237,11 +239,20 @@ class LiveTranscriber:
         if provisional is not None:
             yield provisional
 
-    def end(self) -> Iterator[StreamUpdate]:
-        """End the stream. Yields the final updates. Then raises InputError if the last chunk ended inside a sample."""
+    def end(self, note: str = "") -> Iterator[StreamUpdate]:
+        """End the stream. Yields the final updates. Then raises InputError if the last chunk ended inside a sample.
+
+        note: about the whole stream. The last update has it; if no window is open, an update without text has it.
+        """
         closed = self._windows.add(self._resampler.add(self._mixer.end(), last=True))
-        for window in [*closed, *self._windows.end()]:
-            yield self._final(window)
+        last = [*closed, *self._windows.end()]
+        for index, window in enumerate(last):
+            update = self._final(window)
+            yield update if index < len(last) - 1 else replace(update, transcript=with_note(update.transcript, note))
+        if not last and (note or (self._channel_note and not self._noted)):
+            end, note = self.seconds, "; ".join(filter(None, (note, self._channel_note)))
+            nothing = Transcript("", None, [], [], 0, 1.0, {}, confidence=None, windows=0, note=note)
+            yield StreamUpdate(end, end, True, nothing)
         if self._half:
             raise InputError(
                 f"`chunks` must hold whole samples of {BYTES[self._encoding]} bytes, but end with {len(self._half)} of "
@@ -272,6 +283,7 @@ class LiveTranscriber:
         if sound.shape[1] == self._channels:
             return self._mixer.add(sound)
         rest = self._mixer.end()  # the chunks have another number of channels from here on
+        self._notes.append(self._mixer.note)
         self._mixer, self._channels = Mixer(self._rate), sound.shape[1]
         return np.concatenate([rest, self._mixer.add(sound)])
 
@@ -283,7 +295,14 @@ class LiveTranscriber:
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
         self._decoded = self._settled = None
         self._texts = []  # the old texts are dropped: they are of no use as drafts for the next window
-        return _update(window, transcript, final=True)
+        note = self._channel_note
+        self._noted |= bool(note)
+        return _update(window, with_note(transcript, note), final=True)
+
+    @property
+    def _channel_note(self) -> str:
+        """Return what was odd about the channels so far."""
+        return "; ".join(filter(None, (*self._notes, self._mixer.note)))
 
     def _provisional(self) -> StreamUpdate | None:
         """Decode the open window, if enough audio was added to it or a pause has begun. Returns: the window's
@@ -326,13 +345,17 @@ class LiveTranscriber:
 
 
 def piped(
-    stream: BinaryIO, rate: int | None = None, encoding: str | None = None, loss: Loss | None = None
+    stream: BinaryIO,
+    rate: int | None = None,
+    encoding: str | None = None,
+    loss: Loss | None = None,
+    remarks: list[str] | None = None,
 ) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
     """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
 
     rate, encoding: sample rate in Hz and sample format (such as "s16") of samples without a header. Both None: 16000
         and "s16", unless the first bytes are those of a sound file. loss: is filled at the end of a wav stream that is
-        cut off.
+        cut off. remarks: gets what is odd about a wav stream's channels at its end.
     Returns: (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content
         as a file object.
     Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
@@ -346,7 +369,7 @@ def piped(
         return io.BytesIO(head + stream.read())
     else:
         sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
-    return sound.rate, pieces(sound, stream, loss)
+    return sound.rate, pieces(sound, stream, loss, remarks)
 
 
 def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate:

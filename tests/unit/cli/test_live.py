@@ -227,3 +227,16 @@ def test_pieces_do_not_wait_for_each_other() -> None:
         writer.write(S16[1000:3000].tobytes())
         writer.close()
         assert sum(map(len, found)) == 2000
+
+
+@pytest.mark.parametrize("data", [S16, np.zeros(2 * RATE, "<i2")])
+def test_a_loss_is_in_the_json_with_and_without_speech(call, data: np.ndarray) -> None:
+    content = wav(data)
+    updates = [json.loads(line) for line in lines(call(content[: int(0.95 * len(content))], "--json"))]
+    assert updates[-1]["final"]
+    assert "the file ends at" in updates[-1]["note"]
+
+
+def test_opposite_channels_of_a_piped_wav_are_noted(call) -> None:
+    updates = [json.loads(line) for line in lines(call(wav(np.stack([S16, -S16], axis=1)), "--json"))]
+    assert "opposite and cancel each other" in updates[-1]["note"]

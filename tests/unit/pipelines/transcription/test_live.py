@@ -199,3 +199,17 @@ def test_provisional_texts_change_no_final_one(four: LoadedWhisper) -> None:
     """Whatever random weights say in shorter contexts, final text is that of whole windows."""
     wanted = texts([VOICE], four)
     assert texts(list(chunks(torch.from_numpy(VOICE), [800])), four, every=0.1) == wanted
+
+
+@pytest.mark.parametrize("speech", [True, False])
+def test_channels_that_cancel_each_other_are_noted_last(four: LoadedWhisper, speech: bool) -> None:
+    voice = np.concatenate([buzz(0.7), np.zeros(2 * RATE)]) if speech else np.full(2 * RATE, 1e-5)
+    voice = voice * np.sign(np.sin(np.arange(len(voice)) / 9.0)).astype(np.float32)
+    opposite = np.stack([voice, -voice], axis=1).astype(np.float32)
+    updates = list(mmdec.transcribe_stream([opposite[:9000], opposite[9000:]], model=four, **QUICK))
+    assert "opposite and cancel each other" in updates[-1].transcript.note
+    assert updates[-1].final
+    if not speech:
+        assert [(one.text, one.end) for one in updates] == [("", 2.0)]
+    same = np.stack([voice, voice], axis=1).astype(np.float32)
+    assert not any("cancel" in one.transcript.note for one in mmdec.transcribe_stream([same], model=four, **QUICK))
