@@ -259,7 +259,8 @@ def _libsndfile_blocks(
         os.lseek(content, 0, os.SEEK_SET)
     else:
         content.seek(0)
-    with _FrontToBack(_view(content, structure) or repair_header(content), closefd=False) as file:
+    opened: Any = _view(content, structure) or repair_header(content)
+    with _FrontToBack(opened, closefd=False) as file:
         if file.format not in READABLE:
             raise InputError(
                 f"`audio` must be one of {', '.join(READABLE)}, but {name} is {file.format}. {conversion(path)}"
