@@ -125,7 +125,7 @@ def test_segments_and_words_agree(sounds: dict[str, Tensor]):
             assert at <= word.start <= word.end
             at = word.end
         assert segment.end <= max(model.end, segment.words[-1].start + 1.0)  # no word lasts through a pause
-    assert len(timed.segments) > 25
+    assert len(timed.segments) > 15
     assert any(one.start != model.start for one, model in zip(timed.segments, marked.segments, strict=True))
 
 
@@ -136,7 +136,7 @@ def test_other_languages_are_refused(sounds: dict[str, Tensor]):
 
 def test_times_do_not_make_a_transcript_less_sure(whisper: LoadedWhisper) -> None:
     """Tokens of time are no part of the text: what they cost is no evidence of it."""
-    paths = [SAMPLES / "austen.flac", SAMPLES / "president.flac"]
+    paths = [SAMPLES / "austen.flac", SAMPLES / "two_cities.flac"]
     plain = mmdec.transcribe(paths, model=whisper)
     timed = mmdec.transcribe(paths, model=whisper, timestamps="segment")
     for one, other in zip(plain, timed, strict=True):
