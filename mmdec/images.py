@@ -219,7 +219,8 @@ def _reread(content: bytes, rawmode: str) -> np.ndarray:
     with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
         tiles: list[Any] = image.tile
         image.tile = [
-            tile._replace(args=rawmode if isinstance(tile.args, str) else (rawmode, *tile.args[1:])) for tile in tiles
+            type(tile)(*tile[:3], rawmode if isinstance(tile.args, str) else (rawmode, *tile.args[1:]))
+            for tile in tiles
         ]
         return np.asarray(image)
 

@@ -338,7 +338,7 @@ def _noting(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -
         if key in known:
             return
         known.add(key)
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    warnings.warn(message, UserWarning, stacklevel=2)
 
 
 def _extending(

@@ -90,7 +90,7 @@ def test_provisional_text_grows_and_belongs_to_its_window(whisper: LoadedWhisper
 
 def test_text_that_did_not_change_costs_few_passes(whisper: LoadedWhisper) -> None:
     """Beside cold decoding of the same provisional and final texts; a pause's text is decoded once."""
-    cold, drafted = (listen(whisper, TALK[: 13 * RATE], drafter=drafter) for drafter in (None, "lookup"))
+    cold, drafted = (listen(whisper, TALK[: 16 * RATE], drafter=drafter) for drafter in (None, "lookup"))
     assert [(one.start, one.end, one.text) for one in cold] == [(one.start, one.end, one.text) for one in drafted]
     passes = [sum(one.transcript.rounds for one in updates if not one.final) for updates in (cold, drafted)]
     assert passes[1] <= passes[0] / 2

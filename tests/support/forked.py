@@ -54,7 +54,7 @@ def results_of(jobs: list[dict[str, Any]], cache: Path) -> dict[str, dict[str, A
     root = Path(__file__).parents[2]
     own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:drafter:RuntimeWarning", "-m", "tests.support.forked"],
+        [sys.executable, "-W", "error", "-W", "ignore:drafter:UserWarning", "-m", "tests.support.forked"],
         input=json.dumps(jobs),
         cwd=root,
         env={**os.environ, **own},

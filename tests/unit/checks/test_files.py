@@ -91,13 +91,16 @@ def test_what_is_said_in_a_cut_file_is_what_its_first_half_says(
     assert spoken.units == mmdec.translate_speech(half, sample_rate=RATE, model=tiny_model, device="cpu").units
 
 
-def test_a_cut_file_is_noted_in_each_result(tmp_path: Path, tiny_model: Path, whisper: Path) -> None:
+def test_a_cut_file_is_noted_in_each_result(
+    tmp_path: Path, tiny_model: Path, whisper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = encoded(buzz(2.0, 3), "WAV")
     whole, cut = tmp_path / "whole.wav", tmp_path / "cut.wav"
     whole.write_bytes(content)
     cut.write_bytes(content[:-16_000])
     note, heard = "the file ends at 1.5 s of 2.0 s", dict[int, str]()
     options: dict[str, Any] = {"model": whisper, "device": "cpu", "language": "en"}
+    monkeypatch.setattr("mmdec.pipelines.call.cut_note", lambda *_: "")  # texts of the tiny model are cut, too
     results = mmdec.transcribe([whole, cut], on_transcript=lambda i, one: heard.update({i: one.note}), **options)
     assert [one.note for one in results] == [heard[0], heard[1]] == ["", note]
     assert mmdec.transcribe({"bytes": cut.read_bytes(), "path": None}, **options).note == note
@@ -138,8 +141,9 @@ def test_what_lasts_longer_than_it_may_is_refused(kind: str) -> None:
 
 
 def test_a_header_is_read_before_the_samples(tmp_path: Path) -> None:
+    """If the file's bytes could hold that much."""
     content = flac_of(7200, buzz(4.0))
-    (tmp_path / "x.flac").write_bytes(content[: len(content) // 2])  # who decoded it would find it cut off
+    (tmp_path / "x.flac").write_bytes(content + bytes(7200 * 500))  # who decoded it would find four seconds
     for call in (audio.load_audio, audio.sound_seconds):
         with pytest.raises(InputError, match=r"at most 3600 seconds, but '.*x\.flac', by its header, .* least 7200"):
             call(tmp_path / "x.flac")

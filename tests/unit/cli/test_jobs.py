@@ -153,7 +153,7 @@ def test_one_line_for_an_output_that_is_likely_wrong(verb: str, tmp_path: Path) 
     write = {"translate": tiny_translator, "transcribe": tiny_whisper, "describe": tiny_vlm_folder}[verb].write
     more = {
         "translate": ["-o", tmp_path / "out"],
-        "transcribe": ["--language", "en"],
+        "transcribe": ["--language", "en", "--max-new-tokens", 12],
         "describe": ["--prompt", QUESTION, "--max-new-tokens", 4],
     }[verb]
     plain = write(tmp_path / "plain")

@@ -284,7 +284,7 @@ def gpt2(positions: int, seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("lengths", [(4,), (4, 9, 6), (20, 3)], ids=str)
 @pytest.mark.parametrize("nodes", [1, 7, (12, 3), (20, 12)])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 def test_neither_model_is_asked_for_a_position_that_it_has_not(nodes: Any, lengths: tuple[int, ...]) -> None:
     """The small model has 16 positions and falls silent, the large one 40 and ends by its own tokens before."""
     large, small = gpt2(40), gpt2(16, 1)

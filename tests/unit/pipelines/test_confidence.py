@@ -160,13 +160,13 @@ def test_each_call_refuses_what_is_too_unsure_and_keeps_the_rest() -> None:
     assert 0 <= unsure < sure <= 1
     with pytest.raises(mmdec.BatchError) as error:
         mmdec.transcribe([english, noise], sample_rate=16000, min_confidence=(sure + unsure) / 2, **sizes)
-    assert error.value.results[0].confidence == sure
+    assert error.value.results[0].confidence == pytest.approx(sure, abs=1e-6)  # decoded beside another row
     assert list(error.value.errors) == [1]
 
 
 def test_how_sure_a_transcript_is_does_not_depend_on_the_drafter() -> None:
     english = sorted((SAMPLES / "english").glob("*.flac"))[0]
-    drafted, plain = (mmdec.transcribe(english, drafter=name) for name in ("medusa", None))
+    drafted, plain = (mmdec.transcribe(english, drafter=name) for name in ("ctc", None))
     assert drafted.tokens == plain.tokens
     assert drafted.confidence == pytest.approx(plain.confidence, abs=1e-4)
     assert "evidence" not in drafted.to_dict()

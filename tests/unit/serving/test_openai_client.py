@@ -107,7 +107,7 @@ def test_every_field_of_a_recording_may_be_null(web: httpx.Client, path: str, nu
     form = {f"{name}[]" if name in lists else name: "" if name == "prompt" else null for name in names}
     answer = web.post(path, files={"file": ("a.wav", wav(0.5))}, data={**form, "model": "whisper"})
     assert answer.status_code == 200, answer.text
-    assert set(answer.json()) == {"text", "usage"}
+    assert set(answer.json()) - {"note"} == {"text", "usage"}  # the small model cuts its text
 
 
 def test_an_assistant_s_message_is_taken_as_the_client_returns_it(web: httpx.Client) -> None:

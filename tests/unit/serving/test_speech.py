@@ -43,6 +43,7 @@ def test_a_transcript_is_that_of_the_call(client: httpx.Client, folder: Path, se
     wanted = mmdec.transcribe(sound, timestamps="word", **options)
     answer = post(client, TRANSCRIBE, sound, language="en").json()
     plain = mmdec.transcribe(sound, **options).text
+    answer.pop("note", None)  # the small model may cut its text
     assert answer == {"text": plain, "usage": {"type": "duration", "seconds": seconds}}
     assert post(client, TRANSCRIBE, sound, language="en", response_format="text").text == plain + "\n"
     names = ["word", "segment"]

@@ -352,7 +352,7 @@ def test_words_that_nobody_can_say_are_named() -> None:
 
 def test_a_missing_recogniser_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pocketsphinx", None)
-    with pytest.raises(InputError, match=r"pip install mmdec\[eval\]"):
+    with pytest.raises(InputError, match=r"pip install 'mmdec\[eval\]'"):
         Recogniser(STATION, {})
 
 

@@ -46,7 +46,7 @@ def test_every_strategy_answers(any_model: Path, strategy: str, tmp_path: Path) 
 def test_a_translation_as_plain_values(any_model: Path) -> None:
     out = mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=any_model, device="cpu")
     told = json.loads(json.dumps(out.to_dict()))
-    assert told.keys() == {"text", "sample_rate", "units", "timings", "seconds_source", "passes", "confidence"}
+    assert told.keys() == {"text", "sample_rate", "units", "timings", "seconds_source", "passes", "confidence", "note"}
     assert all(told[name] == getattr(out, name) for name in told)
 
 

@@ -245,7 +245,7 @@ def test_without_the_package_an_error_says_what_to_install(monkeypatch: pytest.M
     sounds._audiomentations.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(sounds, "import_module", absent)
-        with pytest.raises(InputError, match=r"audiomentations.*pip install mmdec\[train\]"):
+        with pytest.raises(InputError, match=r"audiomentations.*pip install 'mmdec\[train\]'"):
             sounds.speed_perturb(np.zeros(100, np.float32), 1.1)
     sounds._audiomentations.cache_clear()
 

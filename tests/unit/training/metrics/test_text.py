@@ -209,5 +209,5 @@ def test_misaligned_and_empty_input_is_named() -> None:
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, package: str, call: object) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     assert callable(call)
-    with pytest.raises(InputError, match=r"pip install mmdec\[eval\]"):
+    with pytest.raises(InputError, match=r"pip install 'mmdec\[eval\]'"):
         call(["a"], ["a"])
