@@ -135,7 +135,7 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
             break
     if not spoken:
         sound = coloured_noise(draw, limit) * 10 ** draw.uniform(-4, -1)
-        return Composed(window.rows, sound.astype(np.float32), written([], tokenizer, False, False, ""))
+        return Composed(window.rows, sound.astype(np.float32), window_tokens([], tokenizer, False, False, ""))
     sound = np.concatenate(pieces)
     cut = at > limit  # from here on, `cut` says whether the window's end cuts off the last utterance
     sound = sound[:limit]
@@ -153,10 +153,10 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     previous = ""
     if draw.random() < how.previous:
         previous = utterances[window.rows[int(draw.integers(len(window.rows)))]].text
-    return Composed(window.rows, sound.astype(np.float32), written(spoken, tokenizer, timed, cut, previous))
+    return Composed(window.rows, sound.astype(np.float32), window_tokens(spoken, tokenizer, timed, cut, previous))
 
 
-def written(
+def window_tokens(
     spoken: Sequence[tuple[float, float, str]], tokenizer: WhisperTokenizer, timed: bool, cut: bool, previous: str
 ) -> list[int]:
     """Build the decoder's input tokens of a window.
