@@ -43,7 +43,7 @@ ROUNDED, TINY = 2**-8, 1e-7  # relative and absolute tolerance for equal weights
 
 Load = Callable[[Path], Drafter]
 _loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()
-_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings already given for each model
+_warned: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # warnings already given for each model
 _matches: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -64,7 +64,7 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
             drafter = (load or partial(_once, model))(path)
             drafter.check(target_of(model))
         except InputError as error:
-            _tell(model, f'drafter="auto" passes over {path.name}, because it cannot be used: {error}')
+            warn_once(model, f'drafter="auto" passes over {path.name}, because it cannot be used: {error}')
             continue
         if not isinstance(drafter, Ctc):
             if not heads:
@@ -186,11 +186,11 @@ def _once(model: PreTrainedModel, folder: Path) -> Drafter:
         return drafters[key]
 
 
-def _tell(model: PreTrainedModel, message: str) -> None:
-    """Warn with `message`, unless the same warning was already given for this model."""
+def warn_once(model: PreTrainedModel, message: str, reason: str = "", stacklevel: int = 4) -> None:
+    """Warn with `message`, once for each model and reason. reason: "": the message itself."""
     with _lock:
-        told = _told.setdefault(model, set())
-        if message in told:
+        given = _warned.setdefault(model, set())
+        if (reason or message) in given:
             return
-        told.add(message)
-    warnings.warn(message, UserWarning, stacklevel=4)
+        given.add(reason or message)
+    warnings.warn(message, UserWarning, stacklevel=stacklevel)

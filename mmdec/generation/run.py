@@ -50,7 +50,7 @@ from mmdec.drafters.registry import (
     loader_names,
     named_drafter,
 )
-from mmdec.generation.auto_drafter import auto_drafter
+from mmdec.generation.auto_drafter import auto_drafter, warn_once
 from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
 from mmdec.hub.drafters import load_drafter
@@ -68,7 +68,6 @@ NOTED_ROUNDS = 20  # a call of at least this many rounds warns if its drafts bro
 SELECTIVE, SELECTIVE_ROUNDS = (Lookup, Recycling, Ctc, CtcByLanguage), 10
 LITTLE = 0.1  # accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
 _statistics = DecodingStatistics()
-_noted: WeakKeyDictionary[PreTrainedModel, set[str]] = WeakKeyDictionary()  # warnings that were given already
 
 
 def default_statistics() -> DecodingStatistics:
@@ -332,13 +331,7 @@ def _noting(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -
     else:
         reason = "it may have been made for another model, or for other texts"
     message = f"drafter '{drafter.name}' brought {accepted} tokens in {count} rounds, of {drafted} drafted: {reason}"
-    key = f"{drafter.name}: {reason}"
-    with _lock:
-        known = _noted.setdefault(model, set())
-        if key in known:
-            return
-        known.add(key)
-    warnings.warn(message, UserWarning, stacklevel=2)
+    warn_once(model, message, f"{drafter.name}: {reason}", stacklevel=3)
 
 
 def _extending(
