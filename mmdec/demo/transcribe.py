@@ -153,7 +153,7 @@ def shortened(text: str) -> str:
 PIECE = 0.5  # seconds of sound that the browser sends at once
 READY = "Press Record and speak English. Text is grey until a pause makes it final."
 LISTENING = "Listening. What you said last may still change."
-UNDERSTOOD = 0.2  # text with a lower confidence is not shown; music and noise have less than 0.1
+UNDERSTOOD = 0.12  # text with a lower confidence is not shown; a hum has 0.10, music 0.04, two clear words 0.15
 STRANGE = '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
 ENDED = "The recording has ended. All of the text is final."
 

@@ -89,7 +89,7 @@ def test_translate(page: Any) -> None:
 
 def test_transcribe(page: Any) -> None:
     page.get_by_role("tab", name="Transcribe").click()
-    press(page, "We're arriving tomorrow at a quarter past ten.")
+    press(page, samples.english()[0].text)
     finished(page, "transcribe")
     race = lanes(page, "transcribe")
     assert list(race) == ["With drafts", "Plain decoding"]

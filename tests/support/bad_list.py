@@ -23,7 +23,7 @@ BAD = {  # name of a bad file -> a part of its error message
     "text.wav": "libsndfile can read",
     "empty.wav": "libsndfile can read",
     "noise.mp3": "libsndfile can read",
-    "cut.flac": "libsndfile can read",
+    "stub.flac": "libsndfile can read",
     "headless.raw": "as an array with its `sample_rate`",
     "header.wav": "at least one sample",
     "silent.wav": "is silent",
@@ -33,7 +33,7 @@ BAD = {  # name of a bad file -> a part of its error message
     "infinite.wav": "NaN or infinite",
     "1e30.wav": "its peak is",
 }
-ODD = (os.fsdecode(b"caf\xe9\xff.wav"), "two\nlines.wav", "[bold] [x.wav", "gsm.wav", "named.raw", "cut.mp3")
+ODD = (os.fsdecode(b"caf\xe9\xff.wav"), "two\nlines.wav", "[bold] [x.wav", "gsm.wav", "named.raw", "cut.mp3", "cut.flac")
 
 
 def encoded(samples: np.ndarray, kind: str, subtype: str | None = None, rate: int = RATE) -> bytes:
@@ -50,10 +50,12 @@ def write_list(folder: Path) -> tuple[list[Path], dict[Path, str]]:
     for number, path in enumerate(good):
         path.write_bytes(encoded(buzz(0.4 + 0.01 * (number % 10), number), "WAV"))
     voice = buzz(0.8, 7)
+    flac = encoded(buzz(3.0), "FLAC")
     contents = {
         "gsm.wav": encoded(buzz(0.5, rate=8000), "WAV", "GSM610", 8000),
         "named.raw": encoded(buzz(0.5), "WAV"),
         "cut.mp3": encoded(voice, "MP3")[: len(encoded(voice, "MP3")) // 2],
+        "cut.flac": flac[: len(flac) // 2],
     }
     for name in ODD:
         (folder / name).write_bytes(contents.get(name, encoded(buzz(0.5), "WAV")))
@@ -72,13 +74,12 @@ def _write_bad(folder: Path) -> None:
     (folder / "dangling.wav").symlink_to(folder / "nowhere.wav")
     loud = buzz(0.5)
     broken = {value: np.where(np.arange(len(loud)) == 100, float(value), loud) for value in ("nan", "inf")}
-    flac = encoded(buzz(3.0), "FLAC")
     contents = {
         "file": b"",
         "text.wav": b"Bonjour, this is text.\n" * 50,
         "empty.wav": b"",
         "noise.mp3": np.random.default_rng(0).bytes(2000),
-        "cut.flac": flac[: len(flac) // 2],
+        "stub.flac": encoded(loud, "FLAC")[:20],
         "headless.raw": (loud * 32767).astype("<i2").tobytes(),
         "header.wav": encoded(np.zeros(0, np.float32), "WAV"),
         "silent.wav": encoded(np.zeros(RATE), "WAV"),

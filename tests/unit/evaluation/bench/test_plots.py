@@ -37,9 +37,9 @@ def test_what_is_no_metrics_csv_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"pip install mmdec\[plots\]"):
+    with pytest.raises(InputError, match=r"pip install 'mmdec\[plots\]'"):
         check_plots()
-    with pytest.raises(InputError, match=r"pip install mmdec\[plots\]"):
+    with pytest.raises(InputError, match=r"pip install 'mmdec\[plots\]'"):
         plot_run(findings.run("asr"), tmp_path / "plots")
     assert not (tmp_path / "plots").exists()
 
