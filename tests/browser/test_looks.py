@@ -15,7 +15,7 @@ from tests.support.demo_server import Server
 FAINT = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8").partition("\n")[2]
 SAMPLES = {  # a sample's button in each tab
     "translate": re.compile(re.escape(samples.french()[0].text)),
-    "transcribe": re.compile(re.escape(samples.english()[0].text)),
+    "transcribe": re.compile(re.escape(samples.english()[0].text[:30])),
     "describe": re.compile("Menu"),
 }
 LEFT = "at => at.getBoundingClientRect().left"
