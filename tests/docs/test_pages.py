@@ -40,7 +40,10 @@ CARDS = {
 }
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 FENCED = re.compile(r"^```(\{?[\w-]*\}?)[^\n]*\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-HISTORY = {"docs/log.md", "docs/changelog.md"}  # they speak of what once was
+HISTORY = {
+    "docs/changelog.md",
+    *(f"docs/log/{path.name}" for path in (DOCS / "log").glob("*.md")),
+}  # they speak of what once was
 WISHES = {  # what a newcomer wants, and the page that tells how
     "translate a folder": "guide/translate.md",
     "get subtitles": "guide/transcribe.md",
