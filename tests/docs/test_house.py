@@ -1,4 +1,4 @@
-"""The README's tree lists what exists, tests mirror the package, and imported names are there."""
+"""The tree in CONTRIBUTING.md lists what exists, tests mirror the package, and imported names are there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from mmdec.drafters.registry import BUILT_IN
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mmdec"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-TREE = re.search(r"^```\nmmdec/\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+TREE = re.search(
+    r"^```text\nmmdec/\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
 
 
 def entries() -> set[str]:
-    """What the README's tree names of mmdec/: the files and rooms of its top floor."""
+    """What the tree names of mmdec/: the files and rooms of its top floor."""
     assert TREE is not None
     lines = TREE.group(1).partition("\nrecipes/")[0].splitlines()
     return {line.split()[0] for line in lines if not line.startswith("      ")}
@@ -26,6 +28,12 @@ def entries() -> set[str]:
 def test_the_tree_names_every_file_and_room_of_the_top_floor_and_no_other() -> None:
     real = {path.name + "/" * path.is_dir() for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert entries() == real - {"py.typed"}
+
+
+def test_the_tree_names_files_beside_the_package() -> None:
+    assert TREE is not None
+    lines = [line for line in TREE.group(1).splitlines() if not line.startswith(" ")]
+    assert [line for line in lines if not (ROOT / line.split()[0]).exists()] == []
 
 
 def test_unit_tests_mirror_the_package() -> None:
@@ -78,8 +86,7 @@ def test_what_a_type_checker_is_told_to_ignore_has_its_reason() -> None:
 
 
 def test_only_the_registry_lists_drafters() -> None:
-    """So a new drafter is its own files, one entry, and its name in the README's tree. hub/published.py names the
-    formats that others publish."""
+    """So a new drafter is its own files and one entry. hub/published.py names the formats that others publish."""
     lists = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in MODULES

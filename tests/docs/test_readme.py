@@ -1,5 +1,4 @@
-"""Tests the README: its `mmdec` commands and make targets run, and its tree names real files. test_pages.py tests its
-Python code."""
+"""Tests the README: its `mmdec` commands and make targets run. test_pages.py tests its Python code."""
 
 from __future__ import annotations
 
@@ -99,13 +98,3 @@ def test_make_targets_exist(command: str) -> None:
 def test_every_command_is_of_a_kind_that_is_checked() -> None:
     kinds = ("python -m mmdec ", "python -m mmdec.training fit --config ", "make ")
     assert [line for line in COMMANDS if not line.startswith(kinds)] == []
-
-
-def test_named_files_exist() -> None:
-    """Those beside mmdec/, whose own tree test_house holds; and recipes."""
-    tree = next(text for _, text in BLOCKS if text.startswith("mmdec/\n"))
-    for line in tree.splitlines():
-        if not line.startswith(" "):
-            assert (ROOT / line.split()[0]).exists(), line
-    for recipe in re.findall(r"recipes/[\w/]+\.yaml", README):
-        assert (ROOT / recipe).is_file(), recipe
