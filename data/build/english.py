@@ -1,4 +1,4 @@
-"""Builds the corpus of English read aloud that the small Whisper is trained on, in LibriSpeech's layout.
+"""Builds a corpus of English read aloud, in LibriSpeech's layout.
 
 python data/build/english.py --out data/english          # resumable; the same seed gives the same files
 

@@ -50,7 +50,7 @@ from mmdec.pipelines.transcription.transcript import Segment, Transcript, moved
 from mmdec.types import InputError
 
 HEAD = 12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
-# for provisional text: seconds of silence that the encoder reads after the audio, see docs/guide/transcribe.md
+# for provisional text: seconds of silence that the encoder reads after the audio, see docs/reference/whisper.md
 MARGIN = 5.0
 CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
 TEXTS = 3  # number of the window's previous texts that are kept for drafts
