@@ -89,13 +89,6 @@ Pause = Annotated[
     float | None,
     typer.Option(metavar="S", rich_help_panel=LIVE, help="Seconds of silence after which text is final. Default: 1."),
 ]
-AudioContext = Annotated[
-    str | None,
-    typer.Option(
-        metavar="S",
-        help="NOT the stock model: the encoder reads the sound and S seconds after it instead of 30 s; auto for 12.",
-    ),
-]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -186,7 +179,6 @@ def transcribe(
     no_speech_threshold: NoSpeechThreshold = None,
     condition_on_prev_tokens: Condition = False,
     max_new_tokens: MaxNewTokens = None,
-    audio_context: AudioContext = None,
     rate: Rate = None,
     encoding: Encoding = None,
     every: Every = None,
@@ -214,7 +206,6 @@ def transcribe(
         "task": task,
         "prompt": prompt,
         "max_new_tokens": max_new_tokens,
-        "audio_context": _context(audio_context),
         "threads": threads,
         "temperature": tuple(temperature) if temperature and len(temperature) > 1 else temperature and temperature[0],
         "logprob_threshold": logprob_threshold,
@@ -277,15 +268,6 @@ def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: b
             print_note(file.name, result.note)
             comparer.tell(file.name, jobs.several)
             jobs.done(file.name, result.confidence, result.calibrated)
-
-
-def _context(text: str | None) -> str | float | None:
-    """Convert the value of `--audio-context`: a number of seconds to float; other text, such as "auto", stays as it
-    is."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
 
 
 def _live(

@@ -107,11 +107,9 @@ class Transcription:
         """Transcribe the jobs as one batch. Returns: for each job a `Transcript` or an exception."""
         kind, *given = jobs[0].key  # type: ignore[misc] # `job` makes such keys
         options: dict[str, Any] = dict(given)
-        # Text is streamed only if it cannot change later. It can change in three cases: windows of a long recording may
-        # be decoded again from the last timestamp; with `audio_context`, the recording is decoded again if the text
-        # does not end; the output of Qwen3-ASR begins with the name of the language.
-        kept = "audio_context" not in options and not hasattr(self.loaded.processor, "parse_output")
-        grows = kind == "short" and kept
+        # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
+        # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
+        grows = kind == "short" and not hasattr(self.loaded.processor, "parse_output")
         tokens: list[list[int]] = [[] for _ in jobs]
         deltas = [Deltas() for _ in jobs]
 

@@ -70,11 +70,6 @@ async def transcriptions(
     chunking_strategy: Annotated[
         Literal["auto"] | None, Nullable, Form(description="The server always divides long recordings by itself.")
     ] = None,
-    audio_context: Annotated[
-        Literal["auto"] | None,
-        Nullable,
-        Form(description="auto: encode the clip's length, not 30 s. Not the stock model's text."),
-    ] = None,
     strict: Strict = None,
 ) -> Response:
     """Transcribe speech in its own language."""
@@ -84,7 +79,7 @@ async def transcriptions(
     timed = {*filter(None, granularities or ())} or {"segment"} if kind in TIMED else set()
     recording = await _read(server, file, strict, silence=True)
     timestamps = "word" if "word" in timed else "segment" if timed else None
-    how = {"language": language, "prompt": prompt, "temperature": temperature or None, "audio_context": audio_context}
+    how = {"language": language, "prompt": prompt, "temperature": temperature or None}
     job = engine.job(recording.samples, **how, timestamps=timestamps)
     if stream:
         if kind not in ("json", "text"):

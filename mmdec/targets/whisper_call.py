@@ -3,9 +3,9 @@ attention maps for word timestamps.
 
 The copies share the model's weights. A call changes nothing that other threads see.
 
-The encoder may read only the sound and a margin of silence, instead of always 30 s. This changes results, because the
-model was trained on windows of 30 s. The decoder needs some silence to end its text; without silence, the decoder
-repeats itself. `runs_away` recognises such texts.
+For the provisional text of a stream, the encoder reads only the sound and a margin of silence, instead of always 30 s.
+This changes results, because the model was trained on windows of 30 s. The decoder needs some silence to end its text;
+without silence, the decoder repeats itself. `runs_away` recognises such texts.
 """
 
 from __future__ import annotations

@@ -134,7 +134,6 @@ def test_listeners_hear_of_every_recording(heard: LoadedAudioLm, sounds: list[np
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timestamps": "word"}, "timestamps"),
-    ({"audio_context": "auto"}, "audio_context"),
     ({"cut_at_pauses": True}, "cut_at_pauses"),
     ({"task": "translate"}, "task"),
     ({"temperature": (0.0, 0.4)}, "temperature"),

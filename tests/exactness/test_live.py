@@ -48,7 +48,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "words": {"timestamps": "word"},
     "prompted": {"prompt": "The train is late.", "repetition_penalty": 1.2},
     "sampled": {"temperature": 0.7, "seed": 3, "do_sample": True},
-    "short context": {"audio_context": "auto"},
 }
 
 

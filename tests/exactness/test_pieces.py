@@ -49,7 +49,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "prompted": {"prompt": "The train is late.", "repetition_penalty": 1.2},
     "sampled": {"temperature": 0.7, "seed": 3, "do_sample": True},
     "fallback": {"temperature": (0.0, 0.4), "logprob_threshold": -0.02, "seed": 5},
-    "short context": {"audio_context": "auto"},
 }
 
 

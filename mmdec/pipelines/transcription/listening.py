@@ -81,7 +81,6 @@ class ListeningRequest:
         whisper = "Leave it out, or use a Whisper."
         for argument, value, plain in (
             ("timestamps", spoken.timestamps, None),
-            ("audio_context", spoken.audio_context, None),
             *((option, options.get(option), None) for option in WINDOWED),
         ):
             if value is not plain:

@@ -44,7 +44,7 @@ from mmdec.pipelines.call import as_loaded, fitting
 from mmdec.pipelines.inputs import channels_of, whole_rate, with_note
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import in_batches
-from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest, first_time
+from mmdec.pipelines.transcription.request import Spoken, Timestamps, TranscriptionRequest, first_time
 from mmdec.pipelines.transcription.transcribe import WHISPER, Model, as_drafter
 from mmdec.pipelines.transcription.transcript import Segment, Transcript, moved
 from mmdec.types import InputError
@@ -101,7 +101,6 @@ class StreamOptions(TypedDict, total=False, extra_items=Any):
     language: str | None
     task: str | None
     prompt: str | None
-    audio_context: AudioContext
     rule: RuleName | None
     seed: int | None
     statistics: DecodingStatistics | None
@@ -121,16 +120,16 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
     sample_rate: Hz of the samples. Default 16000.
     encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
     every: seconds of new audio after which provisional text is decoded anew. Default 1. Text is decoded at most once
-        for each chunk, so a slow machine decodes less often and does not fall behind. Provisional text is decoded with
-        `audio_context=5` and has no word times. None: no provisional text.
+        for each chunk, so a slow machine decodes less often and does not fall behind. For
+        provisional text the encoder reads 5 s after the sound, instead of up to 30 s in all, and there are no word
+        times. None: no provisional text.
     pause: seconds of silence that end a window. Default 1.
     pauses: how pauses are detected: "energy" (default): by the level, compared with loud speech and with the noise;
         "webrtc" (extra `mmdec[vad]`): where WebRTC's detector finds no voice.
     drafter: as for `transcribe`, for a window's first decoding. Later decodings use the window's previous text as the
         draft. None: no drafts at all.
     model: a Whisper, as for `transcribe`; no audio language model.
-    processor, timestamps, task, prompt, audio_context, rule, seed, statistics, device, dtype, threads: as for
-        `transcribe`.
+    processor, timestamps, task, prompt, rule, seed, statistics, device, dtype, threads: as for `transcribe`.
     language: a name or a code. Default None: detected for each window.
     options: arguments of `generate`, as for `transcribe`.
     Returns: an iterator of `StreamUpdate`, in the order of the audio.
@@ -206,7 +205,7 @@ class LiveTranscriber:
         # silence hardly ever changes a token
         self._quick = replace(
             request,
-            margin=MARGIN if request.margin is None else request.margin,
+            margin=MARGIN,
             timestamps="segment" if request.timestamps == "word" else request.timestamps,
         )
         self._threads, self._encoding = threads, sound.encoding

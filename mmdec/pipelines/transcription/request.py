@@ -44,8 +44,6 @@ from mmdec.types import CACHE, InputError
 
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
-AudioContext = Literal["auto"] | float | None
-AUTO_MARGIN, MOST_MARGIN = 12.0, 30.0  # in seconds: `audio_context="auto"`, and the maximum
 FITTED = "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
 GUARDED = 16  # number of new tokens between two checks whether the text repeats itself
 ENGLISH = "<|en|>"  # the language of a Whisper that has no tokens of languages
@@ -90,14 +88,13 @@ class Spoken:
 
     timestamps: None, "segment" or "word". language: name or code, or one for each recording; None: detect. task:
         "transcribe" or "translate".
-    prompt: text before the recording. audio_context: seconds that the encoder reads after the audio; None: up to 30 s.
+    prompt: text before the recording.
     """
 
     timestamps: Timestamps = None
     language: str | Sequence[str] | None = None
     task: str | None = "transcribe"
     prompt: str | None = None
-    audio_context: AudioContext = None
 
 
 @final
@@ -114,7 +111,7 @@ class TranscriptionRequest:
     has_timestamps: bool  # whether the model has timestamp tokens; without them only one window is possible
     given: tuple[str, ...] = ()  # names of the options that the caller passed, for errors
     calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
-    margin: float | None = None  # seconds that the encoder reads after the audio; None: up to 30 s in all
+    margin: float | None = None  # for provisional text: seconds that the encoder reads after the audio; None: to 30 s
     doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s: upper limit of the confidence
     length_given: bool = False  # whether the caller limits the length of a window's text
 
@@ -158,7 +155,6 @@ class TranscriptionRequest:
         doubts = {} if calibrations else read_calibrations(_home(FITTED))
         return cls(
             *(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations),
-            margin=_margin(spoken.audio_context),
             doubts=doubts,
             length_given=sets_length(options),
         )
@@ -186,8 +182,6 @@ class TranscriptionRequest:
         if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
             # for rows that are decoded again, transformers uses the lengths of the whole batch, so rows must be decoded
             # one by one
-            batch_size = 1
-        if self.margin is not None:  # a batch would give all rows equally long encoder states
             batch_size = 1
         kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
@@ -332,20 +326,6 @@ def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
 def _home(name: str) -> Path | None:
     """Find the folder of a shipped model; None if it is not installed."""
     return next((home / name for home in model_folders() if (home / name).is_dir()), None)
-
-
-def _margin(context: AudioContext) -> float | None:
-    """Check `audio_context`. Returns the seconds that the encoder reads after the audio; None: up to 30 s in all."""
-    if context is None:
-        return None
-    if context == "auto":
-        return AUTO_MARGIN
-    if isinstance(context, bool) or not isinstance(context, (int, float)) or not 0 <= context <= MOST_MARGIN:
-        raise InputError(
-            f'`audio_context` must be "auto" or 0 to {MOST_MARGIN:g} seconds after the sound, but is {show(context)}. '
-            "Leave it out for whole windows, as the model was trained."
-        )
-    return float(context)
 
 
 def can_translate(settings: Any) -> bool:

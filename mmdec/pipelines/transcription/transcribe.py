@@ -40,7 +40,7 @@ from mmdec.pipelines.inputs import Audio, AudioList, read_noted, recordings, wit
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import OnTranscript, Progress, in_batches, in_pieces
 from mmdec.pipelines.transcription.listening import ListeningRequest, listen
-from mmdec.pipelines.transcription.request import AudioContext, Spoken, Timestamps, TranscriptionRequest
+from mmdec.pipelines.transcription.request import Spoken, Timestamps, TranscriptionRequest
 from mmdec.pipelines.transcription.transcript import Transcript
 from mmdec.types import InputError
 
@@ -76,7 +76,6 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
     language: str | Sequence[str] | None
     task: str | None
     prompt: str | None
-    audio_context: AudioContext
     batch_size: int
     cut_at_pauses: bool
     strict: bool
@@ -112,7 +111,6 @@ def transcribe(
     language: str | Sequence[str] | None = None,
     task: str | None = "transcribe",
     prompt: str | None = None,
-    audio_context: AudioContext = None,
     batch_size: int = 8,
     cut_at_pauses: bool = False,
     strict: bool = False,
@@ -136,7 +134,7 @@ def transcribe(
     sample_rate: Hz of samples; None for files, whose header has it.
     model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an audio
         language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no windows:
-        `timestamps`, `audio_context`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are
+        `timestamps`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are
         rejected for it.
     processor: the processor of a loaded model; None otherwise.
     drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
@@ -151,9 +149,6 @@ def transcribe(
     prompt: for a Whisper, text that might have come before the recording; default None: no text. For an audio language
         model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the model's
         processor writes.
-    audio_context: seconds that the encoder reads after the sound ("auto": 12 s), instead of a whole window of 30 s.
-        This makes short recordings faster, but the text may differ from that of `model.generate`. A text that does not
-        end, or that repeats itself, is decoded again with the whole window. Recordings are then decoded one by one.
         Default None: whole windows.
     batch_size: number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have batches
         of their own.
@@ -197,7 +192,7 @@ def transcribe(
     strict = check_switch("strict", strict)
     loaded: LoadedTranscriber = as_loaded(_system(model), model, processor, device, dtype)
     decoding = DecodingOptions(as_drafter(loaded, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
-    spoken = Spoken(timestamps, language, task, prompt, audio_context)
+    spoken = Spoken(timestamps, language, task, prompt)
     request = _request(loaded, decoding, options, len(batch), spoken, cut_at_pauses)
 
     def read_one(given: Audio) -> Recording:

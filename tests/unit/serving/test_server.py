@@ -295,14 +295,6 @@ def test_a_thread_leaves_the_other_its_share() -> None:
     assert sum(batches) == 8
 
 
-def test_a_clip_is_encoded_at_its_length_where_the_caller_asks(engines: dict[str, Any], folder: Path) -> None:
-    sound = wav(0.9, 3)
-    asked = mmdec.transcribe(sound, model=folder / "whisper", audio_context="auto").text
-    with served(engines) as (client, _):
-        assert post(client, sound, audio_context="auto").json()["text"] == asked
-        assert post(client, sound, audio_context="long").status_code == 400
-
-
 def test_counters(engines: dict[str, Any]) -> None:
     with served(engines) as (client, _):
         post(client, wav(0.5))

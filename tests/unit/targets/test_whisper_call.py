@@ -12,7 +12,16 @@ from transformers import WhisperFeatureExtractor
 
 import mmdec
 from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.targets.whisper_call import can_shorten, context_frames, encode, ends, recording_features, runs_away
+from mmdec.pipelines.transcription import live
+from mmdec.targets.whisper_call import (
+    can_shorten,
+    context_frames,
+    encode,
+    encoding_once,
+    ends,
+    recording_features,
+    runs_away,
+)
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 
@@ -57,9 +66,12 @@ def test_an_encoder_of_the_callers_own_is_left_alone(whisper: LoadedWhisper) -> 
     layer.forward = layer.forward
     try:
         assert not can_shorten(encoder)
-        options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en"}
-        short, whole = (mmdec.transcribe(buzz(0.5), audio_context=context, **options) for context in (0.0, None))
-        assert short.tokens == whole.tokens
+        heard = features(whisper, 0.5)
+        once, remembering = encoding_once(whisper.model, lambda *_: None, margin=0.0)
+        with torch.inference_mode():
+            states = once.get_encoder()(heard).last_hidden_state
+            assert torch.equal(states, encoder(heard).last_hidden_state)
+        assert remembering.seconds is None
     finally:
         del layer.forward
 
@@ -90,34 +102,6 @@ def test_a_text_ends_with_any_end_token() -> None:
     assert ends([3, 1], config)
 
 
-@pytest.mark.parametrize("drafter", [None, "lookup"])
-@pytest.mark.parametrize("seed", range(4))
-def test_what_runs_away_is_read_whole(whisper: LoadedWhisper, seed: int, drafter: str | None) -> None:
-    """Where a text of the short context did not end, or repeats itself, it is that of the whole window. These random
-    weights do both."""
-    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en", "drafter": drafter}
-    sound = buzz(0.5, seed)
-    short, whole = (mmdec.transcribe(sound, audio_context=context, **options) for context in (0.0, None))
-    text = [token for token in short.tokens if token < whisper.model.config.vocab_size - 201]
-    assert short.tokens == whole.tokens or not runs_away(text, 1.0, whisper.model.config.vocab_size)
-    assert mmdec.transcribe(sound, audio_context=30.0, **options).tokens == whole.tokens
-    assert mmdec.transcribe(sound, audio_context="auto", **options).tokens == whole.tokens  # 12 s are all of it
-
-
-def test_recordings_of_a_list_are_read_one_by_one(whisper: LoadedWhisper) -> None:
-    sounds: Any = [buzz(0.5), buzz(1.7, 1), buzz(0.9, 2)]
-    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en", "audio_context": 1.0}
-    alone = [mmdec.transcribe(sound, **options).tokens for sound in sounds]
-    assert [one.tokens for one in mmdec.transcribe(sounds, **options)] == alone
-
-
-def test_drafts_change_no_text_of_a_short_context(whisper: LoadedWhisper) -> None:
-    options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en", "audio_context": 1.0}
-    for seed in range(4):
-        plain, drafted = (mmdec.transcribe(buzz(0.8, seed), drafter=name, **options) for name in (None, "recycling"))
-        assert drafted.tokens == plain.tokens
-
-
 def test_hooks_within_the_encoder_see_their_passes(whisper: LoadedWhisper) -> None:
     """Stock layers run by a way of their own, others as they are; hooks on the encoder count whole windows."""
     encoder: Any = whisper.model.get_encoder()
@@ -136,6 +120,23 @@ def test_hooks_within_the_encoder_see_their_passes(whisper: LoadedWhisper) -> No
         half: Any = copy.deepcopy(encoder).to(torch.bfloat16)
         states = encode(half, heard.bfloat16(), 400)
         assert torch.allclose(states, half(heard.bfloat16()).last_hidden_state, atol=0.1)
+
+
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+def test_provisional_text_that_runs_away_is_read_whole(
+    whisper: LoadedWhisper, drafter: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where provisional text did not end, or repeats itself, it is that of the whole window. These random weights do
+    both."""
+    monkeypatch.setattr(live, "MARGIN", 0.0)
+    options: dict[str, Any] = {"model": whisper, "language": "en", "drafter": drafter}
+    for seed in range(4):
+        sound = buzz(1.0, seed)
+        first = next(iter(mmdec.transcribe_stream([sound, sound], every=0.2, **options)))
+        assert not first.final
+        short, whole = first.transcript, mmdec.transcribe(sound, sample_rate=RATE, **options)
+        text = [token for token in short.tokens if token < whisper.model.config.vocab_size - 201]
+        assert short.tokens == whole.tokens or not runs_away(text, first.end, whisper.model.config.vocab_size)
 
 
 @pytest.mark.parametrize("samples", [1, 159, 161, 10_240, 10_241, 48_000, 470_000, 479_600, 479_999, 480_000, 500_000])

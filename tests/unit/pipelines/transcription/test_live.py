@@ -137,7 +137,6 @@ def test_half_a_sample_at_the_end_is_told_after_the_text(four: LoadedWhisper) ->
         ({"timestamps": "letter"}, "timestamps"),
         ({"language": "klingon"}, "language"),
         ({"language": ["en", "de"]}, "language"),
-        ({"audio_context": -1.0}, "audio_context"),
         ({"num_beams": 4}, "num_beams"),
         ({"model": "no/such"}, "model"),
     ],
