@@ -1,9 +1,7 @@
-"""The forward-backward scan of `dag.scaled` for a CPU. It processes one sample at a time, because on a CPU, call
-overhead and memory traffic cost more time than additions.
+"""The forward-backward scan of `dag.scaled` for a CPU. It processes one sample at a time, token by token, because on a
+CPU, call overhead and memory traffic cost more time than additions.
 
-A sample with many tokens is processed vertex by vertex (`scan_vertices`). Other samples, and samples for which
-`scan_vertices` is inaccurate, are processed token by token (`_scan_tokens`). Probabilities below e^-708 of their scale
-become 0. `TRUSTED` and `TRUSTED_BY_VERTEX` limit how much of P may be lost by this.
+Probabilities below e^-708 of their scale become 0. `TRUSTED` limits how much of P may be lost by this.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 EVERY = 4  # number of steps after which a state is divided by its maximum, to keep it in float64's range
@@ -22,14 +19,8 @@ TRUSTED = 640.0 - DRIFT
 LARGEST = 700.0  # in nats: maximum logarithm of a factor, because exp overflows float64 at 709
 STRIP = 128  # number of rows of the link matrix that are processed at a time; the part below the diagonal is skipped
 NEG_INF = -math.inf
-# the constants below are those of `scan_vertices`
-BLOCK = 48  # vertices in a block: larger ones take less time, but their states decrease more without rescaling
-# maximum numbers in a block's states (vertices times tokens): from 9216 on, OpenBLAS starts a second thread
+# a window of at most this many links is multiplied in NumPy: from 9216 on, OpenBLAS starts a second thread
 AT_ONCE = 8192
-HIGH, LOW = 1e80, 1e-120  # if a token's largest state leaves this range, all of the token's states are rescaled
-TRUSTED_BY_VERTEX = 580.0
-
-Vector = NDArray[np.float64]
 
 
 class States(NamedTuple):
@@ -40,35 +31,13 @@ class States(NamedTuple):
     factors: list[float]
 
 
+@np.errstate(all="ignore")  # underflow and overflow are detected from the results
 def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Sample | None:
     """Compute log P and the posteriors of one sample. Returns None if float64 is too imprecise.
 
     match: (M, L), links: (L, L), log-probabilities in any float dtype, without padding; L >= M.
     vertices: whether posteriors of vertices are needed; without them only one direction is scanned, for log P. counted:
         whether posteriors of links are needed; this requires `vertices`.
-    """
-    weights, link_top = _exponentiated(links)
-    with np.errstate(all="ignore"):  # underflow and overflow are detected from the results
-        sample = None
-        if not _few_tokens(*match.shape):
-            sample = scan_vertices(match, weights, link_top, vertices=vertices, counted=counted)
-        return sample or _scan_tokens(match, weights, link_top, vertices, counted)
-
-
-def _few_tokens(steps: int, size: int) -> bool:
-    """Return whether the scan by tokens (one large product per token) is faster than the scan by vertices (one small
-    product per vertex). steps: number of tokens. size: number of vertices.
-
-    Measured: starting a large product costs as much as 10,000 pairs of vertices; a small product costs 12,000.
-    """
-    return steps * ((size - steps) ** 2 + 10_000) < 12_000 * size
-
-
-def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool, counted: bool) -> Sample | None:
-    """Scan one sample token by token. Returns None if float64 is too imprecise.
-
-    match: (M, L). weights: (L, L), the links' probabilities divided by exp(link_top); overwritten if `counted`.
-        vertices, counted: whether posteriors of vertices and of links are needed.
 
     Token t can only be on the vertices t .. t + R, where R = L - M. So a state is a row of R + 1 numbers, and the links
     from token t to t + 1 are a window of the link matrix that moves down the diagonal by one. All windows are views,
@@ -78,6 +47,7 @@ def _scan_tokens(match: Tensor, weights: Tensor, link_top: float, vertices: bool
     as long as a product of some hundred numbers. A state may decrease in between, so the trusted range is smaller. If
     it decreases too much, the scan is repeated with a division in every step.
     """
+    weights, link_top = _exponentiated(links)
     steps, size = match.shape
     room = size - steps + 1  # number of vertices on which a token can be
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
@@ -234,203 +204,3 @@ class Sample(NamedTuple):
     log_prob: float
     vertices: Tensor | None  # (M, L) float64, posteriors P(y_t is emitted by v_j | Y); None if not needed
     links: Tensor | None  # (L, L) float64, expected number of uses of each link; None if not needed
-
-
-class _Sweep(NamedTuple):
-    """The scaled forward or backward probabilities of one sample. All states of a token are divided by one factor, the
-    token's unit."""
-
-    states: Tensor  # (L, M), at vertex l and token m, emission included
-    arrivals: Vector  # (L, M), without the emission at the vertex; backward only
-    # (M,): natural log of each token's unit, without the part that the scaling of the emissions contributes
-    shift: Vector
-    most: Vector  # (M,): the largest value that `shift` had while states of this token were computed
-
-
-def scan_vertices(match: Tensor, weights: Tensor, link_top: float, *, vertices: bool, counted: bool) -> Sample | None:
-    """Scan one sample vertex by vertex, with the states of all tokens at once. Returns None if float64 is too
-    imprecise. The caller must switch off NumPy's warnings.
-
-    match: (M, L), log-probabilities in any float dtype. weights: (L, L), the links' probabilities divided by
-        exp(link_top), 0 on and below the diagonal; overwritten if `counted`. vertices, counted: whether posteriors of
-        vertices and of links are needed.
-
-    The states at a vertex depend on those at earlier vertices, for all tokens in the same way. So one matrix product
-    adds what earlier blocks of vertices contribute, for all tokens. Only jumps inside a block are processed vertex by
-    vertex. This takes L products with a small matrix instead of M products with all links. The small products use
-    NumPy, because torch's call overhead would exceed their work.
-
-    The states of each token are divided by a factor, the token's unit. At first it is the mean of the token's
-    emissions. After a block in which the states became too large or too small, the token gets a new unit. The largest
-    unit that a token ever had limits how much probability can have been lost.
-    """
-    emission, match_top, mean = _emissions(match)
-    tops = match_top + link_top  # upper bound, in nats, of what one jump and the emission of its token add
-    units = match_top + np.log(mean)
-    units[1:] += link_top
-    onward = _sweep(weights, emission, onward=True)
-    path = units.cumsum()
-    alpha_unit, alpha_most = path + onward.shift, path + onward.most
-    alpha_peak = onward.states.amax(0).numpy()
-    alpha_top = alpha_unit + np.log(alpha_peak)
-    log_prob = float(alpha_unit[-1] + np.log(float(onward.states[-1, -1])))
-    if not math.isfinite(log_prob):
-        return None
-    # Upper bounds, in nats relative to P: probabilities below e^-708 of these were lost in states, arrivals, links or
-    # emissions.
-    level = np.maximum(alpha_most[1:], np.maximum(alpha_most, alpha_top)[:-1] + tops[1:]) - log_prob
-    if not vertices:
-        # upper bound: a step adds at most the best emission and a vertex's summed links
-        gain = tops[:0:-1] + (math.log(float(weights.sum(1).amax())) if len(tops) > 1 else 0.0)
-        if _holds(level + (gain.cumsum() - gain)[::-1]):
-            return Sample(log_prob, None, None)
-
-    back = _sweep(weights, emission, onward=False)
-    units[0] += link_top
-    units[-1] -= link_top
-    path = units[::-1].cumsum()[::-1]
-    into_unit, into_most = path + back.shift, path + back.most
-    beta_unit = np.append(into_unit[1:] + link_top, 0.0)
-    beta_peak = back.arrivals.max(0)
-    beta_top = beta_unit + np.log(beta_peak)
-    if not (_holds(level + beta_top[1:]) and _holds(alpha_top[:-1] + link_top + into_most[1:] - log_prob)):
-        return None
-    if not vertices:
-        return Sample(log_prob, None, None)
-    # each factor is scaled to a maximum of 1, so that their product loses nothing that matters
-    alpha = onward.states / torch.from_numpy(alpha_peak)
-    rates = torch.from_numpy(np.exp(alpha_top + beta_top - log_prob) / beta_peak)
-    found = (torch.from_numpy(back.arrivals).mul_(rates) * alpha).t().contiguous()
-    if not counted:
-        return Sample(log_prob, found, None)
-    into_peak = back.states[:, 1:].amax(0)
-    entering = back.states[:, 1:] / into_peak
-    rates = np.exp(alpha_top[:-1] + link_top + into_unit[1:] - log_prob) * into_peak.numpy()
-    leaving = alpha[:, :-1] * torch.from_numpy(rates)
-    for row in range(0, len(weights), STRIP):
-        used = torch.mm(leaving[row : row + STRIP], entering[row:].t())
-        weights[row : row + STRIP, row:].mul_(used)
-    return Sample(log_prob, found, weights)
-
-
-def _emissions(match: Tensor) -> tuple[Tensor, Vector, Vector]:
-    """Compute scaled emission probabilities. match: (M, L), log-probabilities.
-
-    Returns: emissions (L, M), divided by each token's mean, 0 where no path can pass; the natural log of each token's
-        best emission (M,); the mean divided by the best one (M,).
-    """
-    steps, size = match.shape
-    room = size - steps + 1  # number of vertices on which a token can be: for token t, from vertex t on
-    whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
-    own = whole.as_strided((steps, room), (size + 1, 1)).contiguous()
-    ends = own.numpy()
-    ends[0, 1:] = ends[-1, :-1] = NEG_INF
-    top = own.amax(1)
-    top.masked_fill_(top == NEG_INF, 0.0)
-    own = own.sub_(top[:, None]).exp_()
-    mean = own.mean(1)
-    emission = torch.zeros(size, steps, dtype=torch.float64)
-    torch.div(own, mean[:, None], out=emission.as_strided((steps, room), (steps + 1, steps)))
-    return emission, top.numpy(), mean.numpy()
-
-
-def _sweep(weights: Tensor, emission: Tensor, *, onward: bool) -> _Sweep:
-    """Compute all states of one direction. weights: (L, L), scaled link probabilities. emission: (L, M), scaled
-    emissions. onward: True: from the first vertex to the last; False: backward."""
-    size, steps = emission.shape
-    states, shift, peaks = torch.zeros(size, steps, dtype=torch.float64), np.zeros(steps), np.zeros(steps)
-    # (M,): factor on each token's emissions: the unit of the token that is scanned before it, divided by its own unit
-    ratio = np.ones(steps)
-    rows, links, emitted, room = states.numpy(), weights.numpy(), emission.numpy(), size - steps
-    arrivals = np.zeros((0 if onward else size, steps))
-    width = min(size, max(4, min(BLOCK, AT_ONCE // steps)))
-    own, moves, most = _Block(width, steps, onward), np.multiply, np.full(steps, NEG_INF)
-    for begin in range(0, size, width)[:: 1 if onward else -1]:
-        end = min(begin + width, size)
-        count = end - begin
-        here = slice(max(0, begin - room), end)  # indices of the tokens that the vertices of this block can emit
-        most[here] = np.maximum(most[here], shift[here])
-        # first a block's rows hold what other blocks contribute, in the column of the token before; then the states
-        # overwrite these numbers
-        own.states.fill_(0.0)
-        if onward:
-            low, high = max(0, begin - room - 1), min(steps, end)
-            if low < begin:
-                earlier = states[low:begin, low:high]
-                torch.mm(weights[low:begin, begin:end].t(), earlier, out=own.states[:count, low:high])
-        else:
-            low, high = max(0, begin - room), min(steps, end + 1)
-            last = min(size, high + room)
-            if end < last:
-                later = states[end:last, low:high]
-                torch.mm(weights[begin:end, end:last], later, out=own.states[:count, low:high])
-        own.load(links[begin:end, begin:end], emitted[begin:end], ratio)
-        before = own.rows
-        for jumps, to, arrival, emit, state in own.views(count):
-            jumps.dot(before, to)
-            moves(arrival, emit, state)
-        rows[begin:end] = before[:count]
-        if not onward:
-            arrivals[begin:end] = own.arrivals[:count]
-        # for speed, only the states at the block's last vertex are checked
-        np.maximum(peaks, before[count - 1 if onward else 0], out=peaks)
-        if peaks.max() > HIGH or ((peaks < LOW) & (peaks > 0.0)).any():
-            done = slice(None, end) if onward else slice(begin, None)
-            unit = _units(peaks)
-            rows[done] /= unit
-            if onward:
-                ratio[1:] *= unit[:-1] / unit[1:]
-            else:
-                ratio[:-1] *= unit[1:] / unit[:-1]
-                arrivals[done, :-1] /= unit[1:]
-            shift += np.log(unit)
-            peaks /= unit
-    if not onward:
-        arrivals[:, -1] = 0.0
-        arrivals[-1, -1] = 1.0
-    return _Sweep(states, arrivals, shift, np.maximum(most, shift))
-
-
-class _Block:
-    """The buffers of one block of vertices, with NumPy views of their rows. The views are made once, because a view
-    costs as much time as a small product."""
-
-    def __init__(self, width: int, steps: int, onward: bool) -> None:
-        self.onward = onward
-        self.jumps, self.emitted = np.zeros((width, width)), np.zeros((width, steps))
-        self.staying = self.jumps.reshape(-1)[:: width + 1]
-        self.states = torch.zeros(width, steps, dtype=torch.float64)
-        self.rows = self.states.numpy()
-        # A jump leads to the next token, so what arrives is written one column to the right of the token before.
-        # Entries beyond the edge land in the next row, where they are not read as emissions; a 1 there starts the scan.
-        flat = np.ones(width * steps + 2)
-        self.arrivals = flat[1:-1].reshape(width, steps)
-        to = (flat[2:] if onward else flat[:-2]).reshape(width, steps)
-        self._views = list(zip(self.jumps, to, self.arrivals, self.emitted, self.rows, strict=True))
-
-    def views(self, count: int) -> list[tuple[Vector, Vector, Vector, Vector, Vector]]:
-        """Return for each of the first `count` vertices, in scan order, five views: probabilities of jumps, where
-        arrivals are written, where they are read, emissions, states."""
-        return self._views[:count][:: 1 if self.onward else -1]
-
-    def load(self, links: Vector, emitted: Vector, ratio: Vector) -> None:
-        """Load the data of a block of N vertices. links: (N, N), between its vertices. emitted: (N, M), its emissions.
-        ratio: (M,), a factor on each token's emissions.
-
-        What a larger block left beyond these N rows does no harm: it is multiplied by states of 0.
-        """
-        count = len(links)
-        self.jumps[:count, :count] = links.T if self.onward else links
-        self.staying.fill(1.0)  # with 1 on the diagonal, the product keeps what earlier blocks have contributed
-        np.multiply(emitted, ratio, out=self.emitted[:count])
-
-
-def _units(peaks: Vector) -> Vector:
-    """Return the new unit of each token: its largest state; for a token without states, a value between its neighbours'
-    (interpolated in the logarithm)."""
-    reached = peaks.nonzero()[0]
-    return np.exp(np.interp(np.arange(len(peaks)), reached, np.log(peaks[reached])))
-
-
-def _holds(gap: Any) -> bool:
-    return bool((gap <= TRUSTED_BY_VERTEX).all())
