@@ -12,10 +12,8 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import final
 
 import torch
 from torch import nn
@@ -33,21 +31,10 @@ READINGS, APART = 3, 0.001
 _kept = False  # whether `keep_threads` was called; then the number of threads is not chosen
 
 
-@final
-@dataclass(frozen=True)
-class Processors:
-    """Numbers of CPU processors at the beginning of a call."""
-
-    allowed: int  # number of processors that this process may use
-    free: int | None = None  # number of idle processors; None: unknown
-
-
-def chosen_threads(parameters: int, processors: Processors, most: int) -> int:
-    """Choose torch's number of CPU threads for one call. parameters: number of the model's parameters. most: torch's
-    default number of threads."""
-    useful = FEWEST + parameters // PARAMETERS
-    free = processors.allowed if processors.free is None else processors.free
-    return max(1, min(most, useful, processors.allowed, free))
+def chosen_threads(parameters: int, idle: int, most: int) -> int:
+    """Choose torch's number of CPU threads for one call. parameters: number of the model's parameters. idle: number of
+    idle processors. most: torch's default number of threads."""
+    return max(1, min(most, FEWEST + parameters // PARAMETERS, idle))
 
 
 @contextmanager
@@ -61,7 +48,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     if count is None:
         parameters = sum(p.numel() for network in networks for p in network.parameters() if p.device.type == "cpu")
         chooses = parameters and not _kept and is_default(before)
-        count = chosen_threads(parameters, processors_now(), before) if chooses else before
+        count = chosen_threads(parameters, idle_processors(), before) if chooses else before
     if count == before:
         yield
         return
@@ -89,21 +76,19 @@ def is_default(
     return count in (_defaults() if defaults is None else defaults)
 
 
-def processors_now() -> Processors:
-    """Count the processors that this process may use, and those that are idle."""
-    allowed = len(_affinity())
-    quota = quota_of(Path("/sys/fs/cgroup"), _text(Path("/proc/self/cgroup")))
-    allowed = allowed if quota is None else max(1, min(allowed, int(quota)))
+def idle_processors() -> int:
+    """Count the idle processors, of those that this process may use; all of these, if the system tells no load."""
+    allowed = min(len(_affinity()), quota_of(_text(Path("/sys/fs/cgroup/cpu.max"))))
     counts: list[int] = []
     for reading in range(READINGS if allowed > 1 else 0):
         if reading:
             time.sleep(APART)
         running = running_in(_text(Path("/proc/loadavg")))
         if running is None:
-            return Processors(allowed)
+            return allowed
         counts.append(running)
     others = int(median(counts)) - 1 if counts else 0  # minus this process, which is running, too
-    return Processors(allowed, (os.cpu_count() or 1) - others)
+    return min(allowed, _processors() - others)
 
 
 def running_in(loadavg: str) -> int | None:
@@ -114,31 +99,25 @@ def running_in(loadavg: str) -> int | None:
     return int(count) if count.isdecimal() else None
 
 
-def quota_of(root: Path, cgroups: str) -> float | None:
-    """Return the number of processors that Linux control groups allow (for example in a container); None: no limit.
+def quota_of(limit: str) -> int:
+    """Read how many processors a container may use from the text of its cpu.max; if it has no limit, all of them."""
+    quota, _, period = limit.strip().partition(" ")
+    return max(1, int(quota) // int(period)) if quota.isdecimal() else _processors()
 
-    root: folder where control groups are mounted. cgroups: text of /proc/self/cgroup, which names the process's groups.
-    """
-    own = next((line[3:] for line in cgroups.splitlines() if line.startswith("0::")), "/")
-    inner = root / own.strip("/")
-    # the limits of parent groups apply, too
-    folders = [inner, *inner.parents][: len(inner.parts) - len(root.parts) + 1]
-    limits = [_text(folder / "cpu.max").split() for folder in folders]
-    # limits of control groups of version 1
-    old = [_text(root / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-    shares = [int(a) / int(b) for a, b, *_ in (*filter(None, limits), old) if a.isdecimal() and b.isdecimal()]
-    return min(shares, default=None)
+
+def _processors() -> int:
+    return os.cpu_count() or 1
 
 
 def _affinity() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(_processors()))
 
 
 def _defaults() -> set[int]:
     cores = Path("/sys/devices/system/cpu")
     mine = _affinity()
     siblings = {_text(cores / f"cpu{one}" / "topology" / "thread_siblings_list") or str(one) for one in mine}
-    return {len(siblings), len(mine), os.cpu_count() or 1}
+    return {len(siblings), len(mine), _processors()}
 
 
 def _text(path: Path) -> str:

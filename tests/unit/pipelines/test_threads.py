@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +13,10 @@ from mmdec.pipelines import threads
 from mmdec.pipelines.threads import (
     PARAMETERS,
     VARIABLES,
-    Processors,
     chosen_threads,
+    idle_processors,
     is_default,
     keep_threads,
-    processors_now,
     quota_of,
     running_in,
     with_threads,
@@ -38,7 +36,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads, "_kept", False)
     monkeypatch.setattr(threads, "_defaults", lambda: {3})
-    monkeypatch.setattr(threads, "processors_now", lambda: Processors(3, 1))
+    monkeypatch.setattr(threads, "idle_processors", lambda: 1)
     yield
     torch.set_num_threads(before)
 
@@ -64,23 +62,20 @@ def test_threads_come_back_where_the_system_gives_no_other(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("parameters", "processors", "most", "chosen"),
+    ("parameters", "idle", "most", "chosen"),
     [
-        (SMALL, Processors(2, 2), 2, 2),  # calm
-        (SMALL, Processors(2, 1), 2, 1),  # one other process
-        (SMALL, Processors(2, -10), 2, 1),  # twelve of them
-        (SMALL, Processors(64, 64), 64, 2),  # a small model gains nothing from more
-        (4 * PARAMETERS, Processors(64, 64), 64, 6),
-        (LARGE, Processors(64, 64), 64, 64),
-        (LARGE, Processors(64, 40), 64, 40),
-        (LARGE, Processors(4, 60), 64, 4),  # a container's quota
-        (LARGE, Processors(64, 64), 32, 32),  # torch takes a thread for each core
-        (LARGE, Processors(8), 8, 8),  # a system that does not tell what runs
-        (SMALL, Processors(1, 1), 1, 1),
+        (SMALL, 2, 2, 2),  # calm
+        (SMALL, 1, 2, 1),  # one other process
+        (SMALL, -10, 2, 1),  # twelve of them
+        (SMALL, 64, 64, 2),  # a small model gains nothing from more
+        (4 * PARAMETERS, 64, 64, 6),
+        (LARGE, 64, 64, 64),
+        (LARGE, 40, 64, 40),
+        (LARGE, 64, 32, 32),  # torch takes a thread for each core
     ],
 )
-def test_how_many(parameters: int, processors: Processors, most: int, chosen: int) -> None:
-    assert chosen_threads(parameters, processors, most) == chosen
+def test_how_many(parameters: int, idle: int, most: int, chosen: int) -> None:
+    assert chosen_threads(parameters, idle, most) == chosen
 
 
 def test_a_call_chooses(busy: None) -> None:
@@ -172,24 +167,29 @@ def test_what_runs_now(content: str, running: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "cgroups", "quota"),
+    ("limit", "quota"),
+    [("150000 100000\n", 1), ("400000 100000\n", 4), ("50000 100000\n", 1), ("max 100000\n", 12), ("", 12)],
+)
+def test_a_containers_quota(limit: str, quota: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    assert quota_of(limit) == quota
+
+
+@pytest.mark.parametrize(
+    ("files", "idle"),
     [
-        ({"cpu.max": "150000 100000\n"}, "0::/\n", 1.5),
-        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
-        ({"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b\n", 4.0),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", 2.0),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "4:cpu:/\n", None),
-        ({}, "", None),
+        ({"/proc/loadavg": "0.37 1.12 0.56 5/108 12975"}, 4),  # four others run
+        ({"/proc/loadavg": "0.37 1.12 0.56 1/108 12975", "/sys/fs/cgroup/cpu.max": "300000 100000"}, 3),
+        ({"/sys/fs/cgroup/cpu.max": "max 100000"}, 8),  # a system that does not tell what runs
+        ({"/sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
     ],
 )
-def test_a_containers_quota(files: dict[str, str], cgroups: str, quota: float | None, tmp_path: Path) -> None:
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert quota_of(tmp_path, cgroups) == quota
+def test_idle_processors(files: dict[str, str], idle: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(threads, "_affinity", lambda: set(range(8)))
+    monkeypatch.setattr(threads, "_text", lambda path: files.get(str(path), ""))
+    assert idle_processors() == idle
 
 
 def test_this_machine_is_read() -> None:
-    found = processors_now()
-    assert found.allowed >= 1
-    assert chosen_threads(LARGE, found, 64) >= 1
+    assert 1 <= chosen_threads(LARGE, idle_processors(), 64) <= 64
