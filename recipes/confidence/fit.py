@@ -17,14 +17,13 @@ import argparse
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.stats import spearmanr
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import mmdec
@@ -32,29 +31,14 @@ from mmdec.audio import SAMPLE_RATE, load_audio
 from mmdec.pipelines.confidence import Calibration, write_calibrations
 from mmdec.training.metrics.text import normalise_words, sentence_chrf, word_edits
 
-DISTORTIONS = (
-    (None, False),
-    (10, False),
-    (None, True),
-    (0, False),
-    (20, False),
-    (-5, False),
-    (5, True),
-)  # dB, telephone
+# signal-to-noise ratio in dB (None: no noise), and whether by telephone
+DISTORTIONS = ((None, False), (10, False), (None, True), (0, False), (20, False), (-5, False), (5, True))
 NOISES = {
     "fit": ("white noise", "hum", "tones", "chords", "clicks"),
     "proof": ("rumble", "chirps", "bells", "pops", "room"),
 }
+SPEECH = ("speech", "speech in noise")  # the other kinds are nonsense
 WRONG_CHRF, RIGHT_CHRF = 45.0, 70.0  # a translation up to the first counts as wrong, from the second on as right
-
-
-@dataclass(frozen=True)
-class Sound:
-    """Samples (T,) at 16 kHz, the right texts (empty: nonsense), and a name for its kind."""
-
-    samples: np.ndarray
-    texts: tuple[str, ...]
-    kind: str
 
 
 def recordings(manifest: Path, count: int) -> Iterator[tuple[np.ndarray, tuple[str, ...]]]:
@@ -107,8 +91,9 @@ def noise(kind: str, draw: np.random.Generator) -> np.ndarray:
     return (sound / max(float(np.abs(sound).max()), 1e-9) * loudness).astype(np.float32)
 
 
-def sounds(manifests: list[Path], part: str, count: int) -> Iterator[Sound]:
-    """Yield the sounds to fit to, or to prove the fit with."""
+def sounds(manifests: list[Path], part: str, count: int) -> Iterator[tuple[np.ndarray, tuple[str, ...], str]]:
+    """Yield the sounds to fit to, or to prove the fit with: samples (T,) at 16 kHz, the right texts (empty: nonsense),
+    and a name for the kind of sound."""
     draw = np.random.default_rng(["fit", "proof"].index(part))
     total = 0
     for manifest in manifests:
@@ -117,14 +102,14 @@ def sounds(manifests: list[Path], part: str, count: int) -> Iterator[Sound]:
             level, narrow = DISTORTIONS[index % len(DISTORTIONS)] if part == "fit" else (None, False)
             heard = telephone(samples) if narrow else samples
             heard = heard if level is None else noisy(heard, level, draw)
-            yield Sound(heard, texts, "speech" if texts else "nonsense speech")
+            yield heard, texts, "speech" if texts else "nonsense speech"
             if part == "proof" and texts:
-                yield Sound(noisy(samples, (10, 0, -5)[index % 3], draw), texts, "speech in noise")
+                yield noisy(samples, (10, 0, -5)[index % 3], draw), texts, "speech in noise"
             if texts and index % 3 == 0:
-                yield Sound(samples[::-1].copy(), (), "backwards")
+                yield samples[::-1].copy(), (), "backwards"
     for index in range(total // 2):
         kind = NOISES[part][index % len(NOISES[part])]
-        yield Sound(noise(kind, draw), (), kind)
+        yield noise(kind, draw), (), kind
 
 
 def rightness(task: str, text: str, texts: tuple[str, ...]) -> float:
@@ -133,42 +118,37 @@ def rightness(task: str, text: str, texts: tuple[str, ...]) -> float:
         return 0.0
     if task == "translate":
         return float(np.clip((sentence_chrf(text, texts) - WRONG_CHRF) / (RIGHT_CHRF - WRONG_CHRF), 0, 1))
-    said, best = " ".join(normalise_words(text)), 0.0
-    for reference in texts:
-        words = " ".join(normalise_words(reference))
-        best = max(best, 1 - word_edits(words, said).errors / max(len(words.split()), 1))
-    return best
+    said = " ".join(normalise_words(text))
+    references = [normalise_words(reference) for reference in texts]
+    return max(0.0, *(1 - word_edits(" ".join(words), said).errors / max(len(words), 1) for words in references))
 
 
 def decode(task: str, manifests: list[Path], part: str, count: int, options: dict) -> list[tuple[dict, float, str]]:
     """Return evidence, rightness and kind of each output; outputs without evidence (silence) are left out."""
     call = mmdec.transcribe if task == "transcribe" else mmdec.translate_speech
     examples = []
-    for sound in sounds(manifests, part, count):
+    for samples, texts, kind in sounds(manifests, part, count):
         try:
-            out = call(sound.samples, sample_rate=SAMPLE_RATE, **options)
+            out = call(samples, sample_rate=SAMPLE_RATE, **options)
         except mmdec.InputError as error:
-            print(f"{sound.kind}: {error}")
+            print(f"{kind}: {error}")
             continue
         if out.evidence:
-            examples.append((dict(out.evidence), rightness(task, out.text, sound.texts), sound.kind))
+            examples.append((dict(out.evidence), rightness(task, out.text, texts), kind))
     return examples
 
 
 def fit(examples: list[tuple[dict, float, str]]) -> Calibration:
     """Fit a logistic regression to outputs that are right in part."""
     names = sorted({name for evidence, _, _ in examples for name in evidence})
-    typical = {
-        name: float(np.mean([e[name] for e, _, kind in examples if name in e and kind == "speech"])) for name in names
-    }
+    speech = [evidence for evidence, _, kind in examples if kind == "speech"]
+    typical = {name: float(np.mean([one[name] for one in speech if name in one])) for name in names}
     rows = np.array([[evidence.get(name, typical[name]) for name in names] for evidence, _, _ in examples])
     right = np.array([value for _, value, _ in examples])
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=10.0, max_iter=1000))
+    scaler, curve = StandardScaler(), LogisticRegression(C=10.0, max_iter=1000)
+    scaled = scaler.fit_transform(rows)
     labels = np.repeat([1, 0], len(rows))
-    model.fit(
-        np.concatenate([rows, rows]), labels, logisticregression__sample_weight=np.concatenate([right, 1 - right])
-    )
-    scaler, curve = model[0], model[1]
+    curve.fit(np.concatenate([scaled, scaled]), labels, sample_weight=np.concatenate([right, 1 - right]))
     weights = curve.coef_[0] / scaler.scale_
     bias = float(curve.intercept_[0] - weights @ scaler.mean_)
     return Calibration(dict(zip(names, weights.tolist(), strict=True)), bias, typical)
@@ -176,19 +156,20 @@ def fit(examples: list[tuple[dict, float, str]]) -> Calibration:
 
 def measure(calibration: Calibration, examples: list[tuple[dict, float, str]]) -> dict:
     """Score a calibration on outputs that it was not fitted to."""
-    scored = [(calibration(evidence), right, kind) for evidence, right, kind in examples]
-    speech = [(value, right) for value, right, kind in scored if kind.startswith("speech")]
-    report = {"outputs": len(scored), "spearman": float(spearmanr(*zip(*speech, strict=True))[0])}
-    for kind in ("speech", "speech in noise"):
-        pairs = [(value, right) for value, right, other in scored if other == kind]
-        if len(pairs) > 2:
-            report[f"spearman of {kind}"] = float(spearmanr(*zip(*pairs, strict=True))[0])
-    whole = [value for value, right in speech if right == 1]
-    report["median of right outputs"] = float(np.median(whole)) if whole else None
-    other = [(value, kind) for value, _, kind in scored if not kind.startswith("speech")]
-    report["highest by kind of nonsense"] = {
-        kind: max(v for v, k in other if k == kind) for kind in dict.fromkeys(k for _, k in other)
-    }
+    confidence = np.array([calibration(evidence) for evidence, _, _ in examples])
+    right = np.array([value for _, value, _ in examples])
+    kinds = np.array([kind for _, _, kind in examples])
+    speech = np.isin(kinds, SPEECH)
+    report = {"outputs": len(examples), "spearman": spearmanr(confidence[speech], right[speech]).statistic}
+    for kind in SPEECH:
+        of_kind = kinds == kind
+        if of_kind.sum() > 2:
+            report[f"spearman of {kind}"] = spearmanr(confidence[of_kind], right[of_kind]).statistic
+    whole = confidence[speech & (right == 1)]
+    report["median of right outputs"] = float(np.median(whole)) if len(whole) else None
+    nonsense = dict.fromkeys(kinds[~speech].tolist())
+    report["highest by kind of nonsense"] = {kind: float(confidence[kinds == kind].max()) for kind in nonsense}
+    report["roc_area"] = float(roc_auc_score(speech, confidence))
     return report
 
 
