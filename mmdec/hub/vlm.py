@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -19,7 +18,6 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save
 from torch import Tensor
 from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -31,7 +29,6 @@ from transformers import (
 )
 
 from mmdec.checks.devices import check_device
-from mmdec.checks.files import write_whole
 from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.hub.language_model import DRAFTERS, config_class, read_network
@@ -56,8 +53,6 @@ FILES = (
     *DRAFTERS,
 )
 MEANS, WHITENING = "means", "whitening"
-# share of the mean variance that is added to each variance, so that directions of little variance do not dominate
-RIDGE = 0.01
 
 
 @final
@@ -270,29 +265,11 @@ class FamiliarPictures:
     means: Tensor  # (K, F), mean of each of K kinds of images, in F features
     whitening: Tensor  # (F, F), the whitening matrix: multiplied by it, the images of one kind have unit covariance
 
-    @staticmethod
-    def of(summaries: Tensor, kinds: Sequence[str]) -> FamiliarPictures:
-        """Compute the statistics. summaries: (N, F), F features of each of N training images. kinds: the kind of each
-        image."""
-        names = sorted(set(kinds))
-        which = torch.tensor([names.index(kind) for kind in kinds])
-        values = summaries.double()
-        means = torch.stack([values[which == index].mean(0) for index in range(len(names))])
-        covariance = (values - means[which]).T @ (values - means[which]) / len(values)
-        covariance += RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=torch.float64)
-        whitening = torch.linalg.inv(torch.linalg.cholesky(covariance)).T
-        return FamiliarPictures(means.float(), whitening.float())
-
     def distance(self, summaries: Tensor) -> Tensor:
         """Return each image's distance to the nearest kind of training images, (N,) float32 on the CPU. summaries: (N,
         F), features of the images."""
         apart = summaries.float().cpu()[:, None] - self.means
         return (apart @ self.whitening).norm(dim=2).amin(1)
-
-    def write(self, folder: Path) -> Path:
-        """Write the statistics to a model's folder, in half precision, atomically. Returns: the file."""
-        tensors = {MEANS: self.means.half(), WHITENING: self.whitening.half().contiguous()}
-        return write_whole(folder / FAMILIAR, save(tensors))
 
 
 def read_familiar(folder: Path) -> FamiliarPictures | None:
