@@ -22,17 +22,11 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 CARD = "README.md"
 PACKAGES = ("mmdec", "torch", "torchaudio", "transformers", "lightning")
 OPTIONAL = ("triton", "ctranslate2")
-# regular expression: name of a file or folder, without spaces
-NAME = r"(?=[^\s\\/]*\w)(?:[^\s'\"\\/<>]|(?<=\w)'(?=\w))+"
-# regular expression: folders such as "my runs/"; a space is part of the path if a slash follows later
-FOLDERS = rf"(?:{NAME}(?: {NAME})*(?<!:)[\\/]+)"
 OPTION = re.compile(r"--?[a-zA-Z][\w-]*=")
-URL = r"\b(?!file:)[a-zA-Z][\w+.-]+://[^\s/][^\s]*"  # regular expression: an address on another machine
+NAME = r"[^\s\\/'\"<>,]+"
+# an absolute path within a text: at least two names deep, after the start, a space, a quote, or an option's letter
 PATHS = re.compile(
-    rf"{URL}|(?P<path>"
-    rf"(?:[\w+.-]*\bfile:|\b[a-zA-Z][\w+.-]+:(?=///))[\\/]*{FOLDERS}*{NAME}"  # file:///..., sqlite:///...
-    rf"|(?:\b[a-zA-Z]:[\\/]+|\\\\){FOLDERS}*{NAME}"  # C:\..., \\server\...
-    rf"|(?:(?<![\w.\\/~-])|(?<=(?<![\w-])-[a-zA-Z])|(?<=[^\w-]-))(?:~\w*)?/{FOLDERS}+{NAME})"  # at least two names deep
+    rf"(?:(?<![\w./~\\-])|(?<=^-[a-zA-Z]))(?:file:/*|[a-zA-Z]:|~\w*)?(?:/(?!/)|\\+){NAME}(?:[\\/]+{NAME})+"
 )
 
 
@@ -111,10 +105,10 @@ def portable(value: Any) -> Any:
     """Copy JSON-like data, and remove the names of this machine's folders from all texts and keys.
 
     Absolute paths and file URLs become relative to the checkout of the repository; of other paths, only the last name
-    is kept. If it is unclear where a path ends (names may hold spaces), rather too much is removed than too little.
+    is kept.
     """
     if isinstance(value, Mapping):
-        return _portable_keys(value)
+        return {portable(key): portable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [portable(entry) for entry in value]
     if isinstance(value, os.PathLike):
@@ -124,22 +118,7 @@ def portable(value: Any) -> Any:
     option = OPTION.match(value)  # a command-line option; its value may be a path with spaces
     if option:
         return option[0] + portable(value[option.end() :])
-    if os.path.isabs(value):
-        return _portable(value)
-    return PATHS.sub(lambda match: _portable(match[0]) if match["path"] else match[0], value)
-
-
-def _portable_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Apply `portable` to a dict's keys and values. If two keys become equal, the second one becomes "name (2)"."""
-    kept: dict[Any, Any] = {}
-    for key, entry in value.items():
-        name = first = portable(key) if isinstance(key, (str, os.PathLike)) else key
-        count = 1
-        while name in kept:
-            count += 1
-            name = f"{first} ({count})"
-        kept[name] = portable(entry)
-    return kept
+    return _portable(value) if os.path.isabs(value) else PATHS.sub(lambda match: _portable(match[0]), value)
 
 
 def _device_name(device: torch.device | None) -> str | None:

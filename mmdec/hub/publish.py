@@ -1,20 +1,16 @@
-"""Writes a folder atomically: the new folder has a temporary name, which is then exchanged with the old folder's name.
-After an error the old folder is unchanged.
+"""Writes a folder whole: the new folder has a temporary name until it is complete. Then the old folder is renamed, and
+the new one takes its name. After an error the old folder is unchanged.
 
-On Linux both names are exchanged in one step, so that a reader always finds the old or the new folder. Elsewhere two
-renames leave a short gap; if a process is killed in between, the next process that writes this folder restores the old
-one.
+If a process is killed between the two renames, the next process that writes this folder restores the old one.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
 import shutil
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +25,6 @@ from mmdec.types import InputError
 
 PROVENANCE = "provenance.json"
 MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied to a new version of a folder
-_HERE, _EXCHANGE = -100, 2  # the constants AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def new_folder(directory: str | os.PathLike[str]) -> Path:
@@ -60,7 +55,7 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         readable(fresh)
         if folder.is_dir():
             fresh.chmod(stat.S_IMODE(folder.stat().st_mode))
-        put(fresh, folder, aside)
+        _put(fresh, folder, aside)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -160,32 +155,15 @@ def readable(folder: Path) -> None:
         path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
-def put(fresh: Path, folder: Path, aside: Path) -> None:
-    """Rename the folder `fresh` to `folder`, and remove the old `folder`. aside: a path for the old folder, if the two
-    names cannot be exchanged in one step."""
-    if not folder.exists():
-        try:
-            os.replace(fresh, folder)
-            return
-        except OSError:
-            if not folder.is_dir():  # if it is a folder, another process has made it meanwhile
-                raise
-    if _exchange(fresh, folder):
-        shutil.rmtree(fresh)
-        return
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
+def _put(fresh: Path, folder: Path, aside: Path) -> None:
+    """Rename the folder `fresh` to `folder`, and remove the old one, which meanwhile is called `aside`."""
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
     try:
         fresh.rename(folder)
     except OSError:
-        aside.rename(folder)
+        if aside.exists():
+            aside.rename(folder)
         raise
-    shutil.rmtree(aside)
-
-
-def _exchange(path: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step with Linux's renameat2. Returns False if that is not supported."""
-    if sys.platform != "linux":
-        return False
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    return rename is not None and rename(_HERE, os.fsencode(path), _HERE, os.fsencode(other), _EXCHANGE) == 0
+    shutil.rmtree(aside, ignore_errors=True)
