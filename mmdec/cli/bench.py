@@ -6,10 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Thread
 from typing import Annotated, Any
 
 import typer
@@ -47,7 +45,6 @@ from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, merge
 
 ORDER = ("kernels", "speech", "asr", "vlm")  # the benchmarks of `bench all`
 SAMPLES = Path("data/samples/english")  # recordings for `bench asr` if the corpus data/english is missing
-GRACE = 10  # seconds from SIGTERM, at a benchmark's time limit, to SIGKILL
 
 Names = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="One of all; repeat it for several. Default: all.")
@@ -98,58 +95,25 @@ def _command(name: str, path: Path, device: str, threads: int, quick: bool) -> l
 
 
 def sample_recordings() -> list[Path]:
-    """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is a corpus."""
-    return [] if WHISPER_CORPUS.exists() else _told(sorted(SAMPLES.glob("*.flac")), SAMPLES)
-
-
-def _told(found: list[Path], where: Path) -> list[Path]:
-    """Return `found`, sample files. If there are any, print on stderr that they are measured because there is no
-    corpus.
-
-    where: path of the samples, for the message.
-    """
+    """Return the sample recordings, which `bench asr` uses if there is no corpus; [] if there is a corpus. Print on
+    stderr that they are measured."""
+    found = [] if WHISPER_CORPUS.exists() else sorted(SAMPLES.glob("*.flac"))
     if found:
-        log(f"no corpus is here: the samples are measured, {where}")
+        log(f"no corpus is here: the samples are measured, {SAMPLES}")
     return found
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
-    """Run a benchmark in another process. What it writes to stderr is shown.
+    """Run a benchmark in another process, whose errors go to this process's stderr.
 
     command: program and arguments. seconds: time limit.
-    Returns: ""; or why there is no report: the time limit, or the last line on stderr.
+    Returns: why there is no report; "" if there is one.
     """
-    last = deque[str](maxlen=1)
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
-    ) as process:
-        reader = Thread(target=_forward, args=(process.stderr, last))
-        reader.start()
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            return f"not done in {seconds / 60:g} minutes"
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            reader.join(GRACE)
-    if code == 0:
-        return ""
-    return (last[0] if last else f"it ended with exit code {code}").removeprefix("error: ")[:300]
-
-
-def _forward(lines: Iterable[str], last: deque[str]) -> None:
-    """Write a process's lines to stderr, and store the last line that is not empty in `last`."""
-    for line in lines:
-        sys.stderr.write(line)
-        if line.strip():
-            last.append(line.strip())
+    try:
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=seconds, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return f"not done in {seconds / 60:g} minutes"
+    return f"it ended with exit code {code}" if code else ""
 
 
 def show_saved(

@@ -148,8 +148,7 @@ def load_run(path: str | Path) -> BenchRun:
         text = json.dumps(known, ensure_ascii=False).encode("utf-8", "replace")
         return TypeAdapter(BenchRun).validate_json(text, strict=True)
     except ValidationError as error:
-        # of several errors, one about a wrong entry tells more than one about a missing entry
-        wrong = min(error.errors(), key=lambda entry: entry["type"] == "missing")
+        wrong = error.errors()[0]
         name = ".".join(map(str, ("run", *wrong["loc"])))
         raise InputError(
             f"The saved run must be whole, but '{source}' is damaged: {name}: {wrong['msg']}, but it holds "

