@@ -33,7 +33,7 @@ from mmdec.evaluation.calibration.own_texts import (
     OwnText,
     Reader,
     chain_rounds,
-    draft_rounds,
+    decoding_rounds,
     has_template,
     inputs_of,
     own_text,
@@ -47,7 +47,7 @@ from mmdec.nn.dflash import DFlash
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.types import Drafter, InputError, Needs, Plan
+from mmdec.types import Drafter, InputError, Needs
 
 TOKENS = 128  # the most tokens of an answer
 CHAINS = range(1, 8)  # lengths of the chains to measure
@@ -156,16 +156,17 @@ def examine(
     loaded.check(target)
     folder = Folder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
     templates = [template and has_template(model)]
-    patient: _Network | _Other = _Other(loaded)
+    layers, reader = {-1}, None
     if isinstance(loaded, TreeGrowing) and not isinstance(loaded.network, DFlash):
         ends: Any = model.model
         reader = Reader(loaded.network, ends.get_input_embeddings(), ends.get_output_embeddings())
-        patient = _Network(reader, folder, model)
         templates += [not template] * has_template(model)
-    columns = len(prompts) * (inputs_of(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
-    needs = Needs(layers=tuple(sorted({*patient.layers(columns), -1})), embeds=True)
+        columns = len(prompts) * (inputs_of(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
+        layers |= {*reader.layers, *searches.searchable(model.model, columns)}
+        layers |= {layer for one in variants(reader, folder, model.model, True) for layer in one.reader.layers}
 
     def written(asked: Asked, applied: bool) -> OwnText | None:
+        needs = Needs(layers=tuple(sorted(layers)), embeds=True)
         return own_text(target, inputs_of(model, asked, applied), loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
@@ -182,16 +183,45 @@ def examine(
             if other is not None and text is not None:
                 pairs.append((text, other))
     log("the drafter is measured")
-    found = patient.examined(texts, pairs, log)
-    return replace(
-        found,
+    pictures = sum(_pictured(text) for text in texts)
+    findings, tried, better, notes = list[Tried](), list[Tried](), reader, list[str]()
+    if reader is None:
+        notes.append(
+            "Conventions are tried for networks that continue the model's features; "
+            f"{loaded.name.partition('-')[0]} is none."
+        )
+    else:
+        findings, tried, better = find_mends(reader, folder, model.model, texts)
+        if isinstance(model, LoadedVlm) and not pictures:
+            notes.append("No prompt has a picture: conventions of pictures were not tried.")
+        if not texts[0].context.features.keys() >= searches.searchable(model.model, 0):
+            notes.append(searches.UNSEARCHED)
+    mends = len(findings)
+    if better is not None and pairs:
+        row = _template(better, pairs)
+        (findings if row.verdict == OFF else tried).append(row)
+    log("the answers are decoded with trees")
+    rounds, depths = _rounds(model.model, loaded, reader, texts)
+    mended = better.drafter() if better is not None and mends else None
+    if mended is not None:
+        after, depths = _rounds(model.model, mended, better, texts)
+        rounds = [replace(row, mended=new.as_is) for row, new in zip(rounds, after, strict=True)]
+    return Examination(
         drafter=str(drafter),
+        system=reader.network.system if reader is not None else loaded.name.partition("-")[0],
         layout=folder.layout,
         target=target.name,
         prompts=len(texts),
         places=sum(text.places for text in texts),
-        pictures=sum(_pictured(text) for text in texts),
+        pictures=pictures,
         template=templates[0],
+        acceptance=accepted(_first(reader, texts) if reader is not None else _hits(model.model, loaded, texts)),
+        mended=accepted(_first(better, texts)) if better is not None and mends else None,
+        findings=findings,
+        conventions=tried,
+        depths=depths,
+        rounds=rounds,
+        notes=notes,
         measured_on=hardware(
             device=model.model.device, dtype=model.model.dtype, batch=1, threads=torch.get_num_threads()
         ),
@@ -202,111 +232,59 @@ def _pictured(text: OwnText) -> bool:
     return text.context.visual is not None and bool(text.context.visual.any())
 
 
-def _blank(system: str, acceptance: Share) -> Examination:
-    return Examination("", system, "", "", 0, 0, 0, True, acceptance, None, [], [], [], [], [], {})
+def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
+    """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
+    target gives its token similar probabilities.
+
+    pairs: for some prompts, the text as the prompts are given, and one with the template left out or applied.
+    """
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    right = [_first(reader, side) for side in sides]
+    sure = [[confidences(reader, text) for text in side] for side in sides]
+    gain, certain = matched_gain(right[0], sure[0], right[1], sure[1])
+    applied = sides[0][0].prompt > sides[1][0].prompt
+    names = ("left out", "applied")
+    remedy = (
+        "It drafts better for prompts without the chat template, so it was trained on such: train it on chats."
+        if applied
+        else "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
+    )
+    return Tried(
+        TEMPLATE,
+        names[applied],
+        names[not applied],
+        1,
+        accepted(right[0]),
+        accepted(right[1]),
+        gain,
+        verdict(gain.value, certain),
+        Remedy(text=remedy),
+    )
 
 
-class _Other:
-    """A drafter under examination that has no variants, such as DFlash or FLASH: it is only measured."""
+def _rounds(
+    model: PreTrainedModel, drafter: Drafter, reader: Reader | None, texts: Sequence[OwnText]
+) -> tuple[list[Rounds], list[float]]:
+    """Measure tokens a round of chains and trees, and acceptance by depth. reader: runs the drafter's network, so that
+    chains are counted without decoding; None: everything is decoded, and acceptance by depth is not measured."""
+    places = sum(text.places for text in texts)
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
+    def decoded(nodes: int, depth: int) -> Rounds:
+        count = sum(decoding_rounds(model, drafter, text, nodes, depth) for text in texts)
+        return Rounds(nodes, depth, places / count)
 
-    def layers(self, columns: int) -> set[int]:
-        """Return the target's layers whose features the texts must record."""
-        return set(self.drafter.needs.layers)
-
-    def examined(
-        self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
-    ) -> Examination:
-        """Measure acceptance and tokens a round on `texts`. Nothing else is tried: `pairs` is not used."""
-        plans = [*((length, length) for length in CHAINS), *TREES]
-        rounds = [Rounds(*plan, tokens_a_round(self.drafter, texts, *plan)) for plan in plans]
-        single = [draft_rounds(self.drafter, text, Plan(1, 1)) for text in texts]
-        hits = [np.arange(count) < text.places - count for text, count in zip(texts, single, strict=True)]
-        name = self.drafter.name.partition("-")[0]
-        note = f"Conventions are tried for networks that continue the model's features; {name} is none."
-        return replace(_blank(name, accepted([own.astype(float) for own in hits])), rounds=rounds, notes=[note])
+    trees = [decoded(nodes, depth) for nodes, depth in TREES]
+    if reader is None:
+        return [*(decoded(length, length) for length in CHAINS), *trees], []
+    right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
+    chains = [Rounds(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS]
+    return [*chains, *trees], by_depth(right)
 
 
-class _Network:
-    """A draft network under examination: how it is run now, its checkpoint folder, and the target model."""
-
-    def __init__(self, reader: Reader, folder: Folder, model: Model) -> None:
-        self.reader, self.folder, self.model = reader, folder, model
-
-    def layers(self, columns: int) -> set[int]:
-        """Return the target's layers that variants read; all, if the features of `columns` tokens fit into memory."""
-        tried = variants(self.reader, self.folder, self.model.model, True)
-        every = searches.searchable(self.model.model, columns)
-        return {*self.reader.layers, *(layer for variant in tried for layer in variant.reader.layers), *every}
-
-    def examined(
-        self, texts: list[OwnText], pairs: list[tuple[OwnText, OwnText]], log: Callable[[str], None]
-    ) -> Examination:
-        """Try to change each setting, keep what raises acceptance, and count tokens per round before and after.
-
-        pairs: for some prompts, the text in `texts`, and another: one is with the chat template, one without.
-        """
-        pictures = any(_pictured(text) for text in texts)
-        findings, tried, reader = find_mends(self.reader, self.folder, self.model.model, texts)
-        mends = len(findings)
-        if pairs:
-            row = self._template(reader, pairs)
-            (findings if row.verdict == OFF else tried).append(row)
-        log("trees are grown")
-        rounds, depths = self._rounds(self.reader, texts)
-        if mends and not reader.late:
-            after, depths = self._rounds(reader, texts)
-            rounds = [replace(row, mended=new.as_is) for row, new in zip(rounds, after, strict=True)]
-        images = isinstance(self.model, LoadedVlm) and not pictures
-        return replace(
-            _blank(self.reader.network.system, accepted(_first(self.reader, texts))),
-            mended=accepted(_first(reader, texts)) if mends else None,
-            findings=findings,
-            conventions=tried,
-            depths=depths,
-            rounds=rounds,
-            notes=["No prompt has a picture: conventions of pictures were not tried."] * images
-            + [searches.UNSEARCHED]
-            * (not texts[0].context.features.keys() >= searches.searchable(self.model.model, 0)),
-        )
-
-    def _template(self, reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
-        """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
-        target gives its token similar probabilities."""
-        sides = [list(side) for side in zip(*pairs, strict=True)]
-        right = [_first(reader, side) for side in sides]
-        sure = [[confidences(reader, text) for text in side] for side in sides]
-        gain, certain = matched_gain(right[0], sure[0], right[1], sure[1])
-        applied = sides[0][0].prompt > sides[1][0].prompt
-        names = ("left out", "applied")
-        remedy = (
-            "It drafts better for prompts without the chat template, so it was trained on such: train it on chats."
-            if applied
-            else "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
-        )
-        return Tried(
-            TEMPLATE,
-            names[applied],
-            names[not applied],
-            1,
-            accepted(right[0]),
-            accepted(right[1]),
-            gain,
-            verdict(gain.value, certain),
-            Remedy(text=remedy),
-        )
-
-    def _rounds(self, reader: Reader, texts: Sequence[OwnText]) -> tuple[list[Rounds], list[float]]:
-        """Compute tokens a round of chains and trees, and acceptance by depth."""
-        places = sum(text.places for text in texts)
-        right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
-        found = [Rounds(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS]
-        drafter = reader.drafter()
-        if drafter is not None:
-            found += [Rounds(*plan, tokens_a_round(drafter, texts, *plan)) for plan in TREES]
-        return found, by_depth(right)
+def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) -> list[np.ndarray]:
+    """Return for each text (n,): for each of n rounds that draft one token, 1 if it was accepted, else 0."""
+    rounds = [decoding_rounds(model, drafter, text, 1, 1) for text in texts]
+    return [(np.arange(count) < text.places - count).astype(float) for text, count in zip(texts, rounds, strict=True)]
 
 
 def find_mends(
@@ -371,11 +349,6 @@ def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText]
         verdict(gain.value, certain),
         variant.remedy,
     )
-
-
-def tokens_a_round(drafter: Drafter, texts: Sequence[OwnText], nodes: int, depth: int) -> float:
-    """Compute tokens a round, bonus included, over all texts, with drafts of `nodes` tokens at most `depth` deep."""
-    return sum(text.places for text in texts) / sum(draft_rounds(drafter, text, Plan(nodes, depth)) for text in texts)
 
 
 def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 For each prompt the target writes its greedy answer once; then one pass over prompt and answer gives the target's
 features. With these features, the drafter drafts at all places of the answer at once: its first tokens, and the later
 tokens of chains, whose input after a right token is the same text as in decoding. So the rounds that decoding with
-chains takes are counted without decoding. Trees are drafted one after another, at each place where a round would begin.
+chains takes are counted without decoding. For trees, the answer is decoded again.
 
 Sizes: P tokens of the prompt, N + 1 tokens of the answer, L = P + N tokens of the pass (without the answer's last one),
 H channels. At the answer's token c, from 0, this token is the root, and the first drafted token should be token c + 1.
@@ -15,15 +15,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
-from mmdec.decode.tree import single
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.evaluation.bench.language_models import INSTRUCTIONS
 from mmdec.generation.speculation import generate
@@ -37,7 +37,7 @@ from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.ropes import longest
 from mmdec.training.corpora.chats import SYSTEM, read_chats
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.types import Context, Drafter, InputError, Needs, Plan, Scores, Verdict
+from mmdec.types import Context, Drafter, InputError, Needs
 
 LEAST = 2  # a prompt is left out if its answer has fewer tokens
 
@@ -48,6 +48,7 @@ class OwnText:
 
     answer: list[int]  # N + 1 tokens
     context: Context  # from the target's pass over L tokens, a batch of one
+    inputs: Mapping[str, Any]  # the target's inputs for the prompt
 
     @property
     def prompt(self) -> int:
@@ -58,22 +59,6 @@ class OwnText:
     def places(self) -> int:
         """Return N, the number of places in the answer where a draft can begin."""
         return len(self.answer) - 1
-
-    @property
-    def begun(self) -> Context:
-        """Return the context cut to the prompt, as a drafter gets it when decoding begins."""
-        end, whole = self.prompt, self.context
-        return replace(
-            whole,
-            tokens=whole.tokens[:, :end],
-            mask=whole.mask[:, :end],
-            positions=whole.positions[..., :end],
-            next_position=whole.positions[..., end].amax(0),
-            features={layer: states[:, :end] for layer, states in whole.features.items()},
-            embeds=None if whole.embeds is None else whole.embeds[:, :end],
-            visual=None if whole.visual is None else whole.visual[:, :end],
-            pictures=None if whole.pictures is None else whole.pictures[:, :end],
-        )
 
 
 def own_text(
@@ -92,11 +77,7 @@ def own_text(
     room = tokens if most is None else min(tokens, most - max(target.prompt_positions(inputs)))
     if room < LEAST:
         raise InputError(f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}.")
-    plain: dict[str, Any] = {"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None}
-    ends = model.generation_config.eos_token_id
-    if model.generation_config.pad_token_id is None and ends is not None:
-        plain["pad_token_id"] = ends[0] if isinstance(ends, list) else ends
-    written = generate(model, inputs, drafter, max_new_tokens=room, **plain).sequences
+    written = generate(model, inputs, drafter, max_new_tokens=room, **_greedy(model)).sequences
     answer: list[int] = written[0, begin:].tolist()
     if len(answer) < LEAST:
         return None
@@ -109,7 +90,23 @@ def own_text(
     }
     whole["input_ids"] = written[:, :-1]
     _, context, _, _ = target.prefill(whole, needs)
-    return OwnText(answer, context)
+    return OwnText(answer, context, inputs)
+
+
+def decoding_rounds(model: PreTrainedModel, drafter: Drafter, text: OwnText, nodes: int, depth: int) -> int:
+    """Decode an answer again with drafts of at most `nodes` tokens and `depth`, and return how many rounds it took."""
+    options = {"max_new_tokens": len(text.answer), **_greedy(model)}
+    again = generate(model, text.inputs, drafter, num_speculative_tokens=(nodes, depth), **options)
+    return len(again.rounds) - 1  # the first is the pass over the prompt
+
+
+def _greedy(model: Any) -> dict[str, Any]:
+    """Return options for greedy decoding without warnings, whatever the model's generation config says."""
+    options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None}
+    ends = model.generation_config.eos_token_id
+    if model.generation_config.pad_token_id is None and ends is not None:
+        options["pad_token_id"] = ends[0] if isinstance(ends, list) else ends
+    return options
 
 
 @dataclass(frozen=True)
@@ -171,10 +168,10 @@ class Reader:
         prompted: those M inputs.
         Returns: (1, M), or (1 or 3, 1, M) with one row for each axis of M-RoPE; and the root's position.
         """
-        config, whole = self.network.config, text.begun
-        if isinstance(config, Eagle3Config) and config.follows and len(whole.positions) > 1:
-            taken = whole.positions[:, :, :-1]
-            return taken if config.positions == "axes" else taken[0], int(whole.next_position) - 1
+        config, positions = self.network.config, text.context.positions
+        if isinstance(config, Eagle3Config) and config.follows and len(positions) > 1:
+            taken = positions[:, :, : text.prompt - 1]
+            return taken if config.positions == "axes" else taken[0], int(positions[..., text.prompt].amax()) - 1
         return prompted.positions[None], text.prompt - 1 if prompted.end is None else prompted.end
 
 
@@ -295,67 +292,6 @@ def chain_rounds(right: Sequence[Tensor], length: int) -> int:
             accepted += 1
         root, rounds = root + accepted + 1, rounds + 1
     return rounds
-
-
-@torch.inference_mode()
-def draft_rounds(drafter: Drafter, text: OwnText, plan: Plan) -> int:
-    """Count the rounds that decoding an answer takes with a drafter. plan: the size of its drafts."""
-    begin, device, answer = text.prompt, text.context.tokens.device, text.answer
-    states = {layer: text.context.features[layer] for layer in drafter.needs.layers}
-    begun = text.begun  # the context cut to the prompt; as in decoding, drafters that read no embeddings get none
-    memory = drafter.start(begun if drafter.needs.embeds else replace(begun, embeds=None))
-    prompt = single(text.context.tokens[:, begin - 1 : begin].flatten())
-    drafter.update(memory, prompt, _scores(states, [begin - 1]), _verdict([0], answer[:1], device))
-    root = rounds = 0
-    while True:
-        # how deep a draft may be here; the answer's last token is not drafted, as in decoding
-        left = text.places - root - 1
-        if left < 1:
-            return rounds + 1
-        within = replace(plan, depth=min(plan.depth, left))
-        draft = drafter.propose(memory, torch.tensor([answer[root]], device=device), within)
-        path = accepted_path(draft.tokens[0].tolist(), draft.parents[0].tolist(), int(draft.size), answer[root + 1 :])
-        rounds += 1
-        if root + len(path) >= text.places:
-            return rounds
-        # Only accepted nodes are tokens of the text and have features. Other nodes get the features of the root.
-        columns = [begin + root] * draft.tokens.shape[1]
-        for depth, node in enumerate(path):
-            columns[node] = begin + root + depth
-        tokens = answer[root + 1 : root + 1 + len(path)]
-        drafter.update(memory, draft, _scores(states, columns), _verdict(path, tokens, device))
-        root += len(path)
-
-
-def accepted_path(tokens: Sequence[int], parents: Sequence[int], size: int, following: Sequence[int]) -> list[int]:
-    """Return the nodes, from the root, of the draft's longest path whose tokens equal the text.
-
-    tokens, parents: token id and parent of each of the draft's `size` nodes. following: the text after the root.
-    """
-    path = [0]
-    for token in following:
-        node = next((n for n in range(1, size) if parents[n] == path[-1] and tokens[n] == token), None)
-        if node is None:
-            break
-        path.append(node)
-    return path
-
-
-def _scores(states: Mapping[int, Tensor], columns: list[int]) -> Scores:
-    """Make the scores that a target would give for a draft, from the features of the text's own tokens.
-
-    states: layer -> features (1, L, H) of the text. columns: for each node, the index of its token in the text.
-    """
-    index = torch.tensor(columns, device=next(iter(states.values())).device if states else None)
-    return Scores(torch.empty(1, len(columns), 0), {layer: value[:, index] for layer, value in states.items()})
-
-
-def _verdict(path: list[int], tokens: list[int], device: torch.device) -> Verdict:
-    """Make the verifier's decision (`Verdict`) that accepts the draft's nodes in `path` and appends `tokens` to the
-    text. The batch has one row."""
-    said = torch.tensor([tokens], device=device)
-    done, lengths = torch.zeros(1, dtype=torch.bool, device=device), torch.tensor([len(tokens)], device=device)
-    return Verdict(torch.tensor([path], device=device), said[:, -1], done, said, lengths)
 
 
 Model = LoadedLanguageModel | LoadedVlm

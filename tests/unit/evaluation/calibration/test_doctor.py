@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-import mmdec
 from mmdec.cli import app
 from mmdec.drafters.tree_growing import TreeGrowing
 from mmdec.evaluation.calibration import doctor
@@ -26,7 +25,7 @@ from mmdec.evaluation.calibration.own_texts import (
     OwnText,
     Reader,
     chain_rounds,
-    draft_rounds,
+    decoding_rounds,
     inputs_of,
     load_target,
     own_text,
@@ -37,7 +36,7 @@ from mmdec.evaluation.calibration.searches import fitted_head
 from mmdec.hub.drafters import load_drafter, save_network
 from mmdec.hub.vlm import LoadedVlm
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError, Needs, Plan
+from mmdec.types import InputError, Needs
 from tests.support import seeing_folders
 from tests.support.trained_eagle3 import SIZE, language, loaded, prompt_texts, published_eagle3, target, trained
 
@@ -228,22 +227,17 @@ def test_two_faults_are_mended_one_after_the_other(sound: Path, texts: list[OwnT
     assert share(reader, texts) == pytest.approx(share(read(sound), texts), abs=1e-6)
 
 
-@pytest.mark.parametrize("plan", [1, 3, (8, 4)])
-def test_rounds_are_those_of_decoding(plan: Any, sound: Path, texts: list[OwnText]) -> None:
-    drafter = load_drafter(sound, target())
-    reader, few = read(sound), texts[:6]
-    if isinstance(plan, int):
-        counted = [chain_rounds(right_tokens(reader, text, plan), plan) for text in few]
-    else:
-        counted = [draft_rounds(drafter, text, Plan(*plan)) for text in few]
-    decoded = []
-    for text in few:
-        options: dict[str, Any] = {"max_new_tokens": len(text.answer), "do_sample": False}
-        prompt = text.begun.tokens
-        out = mmdec.generate(target(), prompt, drafter, num_speculative_tokens=plan, **options)
-        assert out.sequences[0, prompt.shape[1] :].tolist() == text.answer
-        decoded.append(len(out.rounds) - 1)
-    assert counted == decoded
+@pytest.mark.parametrize("length", [1, 3])
+def test_rounds_of_chains_are_those_of_decoding(length: int, sound: Path, texts: list[OwnText]) -> None:
+    drafter, reader, few = load_drafter(sound, target()), read(sound), texts[:6]
+    counted = [chain_rounds(right_tokens(reader, text, length), length) for text in few]
+    assert counted == [decoding_rounds(target(), drafter, text, length, length) for text in few]
+
+
+def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[OwnText]) -> None:
+    drafter, few = load_drafter(sound, target()), texts[:6]
+    single, tree = (sum(decoding_rounds(target(), drafter, text, *size) for text in few) for size in ((1, 1), (8, 4)))
+    assert sum(text.places for text in few) / 5 <= tree < single
 
 
 def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
