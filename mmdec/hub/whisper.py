@@ -21,13 +21,11 @@ from mmdec.audio import SAMPLE_RATE
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import (
-    NOT_FOLLOWED,
     check_counts,
     check_extractor,
     check_generation,
     damaged,
     fill,
-    fill_pretrained,
     lies_inside,
     read_settings,
     read_weights,
@@ -37,6 +35,7 @@ from mmdec.drafters.registry import auto_names, drafter_names
 from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
+from mmdec.hub.language_model import GENERATION, read_network
 from mmdec.hub.medusa import WEIGHTS
 from mmdec.hub.plain_text import PlainText
 from mmdec.nn.int8 import quantise_linears
@@ -46,7 +45,6 @@ from mmdec.types import Drafter, InputError
 DEFAULT_MODEL = "whisper-tiny.en"
 KIND = "whisper"  # transformers' model_type
 HEADS = "medusa"
-GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors")
 FILES += tuple(f"{name}/*.safetensors" for name in auto_names(speech=True))  # drafters in the model's folder
 
@@ -185,16 +183,13 @@ def _check(directory: Path, name: str) -> None:
 def read_model(directory: Path) -> WhisperForConditionalGeneration:
     """Load the Whisper in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
     directory."""
-    settings = read_settings(directory / "config.json")
-    with damaged(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
-        config = WhisperConfig.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
-        model = fill_pretrained(WhisperForConditionalGeneration, config, directory)
-        if (directory / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
-        else:  # older folders have the generation settings in the model's config.json
-            model.generation_config = GenerationConfig.from_model_config(dict(settings))
-    check_generation(model.generation_config, model.config, directory)
-    return model.eval()
+    model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper")
+    if not (directory / GENERATION).is_file():  # older folders have the generation settings in the model's config.json
+        with damaged(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
+            settings = read_settings(directory / "config.json")
+            model.generation_config = GenerationConfig.from_model_config(cast(Any, settings))
+            check_generation(model.generation_config, model.config, directory)
+    return cast(WhisperForConditionalGeneration, model)
 
 
 def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWhisper:
