@@ -3,6 +3,7 @@ are accepted."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +71,7 @@ def doctor(
         prompts = evenly_spaced(built_in(template and has_template(loaded)), limit)
     with with_threads(threads, loaded.model):
         found = examine(drafter, loaded, prompts, template=template, tokens=tokens, log=log)
-    print(json_text(found.to_dict(), 2) if as_json else _text(found))
+    print(json_text(asdict(found), 2) if as_json else _text(found))
 
 
 def _text(found: Examination) -> str:

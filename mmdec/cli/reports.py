@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -158,7 +157,7 @@ def deliver_report(
     output: JSON file; None: none. json_to: another JSON file; "-": print JSON instead of the table; None: neither.
     table: makes the table of the report.
     """
-    text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
+    text = json_text(dict(report), 2) + "\n"
     for path in (output, None if json_to in (None, STDOUT) else Path(str(json_to))):
         if path is not None:
             write_whole(path, text.encode())

@@ -102,17 +102,6 @@ def _no_place(model: object) -> InputError:
     )
 
 
-def read_heads(directory: str | os.PathLike[str]) -> tuple[MedusaHeads, list[list[float]] | None]:
-    """Load Medusa heads in float32 on the CPU, without a model.
-
-    Returns: the heads, and ranks or None; ranks[k][r] is the measured probability that the r-th most probable token of
-        head k is right.
-    Raises: InputError if the folder holds no heads, or they are damaged.
-    """
-    config, ranks, state = _read(Path(directory))
-    return fill(lambda: MedusaHeads(config), state, "directory", Path(directory)), ranks
-
-
 def _takes_heads(model: PreTrainedModel) -> bool:
     config = model.config
     speech = getattr(config, "is_encoder_decoder", False) and all(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -122,10 +122,6 @@ class Examination:
     rounds: list[Rounds]
     notes: list[str]
     measured_on: dict[str, Any]  # description of the hardware and of software versions
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict for JSON."""
-        return asdict(self)
 
 
 def examine(
