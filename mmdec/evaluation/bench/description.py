@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, final
 
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.evaluation.bench.pairing import LOOKUP, PLAIN, length_groups, runnable, task_groups, timed
@@ -29,28 +27,21 @@ from mmdec.types import InputError
 LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers
 
 
-@final
-@dataclass(frozen=True)
-class VlmBench:
-    """Keyword options of `bench_vlm`, with their defaults. The docstring of `bench_vlm` describes them."""
-
-    allow_absolute_paths: bool = False
-    prompt: str = PROMPT
-    drafters: Sequence[str] = (AUTO,)
-    plan: str = "learned"
-    per_task: int = 6
-    repeats: int = 5
-    max_new_tokens: int | None = None
-    device: str | None = "cpu"
-    threads: int = 2
-    log: Log = no_log
-
-
 def bench_vlm(
     questions: str | os.PathLike[str] | None = None,
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
-    **options: Any,
+    *,
+    allow_absolute_paths: bool = False,
+    prompt: str = PROMPT,
+    drafters: Sequence[str] = (AUTO,),
+    plan: str = "learned",
+    per_task: int = 6,
+    repeats: int = 5,
+    max_new_tokens: int | None = None,
+    device: str | None = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
@@ -63,30 +54,29 @@ def bench_vlm(
     plan: draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
-    how = VlmBench(**options)
-    check_whole("per_task", how.per_task, 1, 2**31, "6 of each task give a first impression.")
-    check_whole("repeats", how.repeats, 1, 10_000, "5 give quartiles.")
-    check_threads(how.threads)
-    if not how.drafters or len(set(how.drafters)) < len(how.drafters):
-        named = list(how.drafters)
+    check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
+    check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
+    check_threads(threads)
+    if not drafters or len(set(drafters)) < len(drafters):
+        named = list(drafters)
         raise InputError(f"`drafters` must be different names, at least one, but are {named}. Name them once.")
-    nodes = parse_plan(how.plan)
-    keep_threads(how.threads)
-    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, how.device)
-    chosen = questions_of(questions, images, how.prompt, how.per_task, Admission(how.allow_absolute_paths))
-    drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in how.drafters]
-    harness = DescriptionHarness(vlm, how.max_new_tokens)
+    nodes = parse_plan(plan)
+    keep_threads(threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
+    chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
+    drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
+    harness = DescriptionHarness(vlm, max_new_tokens)
     greedy = Method.greedy()
     stock, left_out = runnable(harness, chosen[0], [LOOKUP])
     methods = [drafted[0], greedy, PLAIN, *drafted[1:], *stock]
-    how.log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
-    found = timed(harness, methods, [[question] for question in chosen], how.repeats, how.log)
+    log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
+    found = timed(harness, methods, [[question] for question in chosen], repeats, log)
     tokens = [len(repeats[0].tokens[0]) for repeats in found.measured[greedy.name]]
     groups = [*task_groups([question.task for question in chosen]), *length_groups(tokens, LENGTHS, "tokens")]
     name = vlm.directory.name if vlm.directory else "given"
     return BenchReport(
         bench="vlm",
-        title=f"Drafters for pictures: {name}, {len(chosen)} questions, drafts {how.plan}",
+        title=f"Drafters for pictures: {name}, {len(chosen)} questions, drafts {plan}",
         hardware=measured_on(vlm.model),
         exactness=tuple(
             Exactness(f"tokens of {method.name} and of transformers' greedy loop", len(chosen), len(chosen))

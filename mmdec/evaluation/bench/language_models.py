@@ -106,30 +106,17 @@ class LanguageHarness(Harness[Encoded]):
         )
 
 
-@final
-@dataclass(frozen=True)
-class LanguageBench:
-    """Keyword options of `bench_language`, with their defaults. The docstring of `bench_language` describes them."""
-
-    per_kind: int = 3
-    repeats: int = 5
-    max_new_tokens: int = MAX_NEW_TOKENS
-    device: str | None = "cpu"
-    threads: int = 2
-    log: Log = no_log
-
-    def __post_init__(self) -> None:
-        check_whole("per_kind", self.per_kind, 1, 2**31, "3 of each kind give a first impression.")
-        check_whole("repeats", self.repeats, 1, 10_000, "5 give quartiles.")
-        check_whole("max_new_tokens", self.max_new_tokens, LEAST, 2**31, "Give 128.")
-        check_threads(self.threads)
-
-
 def bench_language(
     model: str | os.PathLike[str],
     draft: str | os.PathLike[str] | None = None,
     data: str | os.PathLike[str] | None = None,
-    **options: Any,
+    *,
+    per_kind: int = 3,
+    repeats: int = 5,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    device: str | None = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
 ) -> BenchReport:
     """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
 
@@ -141,25 +128,28 @@ def bench_language(
     max_new_tokens: the most new tokens of an answer.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
-    how = LanguageBench(**options)
-    device = check_device(how.device)
-    keep_threads(how.threads)
-    language = load_language_model(model, device)
+    check_whole("per_kind", per_kind, 1, 2**31, "3 of each kind give a first impression.")
+    check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
+    check_whole("max_new_tokens", max_new_tokens, LEAST, 2**31, "Give 128.")
+    check_threads(threads)
+    torch_device = check_device(device)
+    keep_threads(threads)
+    language = load_language_model(model, torch_device)
     small, drafter = (None, None) if draft is None else _draft(draft, language)
     built_in = INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
     given = built_in if data is None else read_prompts(os.fspath(data))
-    prompts, too_long = _encoded(language, by_task(cast(Any, given), how.per_kind), how.max_new_tokens)
+    prompts, too_long = _encoded(language, by_task(cast(Any, given), per_kind), max_new_tokens)
     ours, stock = _methods(language, small, drafter)
-    harness = LanguageHarness(language, how.max_new_tokens)
+    harness = LanguageHarness(language, max_new_tokens)
     stock, left_out = runnable(harness, prompts[0], stock)
     greedy = Method.greedy()
     methods = [ours[0], greedy, PLAIN, *ours[1:], *stock]
-    how.log(f"{len(prompts)} prompts; methods: {', '.join(method.name for method in methods)}")
+    log(f"{len(prompts)} prompts; methods: {', '.join(method.name for method in methods)}")
     singles = [[prompt] for prompt in prompts]
-    found = timed(harness, methods, singles, how.repeats, how.log)
-    how.log(f"the first {FIRST} tokens of a first call")
-    first = LanguageHarness(language, min(FIRST, how.max_new_tokens), afresh=True)
-    begun = replace(found, measured=first.interleave([*ours, greedy, PLAIN], singles, how.repeats, how.log))
+    found = timed(harness, methods, singles, repeats, log)
+    log(f"the first {FIRST} tokens of a first call")
+    first = LanguageHarness(language, min(FIRST, max_new_tokens), afresh=True)
+    begun = replace(found, measured=first.interleave([*ours, greedy, PLAIN], singles, repeats, log))
     groups = task_groups([prompt.task for prompt in prompts])
     beginning = Group(f"first {FIRST} tokens", "all", range(len(prompts)))
     rows: list[Comparison] = []
@@ -172,7 +162,7 @@ def bench_language(
     return BenchReport(
         bench="core",
         title=f"Drafters for {language.directory.name}: {len(prompts)} prompts{kept}, drafts learned",
-        hardware=hardware(device=device, dtype=torch.float32, batch=1, threads=torch.get_num_threads()),
+        hardware=hardware(device=torch_device, dtype=torch.float32, batch=1, threads=torch.get_num_threads()),
         exactness=tuple(
             Exactness(f"tokens of {name} and of transformers' greedy loop", sum(same), len(same))
             for name, same in found.equal.items()

@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
@@ -48,31 +48,24 @@ class Recording:
     samples: Tensor  # (T,) 16 kHz mono
 
 
-@final
-@dataclass(frozen=True)
-class AsrBench:
-    """Keyword options of `bench_asr`, with their defaults. The docstring of `bench_asr` describes them."""
-
-    allow_absolute_paths: bool = False
-    heads: str | os.PathLike[str] | None = None
-    assistant: str | os.PathLike[str] | None = None
-    plan: str = "learned"
-    per_bin: int = 6
-    repeats: int = 5
-    batch: int = 8
-    language: str | None = "en"
-    max_new_tokens: int | None = None
-    device: str | None = "cpu"
-    threads: int = 2
-    log: Log = no_log
-
-
 def bench_asr(
     recordings: Sequence[Path] = (),
     corpus: str | os.PathLike[str] = "data/english",
     splits: Sequence[str] = SPLITS,
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
-    **options: Any,
+    *,
+    allow_absolute_paths: bool = False,
+    heads: str | os.PathLike[str] | None = None,
+    assistant: str | os.PathLike[str] | None = None,
+    plan: str = "learned",
+    per_bin: int = 6,
+    repeats: int = 5,
+    batch: int = 8,
+    language: str | None = "en",
+    max_new_tokens: int | None = None,
+    device: str | None = "cpu",
+    threads: int = 2,
+    log: Log = no_log,
 ) -> BenchReport:
     """Time Medusa heads against greedy decoding, prompt lookup and an assistant.
 
@@ -85,34 +78,33 @@ def bench_asr(
     allow_absolute_paths: accept absolute paths in the corpus's lists.
     Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
     """
-    how = AsrBench(**options)
-    if min(how.per_bin, how.repeats, how.batch) < 1:
-        given = f"{how.repeats}, {how.per_bin}, {how.batch}"
+    if min(per_bin, repeats, batch) < 1:
+        given = f"{repeats}, {per_bin}, {batch}"
         raise InputError(f"`repeats`, `per_bin` and `batch` must be at least 1, but are {given}.")
-    nodes = parse_plan(how.plan)
-    check_threads(how.threads)
-    keep_threads(how.threads)
-    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, how.device)
-    harness = TranscriptionHarness(whisper, how.language, how.max_new_tokens)
-    medusa, greedy = Method.drafted("medusa", whisper.heads(how.heads), nodes), Method.greedy()
-    admission = Admission(how.allow_absolute_paths)
-    chosen = _given(harness, recordings) or from_corpus(harness, corpus, splits, how.per_bin, admission)
+    nodes = parse_plan(plan)
+    check_threads(threads)
+    keep_threads(threads)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
+    harness = TranscriptionHarness(whisper, language, max_new_tokens)
+    medusa, greedy = Method.drafted("medusa", whisper.heads(heads), nodes), Method.greedy()
+    admission = Admission(allow_absolute_paths)
+    chosen = _given(harness, recordings) or from_corpus(harness, corpus, splits, per_bin, admission)
     long = _long(chosen)
     longest = [chosen[index].samples for index in long]
-    helper = fastest(harness, assistants(whisper.model, how.assistant), longest[:1])
+    helper = fastest(harness, assistants(whisper.model, assistant), longest[:1])
     methods = [medusa, greedy, LOOKUP, helper]
     names = ", ".join(method.name for method in methods)
-    how.log(f"{len(chosen)} recordings, {len(long)} of them long; methods: {names}")
-    alone = timed(harness, methods, [[recording.samples] for recording in chosen], how.repeats, how.log)
-    batches = in_batches(longest, how.batch)
-    together = timed(harness, [medusa, greedy], batches, how.repeats, how.log)
+    log(f"{len(chosen)} recordings, {len(long)} of them long; methods: {names}")
+    alone = timed(harness, methods, [[recording.samples] for recording in chosen], repeats, log)
+    batches = in_batches(longest, batch)
+    together = timed(harness, [medusa, greedy], batches, repeats, log)
     return _report(
         chosen,
         long,
         alone,
-        rows=together.rows("medusa", "greedy", Group(f"{how.batch} together", "batch", range(len(batches)))),
-        title=f"Medusa heads: {whisper.directory.name if whisper.directory else 'given'}, drafts {how.plan}",
-        machine=measured_on(whisper.model, (1, how.batch)),
+        rows=together.rows("medusa", "greedy", Group(f"{batch} together", "batch", range(len(batches)))),
+        title=f"Medusa heads: {whisper.directory.name if whisper.directory else 'given'}, drafts {plan}",
+        machine=measured_on(whisper.model, (1, batch)),
     )
 
 

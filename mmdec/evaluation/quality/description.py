@@ -166,30 +166,23 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
     return 0.0, 0
 
 
-@final
-@dataclass(frozen=True)
-class VlmScoring:
-    """Keyword options of `evaluate_vlm`, with their defaults. The docstring of `evaluate_vlm` describes them."""
-
-    allow_absolute_paths: bool = False
-    prompt: str = PROMPT
-    drafter: DraftedBy = AUTO
-    plan: Nodes = None
-    swap: bool = False
-    limit: int | None = None
-    max_new_tokens: int | None = None
-    batch_size: int = 1
-    device: str | None = None
-    threads: int = 2
-    worst: int = 10
-    log: Log = no_log
-
-
 def evaluate_vlm(
     questions: str | os.PathLike[str] | None = None,
     images: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
-    **options: Any,
+    *,
+    allow_absolute_paths: bool = False,
+    prompt: str = PROMPT,
+    drafter: DraftedBy = AUTO,
+    plan: Nodes = None,
+    swap: bool = False,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int = 1,
+    device: str | None = None,
+    threads: int = 2,
+    worst: int = 10,
+    log: Log = no_log,
 ) -> dict[str, Any]:
     """Score a vision-language model. Returns a JSON-ready report.
 
@@ -209,27 +202,26 @@ def evaluate_vlm(
     Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is listed. Raises
     InputError.
     """
-    how = VlmScoring(**options)
-    check_threads(how.threads)
-    check_whole("batch_size", how.batch_size, 1, 4096, "1 asks one by one.")
-    check_limit(how.limit)
-    chosen = questions_of(questions, images, how.prompt, how.limit, Admission(how.allow_absolute_paths))
-    chosen = swapped(chosen) if how.swap else chosen
-    keep_threads(how.threads)
-    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, how.device)
-    loaded_drafter = as_drafter(vlm, how.drafter)
-    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": how.plan})
-    answered = _answers(DescriptionHarness(vlm, how.max_new_tokens), method, chosen, how.batch_size, how.log)
+    check_threads(threads)
+    check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
+    check_limit(limit)
+    chosen = questions_of(questions, images, prompt, limit, Admission(allow_absolute_paths))
+    chosen = swapped(chosen) if swap else chosen
+    keep_threads(threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
+    loaded_drafter = as_drafter(vlm, drafter)
+    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
+    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
     named = loaded_drafter if isinstance(loaded_drafter, str) else getattr(loaded_drafter, "name", None) or "none"
     return {
         "model": vlm.directory.name if vlm.directory else "given",
         "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
-        "swapped": how.swap,
+        "swapped": swap,
         "n": len(answered),
         "drafter": named,
-        "batch_size": how.batch_size,
-        **_report(answered, how.worst),
-        "hardware": measured_on(vlm.model, how.batch_size),
+        "batch_size": batch_size,
+        **_report(answered, worst),
+        "hardware": measured_on(vlm.model, batch_size),
     }
 
 

@@ -161,31 +161,24 @@ class Transcribed:
     error: str = ""
 
 
-@final
-@dataclass(frozen=True)
-class AsrScoring:
-    """Keyword options of `evaluate_asr`, with their defaults. The docstring of `evaluate_asr` describes them."""
-
-    recordings: Sequence[str | os.PathLike[str]] = ()
-    allow_absolute_paths: bool = False
-    heads: str | os.PathLike[str] | None = None
-    plan: Nodes = None
-    plain: bool = True
-    language: str | None = "en"
-    batch_size: int = 1
-    limit: int | None = None
-    max_new_tokens: int | None = None
-    device: str | None = None
-    threads: int = 2
-    worst: int = 10
-    log: Log = no_log
-
-
 def evaluate_asr(
     split: str | None = "test",
     corpus: str | os.PathLike[str] = "data/english",
     model: str | os.PathLike[str] | LoadedWhisper = DEFAULT_MODEL,
-    **options: Any,
+    *,
+    recordings: Sequence[str | os.PathLike[str]] = (),
+    allow_absolute_paths: bool = False,
+    heads: str | os.PathLike[str] | None = None,
+    plan: Nodes = None,
+    plain: bool = True,
+    language: str | None = "en",
+    batch_size: int = 1,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    device: str | None = None,
+    threads: int = 2,
+    worst: int = 10,
+    log: Log = no_log,
 ) -> dict[str, Any]:
     """Score a Whisper. Returns a JSON-ready report.
 
@@ -203,32 +196,31 @@ def evaluate_asr(
     window (30 s) is decoded alone, by transformers' long-form code.
     Raises InputError.
     """
-    how = AsrScoring(**options)
-    check_threads(how.threads)
-    check_whole("batch_size", how.batch_size, 1, 4096, "1 decodes one by one.")
-    check_limit(how.limit)
+    check_threads(threads)
+    check_whole("batch_size", batch_size, 1, 4096, "1 decodes one by one.")
+    check_limit(limit)
     found = (
-        read_recordings([os.fspath(path) for path in how.recordings])
-        if how.recordings
-        else read_utterances(os.fspath(corpus), split, Admission(how.allow_absolute_paths))
+        read_recordings([os.fspath(path) for path in recordings])
+        if recordings
+        else read_utterances(os.fspath(corpus), split, Admission(allow_absolute_paths))
     )
-    rows = evenly_spaced(found, how.limit)
-    keep_threads(how.threads)
-    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, how.device)
-    methods = _methods(whisper, how.heads, how.plan, how.plain)
-    harness = TranscriptionHarness(whisper, how.language, how.max_new_tokens)
-    transcribed, measured = _decode_all(harness, methods, rows, how.batch_size, how.log)
-    normalise, normaliser_name = normaliser(whisper.tokenizer, how.language)
+    rows = evenly_spaced(found, limit)
+    keep_threads(threads)
+    whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
+    methods = _methods(whisper, heads, plan, plain)
+    harness = TranscriptionHarness(whisper, language, max_new_tokens)
+    transcribed, measured = _decode_all(harness, methods, rows, batch_size, log)
+    normalise, normaliser_name = normaliser(whisper.tokenizer, language)
     return {
         "model": whisper.directory.name if whisper.directory else "given",
-        "split": "own recordings" if how.recordings else split,
+        "split": "own recordings" if recordings else split,
         "n": len(rows),
         "source_seconds": sum(result.seconds for result in transcribed),
-        "batch_size": how.batch_size,
-        "language": how.language,
+        "batch_size": batch_size,
+        "language": language,
         "normaliser": normaliser_name,
-        **_report(transcribed, measured, normalise, how.worst),
-        "hardware": measured_on(whisper.model, how.batch_size),
+        **_report(transcribed, measured, normalise, worst),
+        "hardware": measured_on(whisper.model, batch_size),
     }
 
 
