@@ -27,7 +27,7 @@ REAL = $(foreach config,$(wildcard $(MODELS)/*/config.json),$(if $(shell grep -l
 SOUNDS = $(foreach kind,wav flac ogg mp3,$(wildcard $(RECORDINGS)/*.$(kind)))
 
 .PHONY: help translate test test-all peers authors fairseq2 check bench real real-tables corpus train demo site wheel clean
-FIT = $(DEV)/python -m mmdec.training fit --config recipes/daspeech/phrasebook
+FIT = $(DEV)/python -m mmdec.training fit --config recipes/base.yaml --config recipes/daspeech/phrasebook
 LIMIT = --ckpt_path last --trainer.max_time '{minutes: $(MINUTES)}'
 PEERS ?= .venv-peers
 AUTHORS ?= .venv-authors

@@ -1,6 +1,6 @@
 """The command line of all training: Lightning's CLI. A recipe is a YAML file with the options of one training, for
 example:
-`python -m mmdec.training fit --config recipes/daspeech/phrasebook/units.yaml`."""
+`python -m mmdec.training fit --config recipes/base.yaml --config recipes/daspeech/phrasebook/units.yaml`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -101,8 +101,16 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("data", "model.init_args.units", compute_fn=_units, apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
-        """Train in float32 instead of a recipe's bfloat16 if this CPU is slow in bfloat16. The change is logged."""
-        trainer = self.config[self.subcommand].get("trainer", {}) if self.subcommand else self.config.get("trainer", {})
+        """Complete the trainer's options: the places of checkpoints and metrics, where a recipe names only its
+        `default_root_dir`; and float32 instead of bfloat16 if this CPU is slow in bfloat16 (this is logged)."""
+        trainer = self._get(self.config, "trainer")
+        if root := trainer.get("default_root_dir"):
+            if trainer.get("logger") is None:
+                options = Namespace(save_dir=str(root), name="log", version="")
+                trainer["logger"] = Namespace(class_path="lightning.pytorch.loggers.CSVLogger", init_args=options)
+            for callback in trainer.get("callbacks") or []:
+                if callback.class_path.endswith(".ModelCheckpoint") and callback.init_args.dirpath is None:
+                    callback.init_args.dirpath = str(Path(root) / "checkpoints")
         cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
         if cpu and trainer.get("precision") == "bf16-mixed" and not fast_bfloat16(torch.device("cpu")):
             rank_zero_info("trainer.precision: 32-true, for this processor is slow in bfloat16 (no AVX-512).")

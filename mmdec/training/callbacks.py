@@ -25,14 +25,13 @@ from mmdec.training.processes import TERMINATED
 
 
 class PlainProgress(Callback):
-    """Logs a line every `every` training steps: step, samples per second, losses. These lines suit log files better
-    than a progress bar.
+    """Logs a line every `log_every_n_steps` training steps: step, samples per second, losses. These lines suit log
+    files better than a progress bar.
 
     State: the number of samples since the last logged line, and that line's time.
     """
 
-    def __init__(self, every: int = 50) -> None:
-        self.every = every
+    def __init__(self) -> None:
         self.since = time.monotonic()
         self.rows = 0
 
@@ -41,7 +40,7 @@ class PlainProgress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         self.rows += len(getattr(batch, "rows", ())) * trainer.world_size
-        if trainer.global_step % self.every:
+        if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined] # undeclared
             return
         now = time.monotonic()
         speed, self.since, self.rows = self.rows / (now - self.since), now, 0

@@ -61,6 +61,7 @@ def test_a_drafter_that_hears_trains_and_changes_no_text(
     main(
         [
             "fit",
+            f"--config={ROOT / 'recipes' / 'base.yaml'}",
             f"--config={RECIPE}",
             *kind,
             "--trainer.accelerator=cpu",

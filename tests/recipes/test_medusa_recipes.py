@@ -56,15 +56,13 @@ def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:
     place = "runs/tiny" if name == "whisper-tiny.en" else "runs/medusa-librispeech"
     return [
         "fit",
-        f"--config={RECIPES / name}.yaml",
+        *(f"--config={RECIPES / recipe}.yaml" for recipe in ("../base", name)),
         "--trainer.accelerator=cpu",
         "--trainer.devices=1",
         "--trainer.strategy=auto",
         "--trainer.log_every_n_steps=1",
         "--trainer.check_val_every_n_epoch=1",
         f"--trainer.default_root_dir={place}",
-        f"--trainer.logger.init_args.save_dir={place}",
-        f"--trainer.callbacks.dirpath={place}/checkpoints",
         f"--data.init_args.kept={place}/kept",
         "--model.init_args.start=null",
         "--model.init_args.heads=3",
@@ -243,7 +241,7 @@ def test_what_does_not_fit_is_named(base: Path, corpus: Path, more: tuple[str, .
 @pytest.mark.parametrize("name", ["whisper-tiny.en", "librispeech"])
 def test_recipes_parse(name: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stop:
-        main(["fit", f"--config={RECIPES / name}.yaml", "--print_config"])
+        main(["fit", *(f"--config={RECIPES / recipe}.yaml" for recipe in ("../base", name)), "--print_config"])
     assert stop.value.code == 0
     parsed = yaml.safe_load(capsys.readouterr().out)
     written = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))

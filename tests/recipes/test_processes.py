@@ -151,10 +151,10 @@ def arguments(recipe: str, model: Options, data: Options, processes: int) -> lis
     trainer = {"accelerator": "cpu", "precision": "32-true", "devices": processes, "log_every_n_steps": 1}
     trainer |= {"strategy": "auto" if processes == 1 else "ddp_fork_find_unused_parameters_true"}
     trainer |= {"max_epochs": STEPS // EPOCH, "max_steps": -1, "limit_val_batches": 0, "num_sanity_val_steps": 0}
-    trainer |= {"accumulate_grad_batches": 1, "callbacks.every_n_epochs": 1000, "enable_model_summary": "false"}
+    trainer |= {"accumulate_grad_batches": 1}
     return [
         "fit",
-        f"--config={ROOT / 'recipes' / recipe}.yaml",
+        *(f"--config={ROOT / 'recipes' / name}.yaml" for name in ("base", recipe)),
         *(f"--trainer.{name}={value}" for name, value in trainer.items()),
         *(f"--model.init_args.{name}={value}" for name, value in model.items()),
         *(f"--data.init_args.{name}={value}" for name, value in {**whole, "steps_per_epoch": EPOCH}.items()),

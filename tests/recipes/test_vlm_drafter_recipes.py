@@ -61,6 +61,7 @@ def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
     system = Path(recipe).name
     return [
         "fit",
+        f"--config={RECIPES.parent / 'base.yaml'}",
         f"--config={RECIPES / recipe}.yaml",
         "--trainer.accelerator=cpu",
         "--trainer.devices=1",
@@ -122,7 +123,7 @@ def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, co
 def test_options_of_large_recipes_exist(path: Path) -> None:
     """Their models are not at hand: only the options are read."""
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert f"fit --config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
+    assert f"fit --config recipes/base.yaml --config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
     module = named(recipe["model"]["class_path"])(**recipe["model"]["init_args"])
     assert module.system == path.stem.partition("-")[0]
     assert draft_data(recipe).base == recipe["data"]["init_args"]["base"]

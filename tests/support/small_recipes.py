@@ -25,14 +25,12 @@ MARKS = [
 
 
 def fit(recipe: str, out: Path, model: Mapping[str, Any], data: Mapping[str, Any], *more: str) -> None:
-    """Train by recipes/{recipe}.yaml, whose options of model and data are changed; every checkpoint is kept."""
+    """Train by a recipe whose options of model and data are changed; every checkpoint is kept."""
     main(
         [
             "fit",
-            f"--config={RECIPES / recipe}.yaml",
+            *(f"--config={RECIPES / name}.yaml" for name in ("base", recipe)),
             f"--trainer.default_root_dir={out}",
-            f"--trainer.logger.init_args.save_dir={out}",
-            f"--trainer.callbacks.dirpath={out / 'checkpoints'}",
             "--trainer.callbacks.save_top_k=-1",
             "--trainer.max_epochs=2",
             "--trainer.check_val_every_n_epoch=1",

@@ -196,9 +196,7 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
 def _trainer(folder: Path, system: str, seconds: float) -> Recipe:
     """Return the section "trainer" of a recipe, with Lightning's options. folder: gets logs and checkpoints. system:
     kind of the drafter. seconds: time limit."""
-    log = {"save_dir": str(folder), "name": "log", "version": ""}
     checkpoint = {
-        "dirpath": str(folder / "checkpoints"),
         "filename": "{step}",
         "save_last": True,
         "save_top_k": 1,
@@ -212,7 +210,6 @@ def _trainer(folder: Path, system: str, seconds: float) -> Recipe:
         "accelerator": "gpu" if torch.cuda.is_available() else "cpu",
         "devices": 1,
         "precision": "bf16-mixed",
-        "use_distributed_sampler": False,
         "reload_dataloaders_every_n_epochs": 1,
         "min_epochs": 1,
         "max_epochs": 1_000_000,
@@ -223,7 +220,6 @@ def _trainer(folder: Path, system: str, seconds: float) -> Recipe:
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "default_root_dir": str(folder),
-        "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": log},
         "callbacks": [
             {"class_path": "mmdec.training.callbacks.StageBar", "init_args": {"stage": system, "seconds": seconds}},
             {"class_path": "mmdec.training.callbacks.TimeLimit", "init_args": {"seconds": seconds}},
