@@ -1,10 +1,9 @@
-"""Builds a corpus of English read aloud, in LibriSpeech's layout.
+"""Builds the corpus of English read aloud that recognisers are measured on, in LibriSpeech's layout.
 
 python data/build/english.py --out data/english          # resumable; the same seed gives the same files
 
-A chapter is one reader's: sentences of the phrasebook, or everyday English (everyday.py), silent edges cut, to be
-joined into paragraphs in training. The chapters of the test splits are heard in rooms and noise, as in the French
-corpus; `paragraphs` are read in one go.
+A chapter is one reader's: held-out sentences of the phrasebook, heard in rooms and noise, as in the French corpus.
+`paragraphs` are read in one go.
 """
 
 import argparse
@@ -20,12 +19,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import everyday
 import numpy as np
 import soundfile
 import voices
 from parent import end_with_parent
-from splits import Sentence, in_order, normalise, read_sentences, sample_train
+from splits import Sentence, in_order, read_sentences
 from tables import whole, write_text
 
 RATE = 16000
@@ -90,10 +88,8 @@ def _flite(text: str, voice: str, who: Reader) -> tuple[np.ndarray, int]:
         return soundfile.read(path, dtype="float32")
 
 
-CHAPTER = 16  # sentences
 WORDS, SECONDS = (40, 90), 29.0  # of a paragraph
-TRAINED = ("train", "train_everyday")  # the splits whose sentences training puts in rooms and noise
-HELD_OUT = ("test_voices", "everyday")  # read by voices that no training chapter has
+HELD_OUT = "test_voices"  # the split that voices read which no other split has
 
 
 @dataclass(frozen=True)
@@ -119,9 +115,8 @@ def texts_of(sentences: Sequence[Sentence]) -> dict[str, set[str]]:
     return said
 
 
-def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int, common: int) -> Iterator[Chapter]:
-    """`count` training chapters of the phrasebook, `common` ones of everyday English; of each other split `held` texts,
-    of `paragraphs` and `everyday` half as many."""
+def chapters(sentences: Sequence[Sentence], held: int, seed: int) -> Iterator[Chapter]:
+    """Chapters of `held` texts of each split, and of half as many `paragraphs`."""
     draw = random.Random(f"english {seed}")
     said = texts_of(sentences)
     number = 0
@@ -147,27 +142,6 @@ def chapters(sentences: Sequence[Sentence], count: int, held: int, seed: int, co
             paragraph.append(draw.choice(pools["test"]))
         number += 1
         yield Chapter("paragraphs", number, (" ".join(paragraph),))
-    train = [s for s in sentences if s.split == "train"]
-    chosen = sample_train(train, min(len(train), count * CHAPTER // 2), seed)
-    turn = 0
-    for _ in range(count):
-        texts = []
-        for _ in range(CHAPTER):
-            sentence = chosen[turn % len(chosen)]
-            texts.append(draw.choice(sentence.renderings))
-            turn += 1
-        number += 1
-        yield Chapter("train", number, tuple(texts))
-    known = {normalise(text) for text in said["train"]}
-    tests = (text for text in everyday.sentences("test", seed) if normalise(text) not in known)
-    for _ in range(held // 8 if common else 0):
-        number += 1
-        yield Chapter("everyday", number, tuple(itertools.islice(tests, 4)))
-    tested = {normalise(text) for split in ("dev", "test") for text in said[split]}
-    trained = (text for text in everyday.sentences("train", seed) if normalise(text) not in tested)
-    for _ in range(common):
-        number += 1
-        yield Chapter("train_everyday", number, tuple(itertools.islice(trained, CHAPTER)))
 
 
 def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
@@ -179,7 +153,7 @@ def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng([seed, chapter.number])
-    who = reader(draw, held_out=chapter.split in HELD_OUT)
+    who = reader(draw, held_out=chapter.split == HELD_OUT)
     lines, failed = [], []
     for index, text in enumerate(chapter.texts):
         try:
@@ -187,10 +161,9 @@ def record(root: Path, seed: int, chapter: Chapter) -> list[str]:
         except Exception as error:  # one bad sentence must not end the build: it is named at the end
             failed.append(f"{text}: {error}")
             continue
-        if chapter.split not in TRAINED:
-            before, after = draw.uniform(0.05, 0.5, size=2)
-            samples = np.pad(samples, (int(before * RATE), int(after * RATE)))
-            samples = voices.place(samples, draw, RATE)
+        before, after = draw.uniform(0.05, 0.5, size=2)
+        samples = np.pad(samples, (int(before * RATE), int(after * RATE)))
+        samples = voices.place(samples, draw, RATE)
         if len(samples) > SECONDS * RATE:
             continue  # a paragraph read too slowly
         samples = samples / np.abs(samples).max() * draw.uniform(0.1, 0.95)
@@ -208,13 +181,11 @@ def main() -> int:
     """Exit code: 0, or 1 when a synthesis failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="build the corpus in this folder, or go on there")
-    parser.add_argument("--chapters", type=int, default=2500, help="training chapters of 16 sentences (default 2500)")
-    parser.add_argument("--everyday", type=int, default=2500, help="and of everyday English (default 2500)")
     parser.add_argument("--held", type=int, default=600, help="texts of dev, test and test_voices (default 600)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
     arguments = parser.parse_args()
-    planned = chapters(read_sentences(), arguments.chapters, arguments.held, arguments.seed, arguments.everyday)
+    planned = chapters(read_sentences(), arguments.held, arguments.seed)
     failed: list[str] = []
     with ProcessPoolExecutor(arguments.jobs, initializer=end_with_parent, initargs=(os.getpid(),)) as pool:
         work = itertools.repeat(arguments.out), itertools.repeat(arguments.seed), planned
