@@ -77,7 +77,7 @@ def speech(
     allow_absolute_paths: AbsolutePaths = False,
     limit: Limit = None,
     asr: Annotated[
-        bool, typer.Option(help="Compute ASR-BLEU, too: --judge hears, or pocketsphinx where there is training text.")
+        bool, typer.Option(help="With --judge, which hears the translations: compute ASR-BLEU, too.")
     ] = True,
     output: Report = None,
     json_to: JsonTo = None,
@@ -102,8 +102,7 @@ def speech(
     systems = own_systems(model, strategy or None, device, threads)
     if hearing is not None:
         systems = systems.beside(judged_systems(hearing, load(model, device)))
-    recogniser = spoken.recogniser(log) if asr and hearing is None and spoken.training is not None else hearing
-    report = evaluate_speech(spoken, systems, recogniser if asr else None, log)
+    report = evaluate_speech(spoken, systems, hearing if asr else None, log)
     deliver_report(report, output, json_to, table)
 
 

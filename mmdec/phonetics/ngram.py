@@ -1,8 +1,7 @@
-"""A small n-gram language model with modified Kneser-Ney smoothing, stored in the standard ARPA format.
+"""A small n-gram language model with modified Kneser-Ney smoothing.
 
 A context is written as one string: its tokens, separated by spaces (tokens contain no white space). So it can be a
-dictionary key. Probabilities are natural logarithms in memory and logarithms of base 10 in the file. Source: Chen and
-Goodman (1998), section 3, for the discounts.
+dictionary key. Probabilities are natural logarithms. Source: Chen and Goodman (1998), section 3, for the discounts.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import final
 
 from mmdec.types import InputError
 
 START, END = "<s>", "</s>"
 LN10 = math.log(10.0)
-MAX_FILE_BYTES = 64 * 2**20
 MAX_ORDER = 5
 
 Table = dict[str, dict[str, float]]  # context -> word -> ln P
@@ -42,11 +39,6 @@ class NGram:
         """Return all tokens that can be predicted, without the end-of-sentence token."""
         return frozenset(self.successors[""]) - {END, START}
 
-    @property
-    def beginning(self) -> str:
-        """Return the context at the beginning of a sentence."""
-        return self.advance("", START)
-
     def score(self, context: str, word: str) -> float:
         """Return ln P(word | context), with back-off."""
         total = 0.0
@@ -57,22 +49,6 @@ class NGram:
             if not context:
                 return total + self.unknown
             total += self.backoff.get(context, 0.0)
-            context = shorter(context)
-
-    def rows(self, context: str) -> list[tuple[dict[str, float], float]]:
-        """Return the tables in which a word that follows the context is looked up: first the table of the longest
-        context, last the unigrams.
-
-        Returns: for each table, (word -> ln P, ln of the back-off weights from the longest context to this table). The
-            first table that contains a word decides: the word's ln P plus the table's weight.
-        """
-        rows, weight = [], 0.0
-        while True:
-            if context in self.successors:
-                rows.append((self.successors[context], weight))
-            if not context:
-                return rows
-            weight += self.backoff.get(context, 0.0)
             context = shorter(context)
 
     def advance(self, context: str, word: str) -> str:
@@ -175,36 +151,6 @@ class NGram:
             below = 1.0 - sum(math.exp(self.score(shorter(context), word)) for word in kept)
             self.backoff[context] = math.log(max(left, 1e-7) / max(below, 1e-7))
 
-    def save(self, path: Path) -> None:
-        """Write the model as ARPA text: sorted, logarithms of base 10 with four decimals."""
-        levels: list[list[str]] = [[] for _ in range(self.order)]
-        for context, followers in self.successors.items():
-            for word, value in followers.items():
-                entry = f"{context} {word}".lstrip()
-                weight = self.backoff.get(entry)
-                tail = "" if weight is None else f"\t{weight / LN10:.4f}"
-                levels[entry.count(" ")].append(f"{entry}\t{value / LN10:.4f}{tail}")
-        levels[0].append(f"{START}\t-99" + (f"\t{self.backoff[START] / LN10:.4f}" if START in self.backoff else ""))
-        lines = ["\\data\\", *(f"ngram {size}={len(level)}" for size, level in enumerate(levels, 1))]
-        for size, level in enumerate(levels, 1):
-            lines += ["", f"\\{size}-grams:"]
-            for line in sorted(level):
-                entry, value, *tail = line.split("\t")
-                lines.append("\t".join((value, entry, *tail)))
-        path.write_text("\n".join([*lines, "", "\\end\\", ""]), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> NGram:
-        """Read ARPA text. Raises InputError if the file is too large, malformed, or its counts are wrong."""
-        if not path.is_file():
-            raise InputError(f"`path` must be an ARPA file, but {path} is not a file. Build and save the model first.")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"`path` must be at most {MAX_FILE_BYTES} bytes, but {path} is larger. Prune the model.")
-        try:
-            return cls(*_parse(path.read_text(encoding="utf-8").split("\n")))
-        except (ValueError, KeyError) as error:
-            raise InputError(f"`path` must be well-formed ARPA text, but {path} is not ({error}). Save it.") from error
-
 
 def shorter(context: str) -> str:
     """Return the context without its oldest token."""
@@ -251,50 +197,3 @@ def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
         raw = count - (count + 1) * ratio * counts[count + 1] / max(1, counts[count])
         discounts.append(min(max(raw, 0.1), 0.9 * count))
     return discounts
-
-
-def _parse(lines: Sequence[str]) -> tuple[int, Table, dict[str, float]]:
-    declared: dict[int, int] = {}
-    successors: Table = defaultdict(dict)
-    backoff: dict[str, float] = {}
-    read: Counter[int] = Counter()
-    size = 0
-    ended = False
-    for line in lines:
-        if not line or line.isspace():
-            continue
-        if line[0] == "\\":
-            if line.startswith("\\end\\"):
-                ended = True
-                break
-            size = 0 if line.startswith("\\data\\") else int(line[1:].partition("-")[0])
-            if size and size not in declared:
-                raise ValueError(f"section {line.strip()} was not declared")
-        elif size == 0:
-            key, _, value = line.partition("=")
-            if key.startswith("ngram"):
-                declared[int(key[5:])] = int(value)
-        else:
-            fields = line.split("\t")
-            if len(fields) < 2:
-                raise ValueError(f"line {line[:60]!r} has no tab")
-            value, entry = float(fields[0]), fields[1]
-            if not -100.0 < value <= 0.0 or entry.count(" ") != size - 1:
-                raise ValueError(f"line {line[:60]!r} is no {size}-gram with a log probability of at most 0")
-            read[size] += 1
-            if len(fields) > 2:
-                weight = float(fields[2])
-                if not -100.0 < weight < 100.0:
-                    raise ValueError(f"line {line[:60]!r} has no finite back-off weight")
-                backoff[entry] = weight * LN10
-            if entry != START:
-                context, _, word = entry.rpartition(" ")
-                successors[context][word] = value * LN10
-    order = max(declared, default=0)
-    if not ended or not 1 <= order <= MAX_ORDER or sorted(declared) != list(range(1, order + 1)):
-        raise ValueError("its header or its end is missing")
-    if any(read[size] != declared[size] for size in declared):
-        raise ValueError(f"it declares {declared} entries but holds {dict(read)}")
-    if END not in successors[""]:
-        raise ValueError(f"{END} is missing")
-    return order, dict(successors), backoff

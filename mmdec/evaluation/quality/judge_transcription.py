@@ -51,7 +51,6 @@ class Judge:
         """folder: a Whisper in transformers' format. Raises InputError if it does not know French and English."""
         self._whisper, self._threads = load_whisper(folder, device), threads
         self.name = Path(folder).resolve().name
-        self.unknown: tuple[str, ...] = ()  # words that the judge cannot write: none, because a Whisper writes any word
         languages: Any = getattr(self._whisper.model.generation_config, "lang_to_id", None) or {}
         if not {f"<|{FRENCH}|>", f"<|{ENGLISH}|>"} <= set(languages):
             raise InputError(

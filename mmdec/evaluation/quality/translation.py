@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from mmdec.audio import load_audio, resample
+from mmdec.audio import SAMPLE_RATE, load_audio, resample
 from mmdec.checks.arguments import check_threads
 from mmdec.decode.watch import Stopwatch
 from mmdec.evaluation.quality.harness import Log, measured_on, no_log
@@ -28,9 +28,8 @@ from mmdec.pipelines.translation.translate import load, translate_speech
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.corpora.text_files import check_limit, evenly_spaced, read_table, references_of
+from mmdec.training.corpora.text_files import check_limit, evenly_spaced, references_of
 from mmdec.training.metrics import text as metrics
-from mmdec.training.metrics.recogniser import SAMPLE_RATE, Recogniser
 from mmdec.types import InputError
 
 COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
@@ -60,8 +59,6 @@ class English(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def unknown(self) -> tuple[str, ...]: ...  # words that it cannot write
     def transcribe(self, samples: np.ndarray) -> str: ...  # (T,) of 16 kHz
 
 
@@ -98,24 +95,12 @@ class Source:
 
 @dataclass(frozen=True)
 class SpeechCorpus:
-    """The recordings to translate. lexicon: the English words' pronunciations; None: unknown. training: path of the
-    table of training texts, from which `recogniser` takes its words."""
+    """The recordings to translate. lexicon: the English words' pronunciations; None: unknown."""
 
     split: str
     rows: tuple[Source, ...]
     skipped: Mapping[str, Sequence[str]] = field(default_factory=lambda: {})  # reason -> rows that were left out
     lexicon: metrics.Lexicon | None = None
-    training: Path | None = None
-
-    def recogniser(self, log: Log = no_log) -> Recogniser:
-        """Make a recogniser for the words of the training text. Raises InputError if there is no training text."""
-        if self.training is None or not self.training.is_file():
-            raise InputError(
-                f"`asr` must have the training text, but '{self.training}' does not exist. Pass asr=False to do "
-                "without, or name a `judge`."
-            )
-        log("preparing the recogniser")
-        return Recogniser((line[1] for _, line in read_table(self.training) if len(line) > 1), self.lexicon or {})
 
 
 def cvss_corpus(
@@ -144,7 +129,7 @@ def cvss_corpus(
         Source(row.clip, row.references, tuple(row.units), row.recording, row.translation)
         for row in evenly_spaced(usable, limit)
     )
-    return SpeechCorpus(split, rows, skipped.names, corpus_lexicon(root), target / "train.tsv")
+    return SpeechCorpus(split, rows, skipped.names, corpus_lexicon(root))
 
 
 def manifest_corpus(
@@ -406,7 +391,6 @@ def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Sourc
     report["recordings"] = {
         "asr_bleu": best.value,
         "signature": best.signature,
-        "words_unknown_to_judge": list(judge.unknown),
         "judge_word_error_rate": metrics.word_error_rate(transcripts, [row.translation for row in rows]),
         "asr_bleu_shuffled": _shuffled_score(transcripts, references),
     }

@@ -1,4 +1,4 @@
-"""Tests the n-gram model: its probabilities, pruning and files, and KenLM's on the same file, if KenLM can be built."""
+"""Tests the n-gram model: its probabilities and pruning, and KenLM's probabilities, if KenLM can be built."""
 
 from __future__ import annotations
 
@@ -10,10 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdec.phonetics.ngram import END, LN10, START, NGram
+from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.types import InputError
 
+LN10 = math.log(10.0)
 WORDS = ["the", "station", "is", "where", "please", "a", "room", "for", "two", "nights"]
+
+
+def write_arpa(model: NGram, path: Path) -> None:
+    """Write the model in the format that KenLM reads."""
+    levels: list[list[str]] = [[] for _ in range(model.order)]
+    levels[0].append(f"-99\t{START}\t{model.backoff[START] / LN10:.7f}")
+    for context, followers in model.successors.items():
+        for word, value in followers.items():
+            entry = f"{context} {word}".lstrip()
+            tail = f"\t{model.backoff[entry] / LN10:.7f}" if entry in model.backoff else ""
+            levels[entry.count(" ")].append(f"{value / LN10:.7f}\t{entry}{tail}")
+    lines = ["\\data\\", *(f"ngram {size}={len(level)}" for size, level in enumerate(levels, 1))]
+    for size, level in enumerate(levels, 1):
+        lines += ["", f"\\{size}-grams:", *level]
+    path.write_text("\n".join([*lines, "", "\\end\\", ""]), encoding="utf-8")
 
 
 @pytest.mark.parametrize("order", [2, 3, 4])
@@ -21,9 +37,8 @@ def test_probabilities_equal_kenlms(order: int, tmp_path: Path) -> None:
     kenlm = pytest.importorskip("kenlm", reason="kenlm is built from source, and is not installed here")
     rng = random.Random(order)
     sentences = [rng.choices(WORDS, weights=range(1, 11), k=rng.randint(1, 8)) for _ in range(300)]
-    path = tmp_path / "lm.arpa"
-    NGram.build(sentences, order=order).save(path)
-    model = NGram.load(path)  # with the decimals that the file has
+    path, model = tmp_path / "lm.arpa", NGram.build(sentences, order=order)
+    write_arpa(model, path)
     judge = kenlm.Model(str(path))
     assert judge.order == order
     for sentence in [*sentences[:50], *(rng.choices(WORDS, k=6) for _ in range(50))]:
@@ -53,13 +68,9 @@ def test_probabilities_sum_to_one_in_every_context(
         assert total == pytest.approx(1.0, abs=1e-3)
 
 
-def test_the_model_prefers_what_it_saw(tmp_path: Path) -> None:
+def test_the_model_prefers_what_it_saw() -> None:
     model = NGram.build([s.split() for s in ["a b c", "a b c", "a b d", "b b"]])
     assert model.sentence(["a", "b", "c"]) > model.sentence(["a", "b", "d"]) > model.sentence(["d", "c", "a"])
-    model.save(tmp_path / "lm.arpa")
-    loaded = NGram.load(tmp_path / "lm.arpa")
-    for text in ("a b c", "d d d", ""):
-        assert loaded.sentence(text.split()) == pytest.approx(model.sentence(text.split()), abs=2e-3)
 
 
 def test_pruning_keeps_what_backing_off_would_miss() -> None:
@@ -80,22 +91,3 @@ def test_pruning_keeps_what_backing_off_would_miss() -> None:
 def test_tokens_with_spaces_are_refused(sentences: list[list[str]]) -> None:
     with pytest.raises(InputError, match="plain tokens"):
         NGram.build(sentences)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "well-formed"),
-        ("\\data\\\nngram 1=2\n\n\\1-grams:\n-1\t</s>\n\n\\end\\\n", "declares"),
-        ("\\data\\\nngram 1=1\n\n\\1-grams:\nnan\t</s>\n\n\\end\\\n", "no 1-gram"),
-        ("\\data\\\nngram 1=1\n\n\\1-grams:\n-1\thello\n\n\\end\\\n", "missing"),
-        ("\\data\\\nngram 1=1\n\n\\2-grams:\n-1\ta b\n\n\\end\\\n", "not declared"),
-        (None, "not a file"),
-    ],
-)
-def test_a_damaged_file_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "lm.arpa"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        NGram.load(path)
