@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from torch.utils.data import DataLoader
 
 from mmdec.training.checkpoints import any_process
 from mmdec.training.optim import Schedule
@@ -220,41 +220,31 @@ def _pass_over(data: LightningDataModule, done: int) -> None:
 
     def rest() -> Any:
         data.train_dataloader = make
-        loader = make()
-        if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
-            return loader
-        return DataLoader(
-            loader.dataset,
-            batch_sampler=_Rest(list(loader.batch_sampler), done),
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            worker_init_fn=loader.worker_init_fn,
-            pin_memory=loader.pin_memory,
-        )
+        return _Rest(make(), done)
 
     data.train_dataloader = rest
 
 
 class _Rest:
-    """An iterable over `batches` that skips the first `done` batches. Its length includes the skipped batches, because
-    Lightning counts them as trained."""
+    """A data loader without its first `done` batches. Its length includes them, because Lightning counts them as
+    trained."""
 
-    def __init__(self, batches: list[Any], done: int) -> None:
-        self.batches, self.done = batches, done
+    def __init__(self, loader: Any, done: int) -> None:
+        self.loader, self.done = loader, done
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches[self.done :])
+        return islice(self.loader, self.done, None)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.loader)
 
 
 class Termination(Callback):
     """Ends training after SIGTERM with exit code 143.
 
-    During training, the process ends before the next step, after saving `last.ckpt`. Before and after training, it ends
-    at once. During a validation, a single process ends between two batches. Several processes wait for each other, so
-    they end at the next training step. If SIGTERM comes during the last validation, training finishes normally.
+    During training, the process ends before the next step, after saving `last.ckpt`; in the last validation there is
+    no next step, and training finishes normally. Before and after training, it ends at once. Several processes wait for
+    each other, and end together.
 
     State: `asked`, whether SIGTERM has come; `training`, whether training is in progress.
     """
@@ -299,18 +289,6 @@ class Termination(Callback):
         if any_process(trainer, self.asked):
             self._end(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if self.asked and trainer.world_size == 1 and not _last_validation(trainer):
-            self._end(trainer)
-
     def _end(self, trainer: Trainer) -> None:
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath and not trainer.fast_dev_run:  # type: ignore[attr-defined] # undeclared
@@ -320,14 +298,6 @@ class Termination(Callback):
                 )
         rank_zero_info(f"SIGTERM: this run ends after step {trainer.global_step}. --ckpt_path=last goes on with it.")
         raise SystemExit(TERMINATED)
-
-
-def _last_validation(trainer: Trainer) -> bool:
-    """Return whether training ends after the current validation."""
-    loop = trainer.fit_loop
-    if loop.max_steps != -1 and trainer.global_step >= loop.max_steps:
-        return True
-    return loop.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= loop.max_epochs
 
 
 @contextmanager

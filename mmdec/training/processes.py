@@ -1,15 +1,13 @@
 """Child processes that end with their parent, and a lock for a folder.
 
 Normally, the children of a killed process go on running. Here, a child checks every second whether its parent still
-runs, and ends if it does not. On Linux it also asks the operating system to end it with its parent (PR_SET_PDEATHSIG).
+runs, and ends if it does not.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +20,6 @@ from mmdec.checks.files import write_whole
 from mmdec.types import InputError
 
 WATCHED = "MMDEC_PARENT"  # name of the environment variable with the process id of the parent to watch
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl: send this process a signal when its parent ends
 EVERY = 1.0  # seconds between two checks whether the parent still runs
 TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 
@@ -34,10 +31,6 @@ def end_with_parent(parent: int | None = None) -> None:
         ended already, the current parent is another process.)
     """
     expected = os.getppid() if parent is None else parent
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != expected:
-        _end()
     threading.Thread(target=_watch, args=(expected,), daemon=True, name="end with parent").start()
 
 
@@ -60,10 +53,6 @@ def end_as_told() -> None:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(EVERY)
-    _end()
-
-
-def _end() -> None:
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
