@@ -10,7 +10,6 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -305,17 +304,18 @@ def _step(path: Path) -> int:
     return int(path.stem.removeprefix("step="))
 
 
-def load_averaged(build: Callable[[dict[str, Any]], M], checkpoints: Sequence[Path]) -> tuple[M, int]:
+def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple[M, int]:
     """Load a training module, with the mean of the weights in several checkpoints.
 
-    build: makes the module from its hyperparameters, a dict.
+    build: the module's class, which is called with the hyperparameters, but without initial weights (`start`).
     Returns: the module in eval mode, and the training step of the last checkpoint.
     Raises: InputError for checkpoints of another module.
     """
     last = read_checkpoint(checkpoints[-1])
     try:
         # Lightning stores data of its own under names with a leading underscore. They are no options of the module.
-        module = build({name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")})
+        options = {name: value for name, value in last["hyper_parameters"].items() if not name.startswith("_")}
+        module = build(**{name: value for name, value in options.items() if name != "start"})
         step = int(last["global_step"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, MmdecError):
@@ -366,10 +366,3 @@ def token_list(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the tokenizer's vocabulary as tokens ordered by id. Models get it as their argument `units`."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return sorted(vocabulary, key=vocabulary.__getitem__)
-
-
-def keep_options(module: LightningModule, options: Any) -> None:
-    """Add all options, with their defaults, to the module's hyperparameters, so that checkpoints store them. options: a
-    dataclass."""
-    for field in fields(options):
-        module.hparams.setdefault(field.name, getattr(options, field.name))

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mmdec.audio import load_audio
 from mmdec.hub.daspeech import heard_parts
 from mmdec.hub.whisper import load_encoder
 from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig, collapse
 from mmdec.nn.whisper_encoder import MARGIN, TAIL, TopLayers
-from mmdec.training.checkpoints import keep_options, load_averaged, read_start
+from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.ctc.data import STATES, CtcBatch, SpeechEncoder, WhisperReader, load_speech_encoder
 from mmdec.training.daspeech.module import ctc_loss, load_network
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, seed_step
+from mmdec.training.module import RecipeModule
+from mmdec.training.optim import MuonAdamW, groups
 from mmdec.types import InputError
 
 
@@ -62,20 +62,19 @@ class CtcOptions:
     seed: int = 0
 
 
-class CtcModule(LightningModule):
+class CtcModule(RecipeModule):
     """Trains a CTC head. The loss is -log P(pieces | states) / number of pieces, averaged over the recordings of a
     batch.
-
-    All randomness of a step follows from (seed, epoch, step).
 
     units: the subword pieces ordered by id, the blank first. options: fields of `CtcOptions`.
     """
 
+    options: CtcOptions
+
     def __init__(self, units: list[str], **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.options = CtcOptions(**options)
-        keep_options(self, self.options)
+        self.use_options(CtcOptions(**options))
         torch.manual_seed(self.options.seed)
         names = ("d_states", "stride", "d_model", "layers", "kernel", "dropout")
         sizes = {name: getattr(self.options, name) for name in names}
@@ -97,10 +96,6 @@ class CtcModule(LightningModule):
             if anew:
                 total = len(self.head.state_dict())
                 rank_zero_info(f"{len(anew)} of the head's {total} tensors begin anew: `start` has other sizes")
-        self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
-
-    def on_train_batch_start(self, batch: CtcBatch, batch_idx: int) -> None:
-        seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
         """Return logits (B, F, V) for F output frames and V pieces, and the number of frames (B,). In training, random
@@ -146,20 +141,19 @@ class CtcModule(LightningModule):
         wrong = sum(map(phone_distance, wanted, written))
         self.log("dev/wrong", wrong / sum(counts), batch_size=sum(counts), sync_dist=True)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def optimizer(self) -> Optimizer:
         named, options = self.head.named_parameters(), self.options
         tuned = [] if self.top is None else groups(self.top.parameters(), options.weight_decay)
         slow = [{**group, "lr": options.top_lr} for group in tuned]
-        optimizer = MuonAdamW.of(
+        return MuonAdamW.of(
             named, lambda name, _: name.startswith("blocks"), options.lr, options.weight_decay, more=slow
         )
-        return scheduled(optimizer, lambda step: self.rate(step))
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
     """Load a CTC module with the mean of its checkpoints' weights. Returns the module, and the training step of the
     last checkpoint."""
-    return load_averaged(lambda options: CtcModule(**{**options, "start": None}), checkpoints)
+    return load_averaged(CtcModule, checkpoints)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from mmdec.types import InputError, told
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
     """Load a DASpeech training module with the mean of its checkpoints' weights. Returns the module, and the training
     step of the last checkpoint."""
-    return load_averaged(lambda options: DASpeechModule(**options), checkpoints)
+    return load_averaged(DASpeechModule, checkpoints)
 
 
 def assemble(checkpoints: Sequence[Path], vocoder_folder: Path, out: Path) -> Path:

@@ -16,20 +16,20 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from mmdec.checks.weights import read_weights
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.dag_decoder import BOS, EOS, PAD, DagDecoder, Lattice
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.nn.int8 import unpack_rows
-from mmdec.training.checkpoints import keep_options
 from mmdec.training.daspeech.acoustic import shared_loss
 from mmdec.training.daspeech.corpus import Batch, SpeechTranslationData
 from mmdec.training.metrics.text import phone_distance
-from mmdec.training.optim import Schedule, groups, scheduled, token_weight
+from mmdec.training.module import RecipeModule
+from mmdec.training.optim import groups, token_weight
 from mmdec.types import InputError
 
 
@@ -234,30 +234,27 @@ class DASpeechOptions:
         return DASpeechConfig.from_dict(config)
 
 
-class DASpeechModule(LightningModule):
+class DASpeechModule(RecipeModule):
     """Trains DASpeech with the loss L = L_DAG + ar_weight L_AR + ctc_weight L_CTC + mu L_TTS.
 
     With `mu` 0 (first stage), there is no acoustic model. With `mu` > 0 (joint training; 5 in the paper), the acoustic
     model reads the expected hidden states of the graph's vertices under the `posterior`. It reads phone embeddings
     instead for a random share `embedding_share` of the rows, and for rows that do not fit in their graph. So it can
-    also speak the phones of the autoregressive baseline. All randomness of a step follows from (seed, epoch, step,
-    rank).
+    also speak the phones of the autoregressive baseline.
 
     units: the vocabulary of phones, ordered by id. options: fields of `DASpeechOptions`.
     """
 
+    options: DASpeechOptions
+
     def __init__(self, units: list[str], augmentation: Augmentation | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["augmentation"])
-        self.options = DASpeechOptions(**options)
-        keep_options(self, self.options)
+        self.use_options(DASpeechOptions(**options))
         self.config = self.options.network()
         kind = DASpeech if self.options.mu > 0 else SpeechToUnits
         self.network: SpeechToUnits = kind(self.config, len(units))
         self.augmentation = augmentation or Augmentation()
-        self.rate = Schedule(
-            self.options.schedule, self.options.warmup, self.options.decay_from, self.options.decay_steps
-        )
 
     def setup(self, stage: str) -> None:
         """Check that data module and model have the same graph size. (The data module leaves out rows that do not
@@ -273,10 +270,6 @@ class DASpeechModule(LightningModule):
                 raise InputError(
                     f"`{name}` of the data must be the model's, {wanted}, but is {value}. Set both alike in the recipe."
                 )
-
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        seed = (self.options.seed * 100_003 + self.current_epoch) * 1_000_003 + batch_idx
-        torch.manual_seed(seed * 64 + self.global_rank)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Compute a batch's losses by name: "dag" (graph), "ar" (autoregressive), perhaps "ctc" and "tts", and "loss",
@@ -367,12 +360,11 @@ class DASpeechModule(LightningModule):
         if gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def optimizer(self) -> Optimizer:
         options = self.options
         parameters = groups(self.network.parameters(), options.weight_decay)
         first, second = options.betas
-        optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(first, second), fused=True)
-        return scheduled(optimizer, lambda step: self.rate(step))
+        return torch.optim.AdamW(parameters, lr=options.lr, betas=(first, second), fused=True)
 
 
 def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:

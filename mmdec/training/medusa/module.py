@@ -19,23 +19,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.optim import Optimizer
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.decode.tree import HeadAccuracy, Node
 from mmdec.drafters.medusa import WIDTH, Medusa, expected
 from mmdec.hub.medusa import load_heads, save_heads
-from mmdec.hub.publish import whole_folder, write_provenance
+from mmdec.hub.publish import whole_folder
 from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
-from mmdec.training.checkpoints import keep_options
 from mmdec.training.medusa.data import DETECT, HeadBatch, HeadData, fingerprint, own_text
-from mmdec.training.optim import Schedule, groups, scheduled, token_weight
+from mmdec.training.module import DrafterModule
+from mmdec.training.optim import groups, token_weight
 from mmdec.training.stores import EncodedWindows, StateStore, TokenStore
 from mmdec.types import InputError
 
@@ -287,7 +286,7 @@ class MedusaOptions:
     base_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
-class MedusaModule(LightningModule):
+class MedusaModule(DrafterModule):
     """Trains heads of a frozen Whisper, the data module's `base`. L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k.
 
     The best heads (the most tokens per round with trees) are saved in `heads/` of the trainer's root folder, with the
@@ -295,15 +294,14 @@ class MedusaModule(LightningModule):
     fields of `MedusaOptions`.
     """
 
+    options: MedusaOptions
+
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["units"])
-        self.options = MedusaOptions(**options)
-        keep_options(self, self.options)
+        self.use_options(MedusaOptions(**options))
         self.count = self.options.heads
         self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
-        self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
-        self.best = 0.0  # tokens per round of the best heads so far, which are saved
         self.ranks: list[Tensor] = []  # ranks of the texts of the current validation, each (positions, K)
         self.sums: dict[str, float] = {}
 
@@ -478,27 +476,13 @@ class MedusaModule(LightningModule):
         folder = Path(self.trainer.default_root_dir) / "heads"
         with whole_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances, place=folder)
-            options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
-            training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
-            write_provenance(fresh, training, self.device)
+            self.write_training(fresh, scores)
         return folder
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= {"best": self.best, "base": self.mark}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if checkpoint["base"] != self.mark:
-            raise InputError(
-                "`ckpt_path` must be of heads for the same `base`, but that has been trained or changed since. Start "
-                "anew, with the heads of before as `start`."
-            )
-        self.best = checkpoint["best"]
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def optimizer(self) -> Optimizer:
         parameters = groups(self.heads.parameters(), self.options.weight_decay)
         first, second = self.options.betas
-        optimizer = torch.optim.AdamW(parameters, lr=self.options.lr, betas=(first, second))
-        return scheduled(optimizer, lambda step: self.rate(step))
+        return torch.optim.AdamW(parameters, lr=self.options.lr, betas=(first, second))
 
     def _own(self, states: Tensor, prompts: list[list[int]], batch: HeadBatch) -> list[list[int]]:
         missing = [row for row, name in enumerate(batch.names) if self.labels.get(name) is None]

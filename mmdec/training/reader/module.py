@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.optim import Optimizer
 
 from mmdec.nn.ar_decoder import ArConfig
 from mmdec.nn.dag_decoder import DagConfig
 from mmdec.nn.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
-from mmdec.training.checkpoints import keep_options, load_averaged, read_start
+from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.daspeech.module import autoregressive_loss, glance, glat_ratio, graph_loss, load_network
 from mmdec.training.metrics.text import bleu, chrf
-from mmdec.training.optim import MuonAdamW, Schedule, scheduled, seed_step
+from mmdec.training.module import RecipeModule
+from mmdec.training.optim import MuonAdamW
 from mmdec.training.reader.data import PairBatch, PairData
 
 
@@ -62,20 +62,21 @@ class ReaderOptions:
     seed: int = 0
 
 
-class ReaderModule(LightningModule):
+class ReaderModule(RecipeModule):
     """Trains the text translator with the loss ar_weight L_AR + L_graph.
 
     L_AR is the cross-entropy of the autoregressive decoder. L_graph is the negative log-likelihood of the target pieces
-    in the graph decoder's graph, per piece. All randomness of a step follows from (seed, epoch, step).
+    in the graph decoder's graph, per piece.
 
     units: the source pieces and the target pieces, each ordered by id. options: fields of `ReaderOptions`.
     """
 
+    options: ReaderOptions
+
     def __init__(self, units: list[list[str]], **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.options = ReaderOptions(**options)
-        keep_options(self, self.options)
+        self.use_options(ReaderOptions(**options))
         torch.manual_seed(self.options.seed)
         sizes = {name: getattr(self.options, name) for name in ("d_model", "ffn", "heads", "dropout")}
         self.network = PiecesToUnits(
@@ -95,11 +96,7 @@ class ReaderModule(LightningModule):
         if not self.options.ar_weight:
             self.network.reader.requires_grad_(False)
             self.network.ar.requires_grad_(False)
-        self.rate = Schedule("trapezoid", self.options.warmup, self.options.decay_from, self.options.decay_steps)
         self.written: dict[str, dict[int, list[int]]] = {}
-
-    def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
-        seed_step(self.options.seed, self.current_epoch, batch_idx, self.global_rank)
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
         """Return the graph decoder's configuration; None if there is no graph decoder. sizes: the autoregressive
@@ -164,13 +161,12 @@ class ReaderModule(LightningModule):
                 self.log(f"dev/{name}_chrf", chrf(texts, references).value)
         self.written = {}
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def optimizer(self) -> Optimizer:
         named, options = self.network.named_parameters(), self.options
-        optimizer = MuonAdamW.of(named, lambda name, _: "embed" not in name, options.lr, options.weight_decay)
-        return scheduled(optimizer, lambda step: self.rate(step))
+        return MuonAdamW.of(named, lambda name, _: "embed" not in name, options.lr, options.weight_decay)
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:
     """Load a text translator's training module with the mean of its checkpoints' weights. Returns the module, and the
     training step of the last checkpoint."""
-    return load_averaged(lambda options: ReaderModule(**{**options, "start": None}), checkpoints)
+    return load_averaged(ReaderModule, checkpoints)

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.functional import smooth_l1_loss
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from mmdec.decode.statistics import DecodingStatistics
@@ -33,11 +33,12 @@ from mmdec.drafters.medusa import WIDTH
 from mmdec.drafters.registry import network_class
 from mmdec.generation.speculation import generate
 from mmdec.hub.drafters import draft_card, load_drafter, load_network, save_network
-from mmdec.hub.publish import whole_folder, write_provenance
+from mmdec.hub.publish import whole_folder
 from mmdec.nn.draft_network import DraftConfig, DraftNetwork
-from mmdec.training.checkpoints import check_counts, keep_options
+from mmdec.training.checkpoints import check_counts
 from mmdec.training.medusa.module import gather_ranks, measure
-from mmdec.training.optim import MuonAdamW, Schedule, groups, scheduled, token_weight
+from mmdec.training.module import DrafterModule
+from mmdec.training.optim import MuonAdamW, groups, token_weight
 from mmdec.training.vlm_drafters.data import DraftBatch, DraftData
 from mmdec.training.vlm_drafters.teacher import Reading, ReadingStore, Teacher
 from mmdec.training.vlm_drafters.unroll import Columns, read_columns, unrolled
@@ -241,7 +242,7 @@ def rank_texts(
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
 
-class DraftModule(LightningModule):
+class DraftModule(DrafterModule):
     """Abstract base of the training modules of all drafters. A subclass sets `system`, the drafter's name, and changes
     the loss or the drafting steps. The target is the data module's `base`.
 
@@ -256,14 +257,9 @@ class DraftModule(LightningModule):
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["units"])
-        self.options = DraftOptions(**options)
-        keep_options(self, self.options)
+        self.use_options(DraftOptions(**options))
         overrides = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
         self.loss_weights = Weights(**{**vars(self.weights), **overrides})
-        settings = self.options
-        self.rate = Schedule(settings.schedule, settings.warmup, settings.decay_from, settings.decay_steps)
-        # tokens per round, in simulated chains, of the best network so far, which is the one that was saved
-        self.best = 0.0
         self.ranks: list[Tensor] = []  # for each text of this validation: ranks of its true tokens, from `rank_texts`
         self.sums: dict[str, float] = {}
 
@@ -367,8 +363,6 @@ class DraftModule(LightningModule):
         return self.options.chain
 
     def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
-        # Random numbers depend only on seed, process and step, so that a resumed training draws the same numbers.
-        torch.manual_seed((self.options.seed << 40) + (self.global_rank << 32) + self.global_step)
         texts = self.read(batch)
         parts = self.loss(texts, self.options.noise)
         for name, value in parts.items():
@@ -440,9 +434,7 @@ class DraftModule(LightningModule):
         with whole_folder(folder) as fresh:
             card = draft_card(self.network, reads_images=bool(self.teacher.marks))
             save_network(copy.deepcopy(self.network).half(), fresh, card=card)
-            options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
-            training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
-            write_provenance(fresh, training, self.device)
+            self.write_training(fresh, scores)
 
     def configure_gradient_clipping(
         self,
@@ -457,30 +449,16 @@ class DraftModule(LightningModule):
         else:
             wrapped.clip_grad_norm_(gradient_clip_val)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= {"best": self.best, "base": self.mark}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if checkpoint["base"] != self.mark:
-            raise InputError(
-                "`ckpt_path` must be of a drafter for the same `base`, but that has been trained or changed since. "
-                "Start anew, with the drafter of before as `start`."
-            )
-        self.best = checkpoint["best"]
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def optimizer(self) -> Optimizer:
         options = self.options
-        optimizer: torch.optim.Optimizer
         if options.optimizer == "muon":
             if sharded(self.trainer) is not None:
                 raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
             linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
             named, rates = self.network.named_parameters(), (options.lr, options.weight_decay, options.betas)
-            optimizer = MuonAdamW.of(named, lambda name, weight: id(weight) in linear and name != HEAD, *rates)
-        else:
-            parameters = groups(self.network.parameters(), options.weight_decay)
-            optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
-        return scheduled(optimizer, lambda step: self.rate(step))
+            return MuonAdamW.of(named, lambda name, weight: id(weight) in linear and name != HEAD, *rates)
+        parameters = groups(self.network.parameters(), options.weight_decay)
+        return torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
 
 
 def step_weights(counted: Tensor, depth: int) -> Tensor:

@@ -188,7 +188,7 @@ def test_averages_are_of_one_module(tmp_path: Path) -> None:
     for step, path in enumerate(places, 1):
         state = {"weight": torch.full((3, 3), float(step)), "bias": torch.zeros(3)}
         save({"state_dict": state, "global_step": step, "hyper_parameters": {"size": 3, "_note": 1}}, path)
-    module, step = load_averaged(lambda options: Square(**options), places)
+    module, step = load_averaged(Square, places)
     assert step == 2
     assert torch.equal(module.weight, torch.full((3, 3), 1.5))
     for named, found in ((places[0], "(4, 4) and not (3, 3)"), (places[1], "absent and not (3, 3)")):
@@ -196,11 +196,11 @@ def test_averages_are_of_one_module(tmp_path: Path) -> None:
         before = named.read_bytes()
         save({"state_dict": state, "global_step": 1, "hyper_parameters": {"size": 3}}, named)
         with pytest.raises(InputError, match=re.escape(f"'weight' in '{named}' is {found}")):
-            load_averaged(lambda options: Square(**options), places)
+            load_averaged(Square, places)
         named.write_bytes(before)
     save({"state_dict": state, "global_step": 1, "hyper_parameters": {"length": 3}}, places[1])
     with pytest.raises(InputError, match=r"this kind of training, but '.*step=2.ckpt' is not \(TypeError: "):
-        load_averaged(lambda options: Square(**options), places)
+        load_averaged(Square, places)
 
 
 def test_checkpoints_have_the_mode_of_the_umask(run: Path) -> None:
