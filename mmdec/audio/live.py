@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, final
+from typing import BinaryIO, final
 
 import numpy as np
 import soxr
@@ -21,7 +21,7 @@ from torch import Tensor
 from mmdec.audio.damage import Loss, is_unfilled
 from mmdec.audio.headers import RIFF_TAIL
 from mmdec.audio.mixing import Mixer
-from mmdec.audio.samples import AGGRESSIVENESS, ENERGY, SAMPLE_RATE, STEP, check_detector, check_rate, webrtc_package
+from mmdec.audio.samples import SAMPLE_RATE, STEP, check_rate
 from mmdec.types import InputError
 
 FRAMES = 10  # number of 10 ms frames in a block
@@ -69,16 +69,11 @@ class VoiceGate:
     stream's beginning is not taken for speech.
     """
 
-    def __init__(self, detector: str = ENERGY) -> None:
-        """detector: "energy" (level above noise), or "webrtc" (extra `mmdec[vad]`). Raises InputError for an unknown
-        detector, or if its package is not installed."""
-        check_detector(detector)
-        self._webrtc: Any = None if detector == ENERGY else webrtc_package().Vad(AGGRESSIVENESS)
+    def __init__(self) -> None:
         # for each recent block: the RMS levels of its frames, without those that are silence
         self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
         self._faint = FAINTER  # level of frames that are silence
-        # whether the noise level has been estimated; WebRTC's detector does not need it
-        self._settled = detector != ENERGY
+        self._settled = False  # whether the noise level has been estimated
         # blocks that wait until the noise level is known, each with the levels of its frames
         self._waiting: list[tuple[Tensor, np.ndarray]] = []
 
@@ -93,10 +88,6 @@ class VoiceGate:
         Returns: the blocks that are decided now, each as (block, whether it contains speech).
         """
         frames = block.reshape(FRAMES, STEP)
-        if self._webrtc is not None:
-            integers = (frames.clamp(-1, 1) * 32767).to(torch.int16).numpy().astype("<i2")
-            spoken = sum(self._webrtc.is_speech(frame.tobytes(), SAMPLE_RATE) for frame in integers)
-            return [(block, spoken >= VOICED)]
         # the mean is subtracted, because a microphone may add a constant
         level = (frames - block.mean()).square().mean(1).sqrt().numpy()
         if self._faint == FAINTER and (level >= FAINT).any():  # the stream is not quiet: its noise is estimated anew
@@ -163,13 +154,12 @@ class SpeechWindows:
     longest pause, else at its quietest block, and what follows the cut begins the next window.
     """
 
-    def __init__(self, pause: float, most: int, detector: str = ENERGY, latest: bool = False) -> None:
+    def __init__(self, pause: float, most: int, latest: bool = False) -> None:
         """pause: a window closes after this many seconds without speech. most: maximum samples of a window.
-        detector: "energy" or "webrtc". latest: whether a full window is cut at its last clear pause instead of its
-            longest pause.
+        latest: whether a full window is cut at its last clear pause instead of its longest pause.
         """
         self._latest = latest
-        self._gate, self._pause, self._most = VoiceGate(detector), max(round(pause * 10), TAIL + 1), most // BLOCK
+        self._gate, self._pause, self._most = VoiceGate(), max(round(pause * 10), TAIL + 1), most // BLOCK
         self._blocks: list[Tensor] = []  # blocks of the open window; while there is no speech, only the newest blocks
         self._voiced: list[bool] = []  # for each block in `_blocks`: whether it contains speech
         self._start = 0  # index in the stream of the first sample in `_blocks`

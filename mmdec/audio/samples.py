@@ -1,5 +1,4 @@
-"""Checks, scales and resamples audio samples, finds pauses (also with WebRTC's detector, extra `mmdec[vad]`), and
-computes features.
+"""Checks, scales and resamples audio samples, finds pauses, and computes features.
 
 The translator's encoder reads Kaldi's 80 log-mel filterbanks (25 ms window, 10 ms hop), normalised per utterance.
 Features of the target (the translated speech) use another frame grid: 16 kHz, window and FFT size 1024, hop 256,
@@ -10,8 +9,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 import soxr
@@ -29,7 +26,6 @@ MELS = 80  # number of mel bands
 LOG_FLOOR = 1e-5  # minimum mel magnitude: smaller ones are raised to it before the logarithm
 # a frame counts as voiced if YIN finds a fundamental below 400 Hz whose normalised difference is at most 0.2
 HIGHEST, DIP = 400.0, 0.2
-MOMENTUM = 0.99  # momentum of fast Griffin-Lim
 # minimum filter energy: smaller ones are raised to it before the logarithm
 _KALDI_FLOOR = float(np.finfo(np.float32).eps)
 
@@ -108,25 +104,6 @@ def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
     return torch.where(voiced, SAMPLE_RATE / refined, 0.0)
 
 
-def griffin_lim(mel: Tensor, iterations: int = 32) -> Tensor:
-    """Convert log-mel features (F, 80), natural logarithm, to samples (F * 256,) without a trained vocoder.
-
-    iterations: number of steps that estimate the phase. Source: Perraudin et al., "A fast Griffin-Lim algorithm", 2013.
-    """
-    filters = _mel_filters(mel.device)  # shape (513, 80)
-    power = (mel.exp() @ torch.linalg.pinv(filters)).clamp(min=0).T  # shape (513, F)
-    frame: dict[str, Any] = {"n_fft": WINDOW, "hop_length": HOP, "window": _window(mel.device)}
-    phases = torch.ones_like(power, dtype=torch.complex64)
-    before = torch.zeros_like(phases)
-    for _ in range(iterations):
-        heard = torch.istft(power * phases, **frame, length=(mel.shape[0] - 1) * HOP)
-        rebuilt = torch.stft(heard, **frame, return_complex=True)
-        step = rebuilt - MOMENTUM / (1 + MOMENTUM) * before
-        phases, before = step / step.abs().clamp(min=1e-16), rebuilt
-    samples = torch.istft(power * phases, **frame, length=(mel.shape[0] - 1) * HOP)
-    return torch.nn.functional.pad(samples, (0, HOP))
-
-
 @lru_cache(maxsize=8)
 def _window(device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # no inference tensor, because the cached window is used in training, too
@@ -161,9 +138,6 @@ SILENCE = 5e-4  # a recording with a lower peak is silent if it is all noise; 1 
 INAUDIBLE = 4 / 32768
 STANDING_OUT = 2.5  # level of a frame that stands out from the noise, as a factor on the level of the noise
 SHORTEST_SOUND = 0.15  # minimum seconds that stand out; less is a click
-ENERGY, WEBRTC = "energy", "webrtc"
-FRAME = SAMPLE_RATE // 100  # number of samples in 10 ms, the shortest frame that WebRTC's detector accepts
-AGGRESSIVENESS = 2  # WebRTC's detector has levels 0 to 3; with a higher one, it counts fewer frames as speech
 
 
 def check_rate(rate: int, of: str = "") -> None:
@@ -248,26 +222,16 @@ def only_clicks(samples: Tensor) -> bool:
     return int(frames.sum()) < min(SHORTEST_SOUND * 50, len(frames) / 2)
 
 
-def split_at_pauses(
-    samples: Tensor,
-    max_seconds: float = 8.0,
-    long_pause: float = 0.6,
-    detector: str = "energy",
-) -> list[tuple[int, int]]:
-    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`.
+def split_at_pauses(samples: Tensor, max_seconds: float = 8.0, long_pause: float = 0.6) -> list[tuple[int, int]]:
+    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`. A pause is 35 dB below the loud parts.
 
     A pause of `long_pause` seconds always ends a piece, because another sentence begins after it. A piece that is still
     too long is cut in the middle of its longest pause (of at least `SHORTEST_PAUSE` seconds), or at its quietest point
     if it has no pause; its parts are then cut in the same way.
-    detector: what counts as a pause. "energy": 35 dB below the loud parts. "webrtc" (extra `mmdec[vad]`): where
-        WebRTC's voice detector finds no voice; it also finds pauses with noise in them.
     Returns: [(start, end), ...] in samples, which cover every sample.
     """
-    check_detector(detector)
     length = samples.shape[-1]
     level, quiet = _quiet_frames(samples)
-    if detector == WEBRTC:
-        quiet = ~voiced_frames(samples)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], quiet.astype(np.int8), [0]])))
     pauses = [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     pauses = [(a, b) for a, b in pauses if b - a >= SHORTEST_PAUSE * 100 and a > 0 and b < len(level)]
@@ -308,30 +272,3 @@ def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
     loud = float(np.quantile(level, 0.95))
     least = 1e-4 if float(samples.abs().max()) >= SILENCE else 0.1 * loud
     return level, level < max(loud * 10 ** (-35 / 20), least)
-
-
-def check_detector(detector: object) -> None:
-    """Raise InputError if the detector of pauses is neither "energy" nor "webrtc", or its package is not installed."""
-    if not isinstance(detector, str) or detector not in (ENERGY, WEBRTC):
-        raise InputError(f"`pauses` must be {ENERGY} or {WEBRTC}, but is {show(detector)}. Choose one.")
-    if detector == WEBRTC:
-        webrtc_package()
-
-
-def voiced_frames(samples: Tensor) -> np.ndarray:
-    """Find speech in 16 kHz samples (T,) with WebRTC's detector. Returns (ceil(T / 160),) bool, for each 10 ms whether
-    it contains speech."""
-    detector: Any = webrtc_package().Vad(AGGRESSIVENESS)
-    padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % FRAME))
-    integers = (padded.clamp(-1, 1) * 32767).to(torch.int16).cpu().numpy().astype("<i2")
-    return np.array([detector.is_speech(frame.tobytes(), SAMPLE_RATE) for frame in integers.reshape(-1, FRAME)], bool)
-
-
-def webrtc_package() -> Any:
-    """Return the package webrtcvad. Raises InputError if it is not installed."""
-    try:
-        return import_module("webrtcvad")
-    except ImportError as error:
-        raise InputError(
-            f"`pauses` must be {ENERGY} without the package webrtcvad, but is {WEBRTC}. pip install mmdec[vad]"
-        ) from error

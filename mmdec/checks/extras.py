@@ -8,7 +8,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # module -> its package, where the two names differ
-PACKAGES = {"yaml": "pyyaml", "webrtcvad": "webrtcvad-wheels", "multipart": "python-multipart"}
+PACKAGES = {"yaml": "pyyaml", "multipart": "python-multipart"}
 EVERYTHING = ("test", "docs")  # extras of developers, named only if no other has the package
 
 

@@ -76,14 +76,9 @@ def translate(
     threads: Threads = None,
     vocoder: Annotated[
         str | None,
-        typer.Option(
-            help="griffin-lim, or HiFi-GAN weights: a directory or a Hugging Face id. Default: the model's own."
-        ),
+        typer.Option(help="HiFi-GAN weights: a directory or a Hugging Face id. Default: the model's own."),
     ] = None,
     min_confidence: MinConfidence = None,
-    pauses: Annotated[
-        str, typer.Option(help="Where long recordings are cut: energy, or webrtc (needs mmdec\\[vad]).")
-    ] = "energy",
     strict: Strict = False,
     spread: Spread = Spread(),
 ) -> None:
@@ -96,9 +91,8 @@ def translate(
         from mmdec.pipelines.translation.translate import chosen_strategy, load
 
         strategy = chosen_strategy(strategy, verify)
-        mmdec.audio.check_detector(pauses)
         check_threads(threads)
-        options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence, "pauses": pauses}
+        options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence}
         options |= {"threads": threads, "strict": strict}
         if spread.wanted(inputs):
             work = Work("translate", model, options=options, files=".wav", device=device, dtype=dtype, vocoder=vocoder)

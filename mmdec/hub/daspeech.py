@@ -39,13 +39,12 @@ from mmdec.hub.translator_files import (
     write_json,
 )
 from mmdec.nn.daspeech import DASpeech, DASpeechConfig
-from mmdec.nn.vocoder import OURS, GriffinLimVocoder, HifiGanVocoder, MelKind, Vocoder
+from mmdec.nn.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder
 from mmdec.types import InputError
 
 DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
-GRIFFIN_LIM = "griffin-lim"
-VOCODER_RULE = f"{GRIFFIN_LIM}, a directory"
+VOCODER_RULE = "a directory"
 # weights are divided into several files, because code hosts do not accept large files
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
@@ -152,8 +151,7 @@ def read_parts(
 ) -> DASpeechParts | HeardParts:
     """Load the translator in a directory (from `resolve`) to a device.
 
-    vocoder: None for the model's own; "griffin-lim", which needs no weights; or a directory or hub id of published
-        HiFi-GAN weights.
+    vocoder: None for the model's own; or a directory or hub id of published HiFi-GAN weights.
     Raises: InputError if files are damaged, outside the folder or not safetensors.
     """
     try:
@@ -223,15 +221,12 @@ def _named(config: Mapping[str, Any]) -> str:
 
 
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
-    """Load a vocoder that is not the model's own. source: "griffin-lim", or a directory or hub id of HiFi-GAN
-    weights."""
+    """Load a vocoder that is not the model's own. source: a directory or hub id of HiFi-GAN weights."""
     text = path_text(source, "vocoder", VOCODER_RULE)
-    if text == GRIFFIN_LIM:
-        return GriffinLimVocoder()
     if not Path(text).exists() and not HUB_ID.fullmatch(text):
         raise InputError(
-            f"`vocoder` must be {GRIFFIN_LIM}, or a directory or hub id of HiFi-GAN weights, "
-            f"but is '{text}'. Leave it out for the model's own."
+            f"`vocoder` must be a directory or hub id of HiFi-GAN weights, but is '{text}'. Leave it out for the "
+            "model's own."
         )
     from mmdec.hub.hifigan import load_hifigan  # imported here because it imports transformers' models
 

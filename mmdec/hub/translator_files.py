@@ -111,8 +111,8 @@ def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
 
 
 def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OURS) -> Vocoder | HifiGanVocoder:
-    """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for Griffin-Lim and for a
-    vocoder that the caller chose. mels: the kind of mels that the model makes."""
+    """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for a vocoder that the
+    caller chose. mels: the kind of mels that the model makes."""
     own = vocoder.given == mels != OURS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
     if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(

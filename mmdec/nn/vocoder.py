@@ -1,5 +1,5 @@
-"""Vocoders convert log-mel frames to sound. This file has mmdec's own network, published HiFi-GANs and Griffin-Lim,
-with one interface.
+"""Vocoders convert log-mel frames to sound. This file has mmdec's own network and published HiFi-GANs, with one
+interface.
 
 mmdec's network is similar to Vocos (Siuzdak, 2023), and filters an excitation signal in the STFT domain. Vocos predicts
 magnitude and phase of every STFT bin from mel frames and inverts the STFT once; it needs no upsampling, so it is cheap.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.audio_utils import mel_filter_bank
 
-from mmdec.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, WINDOW, griffin_lim, resample
+from mmdec.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, WINDOW, resample
 
 if TYPE_CHECKING:
     from transformers import FastSpeech2ConformerHifiGan, SpeechT5HifiGan
@@ -33,7 +33,6 @@ BINS = WINDOW // 2 + 1
 _OVERLAP = WINDOW // HOP
 _NOISE_SEED = 0xD1CE
 _MAX_LOG_GAIN = 6.0  # maximum natural log of a bin's gain; exp(6) times the excitation is already far beyond full scale
-_LEAST = WINDOW // HOP + 1  # minimum number of frames of a mel: fewer do not fill one STFT window
 _ROUNDS = 30
 
 
@@ -192,26 +191,6 @@ def standard_noise(size: int) -> Tensor:
         torch.randn(65536, generator=torch.Generator().manual_seed(_NOISE_SEED + index)) for index in range(blocks)
     ]
     return torch.cat(parts)[:size] if parts else torch.zeros(0)
-
-
-class GriffinLimVocoder(nn.Module):
-    """A vocoder without trained weights (Griffin-Lim), as a baseline or fallback.
-
-    forward: mel (B, F, 80), natural logarithm, 16 ms per frame; lengths (B,), numbers of frames. Returns: samples (B, F
-        * 256) at 16 kHz, zero beyond a row's length.
-
-    Rows are processed one by one, so a batch gives the same samples as single calls.
-    """
-
-    @torch.no_grad()
-    def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
-        batch, frames, _ = mel.shape
-        sizes = [frames] * batch if lengths is None else lengths.tolist()
-        samples = mel.new_zeros(batch, frames * HOP)
-        for row, size in enumerate(sizes):
-            heard = F.pad(mel[row, :size], (0, 0, 0, max(0, _LEAST - size)), value=math.log(LOG_FLOOR))
-            samples[row, : size * HOP] = griffin_lim(heard)[: size * HOP]
-        return samples
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ def load(
 
     model: a shipped name, a directory or a hub id.
     device: where the model runs. Default None: a GPU if there is one, else the CPU.
-    vocoder: only for a translator: "griffin-lim", or a directory or hub id of HiFi-GAN weights. Default None: the
-        model's own.
+    vocoder: only for a translator: a directory or hub id of HiFi-GAN weights. Default None: the model's own.
     dtype: precision of the weights. Default None: float32.
     Returns: depends on the folder's config.json: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
         model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).

@@ -101,7 +101,7 @@ def doors(folder: Path) -> dict[str, Door]:
             mmdec.translate_speech,
             lambda: {**speech, "model": translator},
             ("strategy", "verify", "device", "threads", "vocoder", "nonsense"),
-            {**sounds, "strategy": ("verified", "viterbi"), "device": ("cpu",), "vocoder": ("griffin-lim",)},
+            {**sounds, "strategy": ("verified", "viterbi"), "device": ("cpu",), "vocoder": ("no/where",)},
         ),
         "transcribe": Door(
             mmdec.transcribe,

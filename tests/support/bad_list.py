@@ -33,7 +33,15 @@ BAD = {  # name of a bad file -> a part of its error message
     "infinite.wav": "NaN or infinite",
     "1e30.wav": "its peak is",
 }
-ODD = (os.fsdecode(b"caf\xe9\xff.wav"), "two\nlines.wav", "[bold] [x.wav", "gsm.wav", "named.raw", "cut.mp3", "cut.flac")
+ODD = (
+    os.fsdecode(b"caf\xe9\xff.wav"),
+    "two\nlines.wav",
+    "[bold] [x.wav",
+    "gsm.wav",
+    "named.raw",
+    "cut.mp3",
+    "cut.flac",
+)
 
 
 def encoded(samples: np.ndarray, kind: str, subtype: str | None = None, rate: int = RATE) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.audio import SAMPLE_RATE, Mixer, check_detector, check_rate
+from mmdec.audio import SAMPLE_RATE, Mixer, check_rate
 from mmdec.audio.damage import Loss
 from mmdec.audio.live import (
     BYTES,
@@ -93,7 +93,6 @@ class StreamOptions(TypedDict, total=False, extra_items=Any):
     encoding: str
     every: float | None
     pause: float
-    pauses: str
     model: Model
     processor: Any
     drafter: DraftedBy
@@ -123,9 +122,8 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
         for each chunk, so a slow machine decodes less often and does not fall behind. For
         provisional text the encoder reads 5 s after the sound, instead of up to 30 s in all, and there are no word
         times. None: no provisional text.
-    pause: seconds of silence that end a window. Default 1.
-    pauses: how pauses are detected: "energy" (default): by the level, compared with loud speech and with the noise;
-        "webrtc" (extra `mmdec[vad]`): where WebRTC's detector finds no voice.
+    pause: seconds of silence that end a window. Default 1. What is silence is judged by the level, compared with loud
+        speech and with the noise.
     drafter: as for `transcribe`, for a window's first decoding. Later decodings use the window's previous text as the
         draft. None: no drafts at all.
     model: a Whisper, as for `transcribe`; no audio language model.
@@ -153,14 +151,13 @@ class StreamedSound:
 
     sample_rate: in Hz. encoding: format of bytes, such as "s16". every: seconds of new audio between two provisional
         texts; None: no provisional text.
-    pause: seconds of silence that end a window. pauses: how silence is detected, "energy" or "webrtc".
+    pause: seconds of silence that end a window.
     """
 
     sample_rate: int = SAMPLE_RATE
     encoding: str = "s16"
     every: float | None = 1.0
     pause: float = 1.0
-    pauses: str = "energy"
 
     def __post_init__(self) -> None:
         check_rate(whole_rate(self.sample_rate))
@@ -168,7 +165,6 @@ class StreamedSound:
         if self.every is not None:
             _check_seconds("every", self.every, 0.1, 30.0)
         _check_seconds("pause", self.pause, SHORTEST_PAUSE, LONGEST_PAUSE)
-        check_detector(self.pauses)
 
 
 def _take(kind: type[Taken], options: dict[str, Any]) -> Taken:
@@ -216,7 +212,7 @@ class LiveTranscriber:
         self._notes = list[str]()  # those of the mixers before
         self._noted = False  # whether a final update had a note about channels
         self._resampler = StreamResampler(self._rate)
-        self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples, sound.pauses)
+        self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples)
         # the window as it was when it was last decoded; None: the open window was not decoded yet
         self._decoded: Window | None = None
         # The transcript of `_decoded`, if it was made with the options of final text, so that it equals that of

@@ -84,7 +84,6 @@ class TranslateOptions(TypedDict, total=False):
     threads: int | None
     vocoder: str | os.PathLike[str] | None
     min_confidence: float | None
-    pauses: str
     strict: bool
     on_pass: OnPass | None
 
@@ -109,7 +108,6 @@ def translate_speech(
     threads: int | None = None,
     vocoder: str | os.PathLike[str] | None = None,
     min_confidence: float | None = None,
-    pauses: str = "energy",
     strict: bool = False,
     on_pass: OnPass | None = None,
 ) -> Translation | list[Translation]:
@@ -127,11 +125,8 @@ def translate_speech(
     dtype: dtype of matrix products; the vocoder always uses float32. Default None: float32.
     threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
         `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
-    vocoder: "griffin-lim" (no weights needed), or published HiFi-GAN weights: a directory or a hub id. Default None:
-        the model's own.
+    vocoder: published HiFi-GAN weights: a directory or a hub id. Default None: the model's own.
     min_confidence: in [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
-    pauses: where a long recording is cut: at quiet places ("energy"), or where WebRTC's detector finds no voice
-        ("webrtc", extra `mmdec[vad]`).
     strict: reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest is
         translated, and the translation's `note` says where the part is and how long.
     on_pass: called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the graph;
@@ -142,7 +137,6 @@ def translate_speech(
     """
     check_threads(threads)
     least = check_min_confidence(min_confidence)
-    sound.check_detector(pauses)
     strict = check_switch("strict", strict)
     strategy = chosen_strategy(strategy, verify)
     batch = recordings(audio, sample_rate)
@@ -151,7 +145,7 @@ def translate_speech(
 
     def decode(inputs: Mapping[int, sound.Recording]) -> dict[int, Translation]:
         samples = [recording.samples for recording in inputs.values()]
-        found = _translate(translator, samples, strategy, pauses, on_pass)
+        found = _translate(translator, samples, strategy, on_pass)
         translations = with_notes(dict(zip(inputs, found, strict=True)), inputs)
         for index, translation in translations.items():
             if not translation.units:
@@ -181,7 +175,7 @@ def load(
 
     model: a shipped name, a directory or a hub id.
     device: None: a GPU if there is one.
-    vocoder: None: the model's own; "griffin-lim", which needs no weights; or a directory or hub id of HiFi-GAN weights.
+    vocoder: None: the model's own; or a directory or hub id of HiFi-GAN weights.
     dtype: None: float32. bfloat16 and float16 apply to matrix products only; features, weights, the graph's
         probabilities and the vocoder stay in float32.
     Raises: InputError if model or vocoder is not found (the message says how to get it), is damaged, lies outside its
@@ -238,19 +232,16 @@ def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
 
 
 def _translate(
-    translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, pauses: str, on_pass: OnPass | None
+    translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, on_pass: OnPass | None
 ) -> list[Translation]:
     """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results.
 
-    strategy: None: the model's own. pauses: how pauses are found, "energy" or "webrtc". on_pass: called after each
-        decoder pass.
+    strategy: None: the model's own. on_pass: called after each decoder pass.
     """
     pieces: list[Tensor] = []
     owners: list[int] = []
     for owner, samples in enumerate(recordings):
-        parts = [
-            sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples, detector=pauses)
-        ]
+        parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
         # silent pieces are left out, because the model would invent words for them
         least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
         spoken = [part for part in parts if peak(part) >= least]

@@ -187,50 +187,6 @@ def test_features_are_those_of_torchaudio() -> None:
     assert (audio_samples._mel_filters(torch.device("cpu")) - filters).abs().max() < 1e-6
 
 
-def test_griffin_lim_is_torchaudio_s() -> None:
-    mel = audio.log_mel(torch.from_numpy(buzz(0.5)))
-    power = (mel.exp() @ torch.linalg.pinv(audio_samples._mel_filters(mel.device))).clamp(min=0).T
-    window = torch.hann_window(audio.WINDOW)
-    sizes = {"n_fft": audio.WINDOW, "hop_length": audio.HOP, "win_length": audio.WINDOW}
-    length = (len(mel) - 1) * audio.HOP
-    wanted = functional.griffinlim(
-        power[None], window=window, **sizes, power=1.0, n_iter=4, momentum=0.99, length=length, rand_init=False
-    )[0]
-    assert (audio.griffin_lim(mel, iterations=4)[:length] - wanted).abs().max() < 1e-4
-
-
-def test_griffin_lim_returns_a_sound_of_like_spectrum() -> None:
-    mel = audio.log_mel(torch.from_numpy(buzz(1.0)))
-    sound = audio.griffin_lim(mel)
-    assert sound.shape == (len(mel) * audio.HOP,)
-    assert (audio.log_mel(sound)[: len(mel)] - mel).abs().mean() < 1.0
-
-
-def test_noise_in_a_pause_is_no_voice_to_webrtc() -> None:
-    """Energy hears the noise between two sentences; the detector of voices does not."""
-    pytest.importorskip("webrtcvad", reason="the extra mmdec[vad] is not installed")
-    generator = torch.Generator().manual_seed(0)
-    noise = 0.004 * torch.randn(3 * RATE, generator=generator)
-    loud = torch.from_numpy(np.asarray(buzz(1.0), dtype=np.float32))
-    sound = noise.clone()
-    sound[:RATE] += loud
-    sound[2 * RATE :] += loud
-    pieces = audio.split_at_pauses(sound, detector="webrtc")
-    assert len(pieces) == 2
-    assert 1.0 <= pieces[0][1] / RATE <= 2.0
-    assert [pieces[0][0], pieces[-1][1]] == [0, len(sound)]
-    assert pieces[0][1] == pieces[1][0]
-
-
-def test_detectors_of_pauses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong in ("silero", None, 3):
-        with pytest.raises(InputError, match="`pauses` must be energy or webrtc"):
-            audio.split_at_pauses(torch.zeros(RATE), detector=wrong)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "webrtcvad", None)
-    with pytest.raises(InputError, match=r"pip install mmdec\[vad\]"):
-        audio.split_at_pauses(torch.zeros(RATE), detector="webrtc")
-
-
 def sentence_pattern(lengths: list[float], pause: float) -> torch.Tensor:
     parts = [part for i, seconds in enumerate(lengths) for part in (buzz(seconds, i), np.zeros(int(pause * RATE)))]
     return torch.from_numpy(np.concatenate(parts[:-1]).astype(np.float32))

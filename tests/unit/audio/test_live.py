@@ -4,7 +4,6 @@ noise."""
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from mmdec.audio import resample
 from mmdec.audio.live import BLOCK, LEAD, TAIL, SpeechWindows, StreamResampler, Window
-from mmdec.types import InputError
 from tests.conftest import buzz
 from tests.support.live_sound import RATE, chunks, noise, talk
 
@@ -173,15 +171,3 @@ def test_a_stream_is_resampled_as_a_whole_recording(rate: int, sizes: list[int])
     assert abs(len(found) - len(whole)) <= 1
     least = min(len(found), len(whole))
     assert (found[:least] - whole[:least]).abs().max() < 1e-5
-
-
-def test_webrtc_finds_the_same_sentences() -> None:
-    pytest.importorskip("webrtcvad", reason="the extra mmdec[vad] is not installed")
-    found = windows(TALK, [1600], detector="webrtc")
-    assert len(found) == len(windows(TALK, [1600]))
-
-
-@pytest.mark.parametrize("detector", ["loud", 3, None])
-def test_another_detector_is_refused(detector: Any) -> None:
-    with pytest.raises(InputError, match="`pauses` must be energy or webrtc"):
-        SpeechWindows(1.0, WHOLE, detector)

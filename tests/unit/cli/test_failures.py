@@ -75,7 +75,6 @@ def test_a_missing_extra_is_one_line(verb: str, tmp_path: Path) -> None:
         ("ray", "", "ray"),
         ("av", "", "av"),
         ("multipart", "serve", "serve"),
-        ("webrtcvad", "", "vad"),
         ("torchaudio", "", "test"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_converted_folder_is_saved_and_refuses_what_it_lacks(converted: Path, 
         with pytest.raises(InputError, match="has no autoregressive decoder"):
             translator.translate([sound], strategy)
     with pytest.raises(InputError, match="must be left out"):
-        load(converted, vocoder="griffin-lim")
+        load(converted, vocoder="someone/hifigan")
 
 
 class _Other:

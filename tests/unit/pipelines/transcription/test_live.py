@@ -132,7 +132,6 @@ def test_half_a_sample_at_the_end_is_told_after_the_text(four: LoadedWhisper) ->
         ({"pause": 0.1}, "pause"),
         ({"pause": "long"}, "pause"),
         ({"pause": float("nan")}, "pause"),
-        ({"pauses": "loud"}, "pauses"),
         ({"threads": 0}, "threads"),
         ({"timestamps": "letter"}, "timestamps"),
         ({"language": "klingon"}, "language"),
