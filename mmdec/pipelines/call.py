@@ -1,7 +1,8 @@
 """Code that the public calls of all tasks share: loading a model and a drafter that fits it, reading inputs, returning
 results, and rejecting results of low confidence.
 
-Each task adds two functions: one that reads an input (`read`), and one that decodes the inputs (`decode`).
+Each call puts its inputs into a `Batch`, reads them (`Batch.read`), decodes those that were read, and returns the
+results (`Batch.finish`).
 """
 
 from __future__ import annotations
@@ -104,34 +105,27 @@ class Batch(Generic[Given]):
                 self.errors[index] = error
         return inputs
 
-    def run(
-        self,
-        read: Callable[[Given], Read],
-        decode: Callable[[Mapping[int, Read]], Mapping[int, Output]],
-        least: float | None,
-        argument: Callable[[Read], str] = lambda _: "audio",
+    def finish(
+        self, results: Mapping[int, Output], least: float | None, arguments: Mapping[int, str] | None = None
     ) -> Output | list[Output]:
-        """Read all inputs, decode them, reject unsure results, and return what the public call returns.
+        """Reject unsure results, and return what the public call returns. A result of an input with an error is left
+        out.
 
-        read: the task's function that reads one input. decode: the task's function that decodes all inputs; it maps a
-            dict index -> input to a dict index -> result, and may add errors to `self.errors`.
-        least: the argument `min_confidence`. argument: function from an input to the name of the call's argument, for
-            the error about an unsure result.
+        results: input index -> its result. least: the argument `min_confidence`. arguments: input index -> the name of
+            the call's argument, for the error about an unsure result; None: "audio" for all.
         Returns: a single result, or the list of results.
         Raises: the InputError of a single input; BatchError if some inputs of a list were rejected.
         """
-        inputs = self.read(read)
-        results = dict(decode(inputs))
-        for index, result in list(results.items()):
-            refusal = too_unsure(result.confidence, least, argument(inputs[index]))
+        for index, result in results.items():
+            refusal = too_unsure(result.confidence, least, "audio" if arguments is None else arguments[index])
             if refusal is not None:
-                self.errors[index] = refusal
-                del results[index]
+                self.errors.setdefault(index, refusal)
         errors = dict(sorted(self.errors.items()))
         if errors and self.single:
             raise errors[0]
         if errors:
-            raise BatchError([results.get(index) for index in range(len(self))], errors, self.what)
+            accepted = [None if index in errors else results[index] for index in range(len(self))]
+            raise BatchError(accepted, errors, self.what)
         return results[0] if self.single else [results[index] for index in range(len(self))]
 
 

@@ -37,7 +37,7 @@ SILENCE, INAUDIBLE = sound.SILENCE, sound.INAUDIBLE
 MAX_CHANNELS = 8
 
 
-def recordings(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[Audio]:
+def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[Audio]:
     """Collect the recordings of one call in a `Batch`. sample_rate: in Hz, for recordings that are arrays. Raises
     InputError if a sample rate is given although no recording is an array."""
     single = not isinstance(audio, (list, tuple))

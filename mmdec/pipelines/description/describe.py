@@ -242,11 +242,11 @@ def describe(
         question = read_question(*given)
         return replace(question, text=render(vlm, [user_message(question)]))
 
-    def decode(questions: Mapping[int, Question]) -> dict[int, Description]:
-        return _in_batches(request, questions, batch_size, batch.errors)
-
     with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
-        return batch.run(read, decode, least, lambda question: question.argument)
+        questions = batch.read(read)
+        descriptions = _in_batches(request, questions, batch_size, batch.errors)
+        arguments = {index: question.argument for index, question in questions.items()}
+        return batch.finish(descriptions, least, arguments)
 
 
 def read_question(images: Any, prompt: object) -> Question:

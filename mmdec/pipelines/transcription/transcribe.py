@@ -36,7 +36,7 @@ from mmdec.hub.whisper import DEFAULT_MODEL, FILES, HEADS, KIND, LoadedWhisper, 
 from mmdec.pipelines.call import MAX_BATCH, Part, System, as_loaded, fitting
 from mmdec.pipelines.call import as_drafter as language_model_drafter
 from mmdec.pipelines.confidence import check_min_confidence
-from mmdec.pipelines.inputs import Audio, AudioList, read_noted, recordings, with_note, with_notes
+from mmdec.pipelines.inputs import Audio, AudioList, as_batch, read_noted, with_note, with_notes
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.transcription.batches import OnTranscript, Progress, in_batches, in_pieces
 from mmdec.pipelines.transcription.listening import ListeningRequest, listen
@@ -184,7 +184,7 @@ def transcribe(
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
     least = check_min_confidence(min_confidence)
-    batch = recordings(audio, sample_rate)
+    batch = as_batch(audio, sample_rate)
     check_callable("progress", progress, "a function of the seconds done and all seconds")
     check_callable("on_round", on_round, "a function of a round")
     check_callable("on_transcript", on_transcript, "a function of an index and a transcript")
@@ -199,19 +199,25 @@ def transcribe(
         recording = read_noted(given, sample_rate, silence=True, strict=strict)
         return replace(recording, samples=request.check(recording.samples))
 
-    def decode(inputs: Mapping[int, Recording]) -> dict[int, Transcript]:
-        def tell(index: int, transcript: Transcript) -> None:
-            assert on_transcript is not None
-            on_transcript(index, with_note(transcript, inputs[index].note))
-
-        samples = {index: recording.samples for index, recording in inputs.items()}
-        how = (batch_size, progress, None if on_transcript is None else tell)
-        if isinstance(request, ListeningRequest):
-            return with_notes(listen(request, samples, *how, batch.errors), inputs)
-        return with_notes((in_pieces if cut_at_pauses else in_batches)(request, samples, *how), inputs)
-
     with with_threads(threads, loaded.model), naming_options(TranscribeOptions.__annotations__):
-        return batch.run(read_one, decode, least)
+        recordings = batch.read(read_one)
+        samples = {index: recording.samples for index, recording in recordings.items()}
+        on_noted = _with_notes_of(recordings, on_transcript)
+        if isinstance(request, ListeningRequest):
+            transcripts = listen(request, samples, batch_size, progress, on_noted, batch.errors)
+        elif cut_at_pauses:
+            transcripts = in_pieces(request, samples, batch_size, progress, on_noted)
+        else:
+            transcripts = in_batches(request, samples, batch_size, progress, on_noted)
+        return batch.finish(with_notes(transcripts, recordings), least)
+
+
+def _with_notes_of(recordings: Mapping[int, Recording], on_transcript: OnTranscript | None) -> OnTranscript | None:
+    """Wrap the callback `on_transcript`, so that each transcript has the note of its recording. recordings: index ->
+    recording."""
+    if on_transcript is None:
+        return None
+    return lambda index, transcript: on_transcript(index, with_note(transcript, recordings[index].note))
 
 
 def _request(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, overload
@@ -21,7 +21,7 @@ from mmdec.hub.daspeech import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.hub.find import LoadedModels, path_text, version
 from mmdec.pipelines.call import check_placed
 from mmdec.pipelines.confidence import check_min_confidence, read_calibrations
-from mmdec.pipelines.inputs import INAUDIBLE, SILENCE, Audio, AudioList, peak, read_noted, recordings, with_notes
+from mmdec.pipelines.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_noted, with_notes
 from mmdec.pipelines.threads import with_threads
 from mmdec.pipelines.translation.translator import (
     OnPass,
@@ -139,14 +139,13 @@ def translate_speech(
     least = check_min_confidence(min_confidence)
     strict = check_switch("strict", strict)
     strategy = chosen_strategy(strategy, verify)
-    batch = recordings(audio, sample_rate)
+    batch = as_batch(audio, sample_rate)
     batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(model, device, vocoder, dtype)
-
-    def decode(inputs: Mapping[int, sound.Recording]) -> dict[int, Translation]:
-        samples = [recording.samples for recording in inputs.values()]
-        found = _translate(translator, samples, strategy, on_pass)
-        translations = with_notes(dict(zip(inputs, found, strict=True)), inputs)
+    with with_threads(threads, *translator.networks):
+        recordings = batch.read(lambda given: read_noted(given, sample_rate, strict=strict))
+        samples = [recording.samples for recording in recordings.values()]
+        translations = dict(zip(recordings, _translate(translator, samples, strategy, on_pass), strict=True))
         for index, translation in translations.items():
             if not translation.units:
                 batch.errors[index] = InputError(
@@ -154,10 +153,7 @@ def translate_speech(
                     f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
                     "noise."
                 )
-        return {index: translation for index, translation in translations.items() if translation.units}
-
-    with with_threads(threads, *translator.networks):
-        return batch.run(lambda given: read_noted(given, sample_rate, strict=strict), decode, least)
+        return batch.finish(with_notes(translations, recordings), least)
 
 
 _translators = LoadedModels[SpeechTranslator]()

@@ -14,7 +14,7 @@ import soundfile
 import torch
 
 import mmdec
-from mmdec.pipelines.inputs import read, recordings
+from mmdec.pipelines.inputs import as_batch, read
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 
@@ -171,7 +171,7 @@ def test_a_tensor_that_numpy_cannot_hold_costs_no_neighbour(kind: str) -> None:
         "meta": sound.to("meta"),
         "quantised": torch.quantize_per_tensor(sound.float(), 0.1, 0, torch.qint8),
     }[kind]
-    batch = recordings([sound, odd, sound], RATE)
+    batch = as_batch([sound, odd, sound], RATE)
     assert [*batch.read(lambda given: read(given, RATE))] == [0, 2]
     assert "dense tensor" in str(batch.errors[1])
 
@@ -190,7 +190,7 @@ class Readless:
 def test_an_object_that_fails_by_itself_costs_no_neighbour() -> None:
     sound = torch.from_numpy(buzz(0.5))
     items: list[Any] = [sound, Pathless(), Readless(), sound]
-    batch = recordings(items, RATE)
+    batch = as_batch(items, RATE)
     assert [*batch.read(lambda given: read(given, RATE))] == [0, 3]
     assert all("RuntimeError: no" in str(error) for error in batch.errors.values())
 
@@ -264,7 +264,7 @@ def test_broken_dicts_are_told(audio: Any, message: str) -> None:
 
 def test_a_rate_beside_a_dict_is_refused() -> None:
     with pytest.raises(InputError, match="`sample_rate` must be left out for files and dicts"):
-        recordings({"array": [0.1] * 9000, "sampling_rate": RATE}, RATE)
+        as_batch({"array": [0.1] * 9000, "sampling_rate": RATE}, RATE)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32])
