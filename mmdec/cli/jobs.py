@@ -270,46 +270,39 @@ def loading(model: str, quiet: bool = False) -> Iterator[None]:
         waiting.cancel()
 
 
-class Lines:
-    """Prints the progress as lines, at most one in `EVERY` seconds. count: print "n of m" instead of a percentage."""
-
-    def __init__(self, count: bool) -> None:
-        self._count, self._last = count, time.monotonic()
-
-    def tell(self, task: Any) -> None:
-        """Print a line, if the last line is `EVERY` seconds old. task: rich's task, with description, completed and
-        total."""
-        now = time.monotonic()
-        if now - self._last < EVERY:
-            return
-        self._last = now
-        done = f"{task.completed:.0f}"
-        if task.total:
-            done = f"{done} of {task.total:.0f}" if self._count else f"{100 * task.completed / task.total:.0f} %"
-        print(f"{task.description}: {done}", file=sys.stderr, flush=True)
-
-
 @contextmanager
 def progress_bar(count: bool) -> Iterator[Progress]:
     """Make a progress bar on stderr, or lines if stderr is not a terminal. count: show "n of m"."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    class Told(Progress):
-        """A progress bar of rich, hidden, that calls `lines.tell` at every step."""
+    class ProgressLines(Progress):
+        """Prints the progress as lines instead of a bar, at most one in `EVERY` seconds."""
+
+        printed = time.monotonic()  # when the last line was printed
 
         def update(self, task_id: TaskID, *arguments: Any, **options: Any) -> None:
             super().update(task_id, *arguments, **options)
-            lines.tell(self._tasks[task_id])
+            self.print_line(task_id)
 
         def advance(self, task_id: TaskID, advance: float = 1) -> None:
             super().advance(task_id, advance)
-            lines.tell(self._tasks[task_id])
+            self.print_line(task_id)
 
-    lines, console = Lines(count), Console(stderr=True)
+        def print_line(self, task_id: TaskID) -> None:
+            now, task = time.monotonic(), self._tasks[task_id]
+            if now - self.printed < EVERY:
+                return
+            self.printed = now
+            done = f"{task.completed:.0f}"
+            if task.total:
+                done = f"{done} of {task.total:.0f}" if count else f"{100 * task.completed / task.total:.0f} %"
+            print(f"{task.description}: {done}", file=sys.stderr, flush=True)
+
+    console = Console(stderr=True)
     counter = [MofNCompleteColumn()] if count else []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counter, TimeRemainingColumn())
-    kind = Progress if console.is_terminal else Told
+    kind = Progress if console.is_terminal else ProgressLines
     with kind(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         yield progress
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
@@ -218,37 +218,18 @@ def transcribe(
     of_live = {"rate": rate, "encoding": encoding, "every": every, "pause": pause}
     if check_live(inputs, of_files, of_live):
         options |= {"every": 1.0 if every is None else every or None, "pause": 1.0 if pause is None else pause}
-        return _live(kind, as_json, (rate, encoding), model, (device, dtype), options, strict)
+        whisper = _load(model, device, dtype, quiet=as_json)
+        return _live(whisper, kind, as_json, rate, encoding, options, strict)
     options |= {"batch_size": 1 if compare else batch_size or 8, "strict": strict, **own}
     if spread.wanted(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLES else ""
         work = Work("transcribe", model, options=options, files=files, device=device, dtype=dtype)
         return spread.run(work, inputs, output, ("audio", SOUNDS), {"compare": compare})
     comparer = Comparer(compare, drafter, temperature=bool(temperature))
-    _files(inputs, output, (kind, as_json), model, (device, dtype), options, comparer)
-
-
-def _files(
-    inputs: Sequence[str],
-    output: Path | None,
-    form: tuple[str, bool],
-    model: str,
-    placed: tuple[str | None, str | None],
-    options: dict[str, Any],
-    comparer: Comparer,
-) -> None:
-    """Transcribe files and folders, write the outputs, and print the results.
-
-    form: the output's format (text, json, srt or vtt), and whether JSON is printed. placed: device and dtype; None:
-        default.
-    options: keyword arguments of `mmdec.transcribe`. comparer: for `--compare`, decodes without drafts, too.
-    """
-    kind, as_json = form
     files = input_files(inputs, "audio", SOUNDS, output)
     targets = output_paths([file.path for file in files], output, tuple(SUFFIXES.values()), SUFFIXES[kind])
     jobs = Jobs(files, targets, model)
-    with loading(model, quiet=as_json):
-        whisper = _load(model, *placed)
+    whisper = _load(model, device, dtype, quiet=as_json)
     results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
     _tell(jobs, results, kind, as_json, comparer)
     jobs.end(comparer.code)
@@ -270,45 +251,12 @@ def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: b
             jobs.done(file.name, result.confidence, result.calibrated)
 
 
-def _live(
-    kind: str,
-    as_json: bool,
-    form: tuple[int | None, str | None],
-    model: str,
-    placed: tuple[str | None, str | None],
-    options: dict[str, Any],
-    strict: bool,
-) -> None:
-    """Transcribe standard input while it arrives.
+def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> LoadedTranscriber:
+    with loading(model, quiet):
+        from mmdec.pipelines.transcription.transcribe import load_transcriber
 
-    kind: text, json, srt or vtt. form: rate in Hz and encoding of samples without a header; None: not given.
-    placed: device and dtype; None: default. options: keyword arguments of `LiveTranscriber`.
-    strict: reject a sound file that is damaged or cut off.
-    """
-    with loading(model, quiet=as_json):
-        whisper = _load(model, *placed)
-
-    def live(sample_rate: int) -> Any:
-        from mmdec.pipelines.transcription.live import LiveTranscriber
-
-        return LiveTranscriber(sample_rate=sample_rate, model=whisper, **options)
-
-    def whole(file: BinaryIO) -> str:
-        from mmdec import transcribe
-
-        of_files = {name: value for name, value in options.items() if name not in ("every", "pause")}
-        result = transcribe(file, model=whisper, strict=strict, **of_files)
-        print_note("standard input", result.note)
-        return _report(Path("-"), None, result, kind, as_json, False, {})
-
-    transcribe_input(sys.stdin.buffer, kind, as_json, form, live, whole, strict)
-
-
-def _load(model: str, device: str | None, dtype: str | None) -> LoadedTranscriber:
-    from mmdec.pipelines.transcription.transcribe import load_transcriber
-
-    silence_transformers()
-    return load_transcriber(model, device, dtype_or_quick(dtype, device, integers=True))
+        silence_transformers()
+        return load_transcriber(model, device, dtype_or_quick(dtype, device, integers=True))
 
 
 def _transcripts(
@@ -412,33 +360,38 @@ def check_live(inputs: list[str], of_files: Mapping[str, object], of_live: Mappi
     return True
 
 
-def transcribe_input(
-    stream: BinaryIO,
+def _live(
+    whisper: LoadedTranscriber,
     kind: str,
     as_json: bool,
-    form: tuple[int | None, str | None],
-    live: Callable[..., Any],
-    whole: Callable[[BinaryIO], str],
-    strict: bool = False,
+    rate: int | None,
+    encoding: str | None,
+    options: dict[str, Any],
+    strict: bool,
 ) -> None:
-    """Print the transcript of a stream of sound. Samples and wav are transcribed while they arrive, another sound file
-    at its end.
+    """Transcribe standard input and print the text. Samples and wav are transcribed while they arrive, another sound
+    file at its end.
 
-    kind: text, json, srt or vtt. as_json: print each update as a line of JSON.
-    form: rate in Hz and encoding. If one of them is given, the stream is samples without a header.
-    live: makes a `LiveTranscriber` for a rate. whole: transcribes a file object, and returns the lines to print.
-    strict: whether a wav stream that is cut off ends with an error, after its text.
+    kind: text, json, srt or vtt. as_json: print each update as a line of JSON. rate, encoding: sample rate in Hz and
+        encoding; if one of them is given, the input is samples without a header.
+    options: keyword arguments of `LiveTranscriber`. strict: whether a sound file that is damaged or cut off is an
+        error; after its text, if it is a wav stream.
     """
+    from mmdec import transcribe
     from mmdec.audio.damage import Loss
-    from mmdec.pipelines.transcription.live import piped
+    from mmdec.pipelines.transcription.live import LiveTranscriber, piped
 
     loss, remarks = Loss(), list[str]()
-    sound = piped(stream, *form, loss=loss, remarks=remarks)
+    sound = piped(sys.stdin.buffer, rate, encoding, loss, remarks)
     if not isinstance(sound, tuple):
-        print(whole(sound), flush=True)
+        of_files = {name: value for name, value in options.items() if name not in ("every", "pause")}
+        result = transcribe(sound, model=whisper, strict=strict, **of_files)
+        print_note("standard input", result.note)
+        print(_report(Path("-"), None, result, kind, as_json, False, {}), flush=True)
         return
-    rate, pieces = sound
-    transcriber, printer = live(sample_rate=rate), Printer(kind, as_json)
+    sample_rate, pieces = sound
+    transcriber = LiveTranscriber(sample_rate=sample_rate, model=whisper, **options)
+    printer = Printer(kind, as_json)
     failure: InputError | None = None
     try:
         for piece in pieces:
