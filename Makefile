@@ -90,9 +90,9 @@ corpus: .venv-dev/ready  ## the French-English phrasebook corpus: needs espeak-n
 train: .venv-dev/ready  ## train or resume the small DASpeech on data/corpus, its four stages MINUTES=25 each at most
 	@test -d data/corpus || { echo "make train needs data/corpus: make corpus builds it"; exit 2; }
 	for stage in units acoustic vocoder; do $(FIT)/$$stage.yaml $(LIMIT) || exit; done
-	$(DEV)/python -m mmdec.training.daspeech.export --joint runs/units/checkpoints --network-only runs/units/network.safetensors
+	$(DEV)/python -m mmdec.daspeech.training.export --joint runs/units/checkpoints --network-only runs/units/network.safetensors
 	$(FIT)/joint.yaml $(LIMIT)
-	$(DEV)/python -m mmdec.training.daspeech.export --out runs/daspeech-phrasebook
+	$(DEV)/python -m mmdec.daspeech.training.export --out runs/daspeech-phrasebook
 
 demo: .venv/ready  ## the page: translate, transcribe, describe, at http://127.0.0.1:7860
 	$(BIN)/python -m mmdec demo

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 from mmdec.types import InputError, MmdecError, check_transformers
 
 if TYPE_CHECKING:
-    from mmdec import audio
+    from mmdec.daspeech.translate import Translation, translate_speech
     from mmdec.drafters.registry import register_drafter
     from mmdec.generation import register
     from mmdec.generation.model_lock import model_lock
     from mmdec.generation.run import DecodingStatistics, default_statistics
     from mmdec.generation.speculation import Generation, generate, speculate, stream
-    from mmdec.hub.drafters import load_drafter
-    from mmdec.pipelines.call import BatchError
-    from mmdec.pipelines.description.answer import Description
-    from mmdec.pipelines.description.chat import Chat
-    from mmdec.pipelines.description.describe import describe
-    from mmdec.pipelines.load import load
-    from mmdec.pipelines.transcription.live import StreamUpdate, transcribe_stream
-    from mmdec.pipelines.transcription.transcribe import transcribe
-    from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
-    from mmdec.pipelines.translation.translate import Translation, translate_speech
+    from mmdec.io import audio
+    from mmdec.loading import load
+    from mmdec.pretrained.drafters import load_drafter
+    from mmdec.tasks.call import BatchError
+    from mmdec.vision.answer import Description
+    from mmdec.vision.chat import Chat
+    from mmdec.vision.describe import describe
+    from mmdec.whisper.live import StreamUpdate, transcribe_stream
+    from mmdec.whisper.transcribe import transcribe
+    from mmdec.whisper.transcript import Segment, Transcript, Word
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,21 +56,21 @@ __all__ = [
 ]
 
 _LAZY = {
-    **dict.fromkeys(("Translation", "translate_speech"), "mmdec.pipelines.translation.translate"),
+    **dict.fromkeys(("Translation", "translate_speech"), "mmdec.daspeech.translate"),
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
-    **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.pipelines.transcription.transcript"),
-    **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.pipelines.transcription.live"),
-    "BatchError": "mmdec.pipelines.call",
-    "Chat": "mmdec.pipelines.description.chat",
-    "Description": "mmdec.pipelines.description.answer",
-    "describe": "mmdec.pipelines.description.describe",
-    "load": "mmdec.pipelines.load",
-    "load_drafter": "mmdec.hub.drafters",
+    **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.whisper.transcript"),
+    **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
+    "BatchError": "mmdec.tasks.call",
+    "Chat": "mmdec.vision.chat",
+    "Description": "mmdec.vision.answer",
+    "describe": "mmdec.vision.describe",
+    "load": "mmdec.loading",
+    "load_drafter": "mmdec.pretrained.drafters",
     **dict.fromkeys(("DecodingStatistics", "default_statistics"), "mmdec.generation.run"),
     "model_lock": "mmdec.generation.model_lock",
     "register": "mmdec.generation",
     "register_drafter": "mmdec.drafters.registry",
-    "transcribe": "mmdec.pipelines.transcription.transcribe",
+    "transcribe": "mmdec.whisper.transcribe",
 }
 _MODULES = ("audio",)
 logging.getLogger(__name__).addHandler(

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from mmdec.decode.tree import chains
+from mmdec.core.tree import chains
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 

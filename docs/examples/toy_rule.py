@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mmdec.decode.sampling import Sequences
-from mmdec.decode.verify import RowTree
+from mmdec.core.sampling import Sequences
+from mmdec.core.verify import RowTree
 from mmdec.types import Plan
 
 

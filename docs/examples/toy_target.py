@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree import single
+from mmdec.core.tree import single
 from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 

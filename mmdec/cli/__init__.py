@@ -46,7 +46,7 @@ app = typer.Typer(
 
 def info(as_json: AsJson = False) -> None:
     """Print versions, devices, which Triton kernels are active, or why not."""
-    from mmdec.evaluation.bench.kernels import machine
+    from mmdec.bench.kernels import machine
 
     report = machine()
     if as_json:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mmdec import InputError
+from mmdec.bench.report import BenchReport, BenchRun, load_run, merged
 from mmdec.cli.jobs import SOUNDS, input_files
 from mmdec.cli.options import (
     OWN_PROMPT,
@@ -41,7 +42,6 @@ from mmdec.cli.options import (
     log,
 )
 from mmdec.cli.reports import Against, Destinations, JsonTo, MarkdownTo, PlotsTo, reporting
-from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, merged
 
 ORDER = ("kernels", "speech", "asr", "vlm")  # the benchmarks of `bench all`
 SAMPLES = Path("data/samples/english")  # recordings for `bench asr` if the corpus data/english is missing
@@ -158,8 +158,8 @@ def speech(
 ) -> BenchReport:
     """Time speech translation: the DAG against autoregressive decoding by source length, file to samples, and both
     against the translation of --judge."""
-    from mmdec.evaluation.bench.translation import bench_speech
-    from mmdec.evaluation.quality.judge_transcription import Judge
+    from mmdec.bench.translation import bench_speech
+    from mmdec.evaluation.judge_transcription import Judge
 
     paths = [*(recordings or ()), *(audio or ())] or sorted(Path("data/samples").glob("*.wav"))
     other = None if judge is None else Judge(judge, device, threads)
@@ -182,7 +182,7 @@ def core(
 ) -> BenchReport:
     """Time mmdec's loop on a language model against transformers' own: lookup, recycling and --draft against prompt
     lookup and assisted generation."""
-    from mmdec.evaluation.bench.language_models import bench_language
+    from mmdec.bench.language_models import bench_language
 
     return bench_language(
         model,
@@ -206,7 +206,7 @@ def kernels(
 ) -> BenchReport:
     """Time the operators alone: on a GPU, Triton kernels against SDPA, FlexAttention and dense torch; on a CPU, mmdec's
     fast versions against plain torch."""
-    from mmdec.evaluation.bench.kernels import bench_kernels
+    from mmdec.bench.kernels import bench_kernels
 
     return bench_kernels(repeats=repeats, device=device, threads=threads, log=log)
 
@@ -244,10 +244,10 @@ def asr(
     paths = _searched([*(recordings or ()), *(audio or ())])
     how: dict[str, Any] = {"repeats": repeats, "language": language_or_none(language), "threads": threads, "log": log}
     if peer is not None:
-        from mmdec.evaluation.bench.peer_transcription import bench_peer
+        from mmdec.bench.peer_transcription import bench_peer
 
         return bench_peer(paths, model, peer, heads=heads or "auto", **how)
-    from mmdec.evaluation.bench.transcription import bench_asr
+    from mmdec.bench.transcription import bench_asr
 
     return bench_asr(
         paths or (sample_recordings() if corpus == WHISPER_CORPUS else []),
@@ -294,7 +294,7 @@ def vlm(
     threads: BenchThreads = 2,
 ) -> BenchReport:
     """Time drafters for pictures against transformers' greedy decoding, its prompt lookup and plain decoding."""
-    from mmdec.evaluation.bench.description import bench_vlm
+    from mmdec.bench.description import bench_vlm
 
     return bench_vlm(
         questions,

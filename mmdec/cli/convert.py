@@ -25,7 +25,7 @@ def medusa(
 ) -> None:
     """Convert published Medusa heads: aiola's for Whisper, Medusa-1's for a language model. Only tensors are
     read: no code in a file is run."""
-    from mmdec.hub.medusa import convert
+    from mmdec.drafters.medusa.checkpoint import convert
 
     print_written(convert(source, output), as_json)
 
@@ -39,7 +39,7 @@ def hifigan(
     as_json: AsJson = False,
 ) -> None:
     """Convert a published HiFi-GAN generator. Of the pickle, only tensors are read."""
-    from mmdec.hub.hifigan import convert
+    from mmdec.daspeech.hifigan import convert
 
     print_written(convert(source, output), as_json)
 
@@ -57,7 +57,7 @@ def daspeech(
     as_json: AsJson = False,
 ) -> None:
     """Convert DASpeech as its authors publish it, a checkpoint of fairseq. Of the pickle, only tensors are read."""
-    from mmdec.hub.fairseq import convert
+    from mmdec.daspeech.fairseq import convert
 
     print_written(convert(source, output), as_json)
 
@@ -69,7 +69,7 @@ def fairseq2(
     as_json: AsJson = False,
 ) -> None:
     """Convert the encoder of fairseq2's s2t_conformer. Of a pickle, only tensors are read."""
-    from mmdec.hub.fairseq2 import convert
+    from mmdec.daspeech.fairseq2 import convert
 
     print_written(convert(source, output), as_json)
 
@@ -89,6 +89,6 @@ def drafter(
     as_json: AsJson = False,
 ) -> None:
     """Load a published draft network, and save it in mmdec's format. Of a pickle, only tensors are read."""
-    from mmdec.hub.drafters import convert
+    from mmdec.pretrained.drafters import convert
 
     print_written(convert(source, output, system=cast(Any, system), vocab_size=vocab_size), as_json)

@@ -38,11 +38,11 @@ from mmdec.cli.options import (
     dtype_or_quick,
     silence_transformers,
 )
-from mmdec.pipelines.many import results_of
+from mmdec.jobs.many import results_of
 
 if TYPE_CHECKING:
-    from mmdec.hub.vlm import LoadedVlm
-    from mmdec.pipelines.description.answer import Description
+    from mmdec.pretrained.vlm import LoadedVlm
+    from mmdec.vision.answer import Description
 
 Images = Annotated[
     list[str],
@@ -116,7 +116,7 @@ def describe(
     jobs = Jobs(questions, targets, model)
     comparer = Comparer(compare, drafter, stream=stream)
     with loading(model, quiet=as_json):
-        from mmdec.hub.vlm import load_vlm
+        from mmdec.pretrained.vlm import load_vlm
 
         silence_transformers()
         vlm = load_vlm(model, device, dtype_or_quick(dtype, device))

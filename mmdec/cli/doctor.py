@@ -14,7 +14,7 @@ from mmdec.cli.jobs import loading
 from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, log
 
 if TYPE_CHECKING:
-    from mmdec.evaluation.calibration.doctor import Examination, Share, Tried
+    from mmdec.doctor.doctor import Examination, Share, Tried
 
 Source = Annotated[
     str,
@@ -58,9 +58,9 @@ def doctor(
     chains and trees of several sizes.
     """
     from mmdec.checks.arguments import check_threads
-    from mmdec.evaluation.calibration.doctor import examine
-    from mmdec.evaluation.calibration.own_texts import built_in, has_template, load_target, read_prompts
-    from mmdec.pipelines.threads import with_threads
+    from mmdec.doctor.doctor import examine
+    from mmdec.doctor.own_texts import built_in, has_template, load_target, read_prompts
+    from mmdec.tasks.threads import with_threads
     from mmdec.training.corpora.text_files import evenly_spaced
 
     check_threads(threads)

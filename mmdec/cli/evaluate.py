@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mmdec.bench.report import FIRST, machine
 from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_CORPUS,
@@ -42,7 +43,6 @@ from mmdec.cli.options import (
     log,
 )
 from mmdec.cli.reports import JsonTo, Report, deliver_report
-from mmdec.evaluation.bench.report import FIRST, machine
 
 app = typer.Typer(
     help="Score a model on a split of a corpus.",
@@ -87,9 +87,9 @@ def speech(
     """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with --judge, also
     the judge's own translation and a cascade."""
     from mmdec.checks.arguments import check_threads
-    from mmdec.evaluation.quality.judge_transcription import Judge, judged_systems
-    from mmdec.evaluation.quality.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
-    from mmdec.pipelines.translation.translate import load
+    from mmdec.daspeech.translate import load
+    from mmdec.evaluation.judge_transcription import Judge, judged_systems
+    from mmdec.evaluation.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
 
     check_threads(threads)
     common = {"allow_absolute_paths": allow_absolute_paths, "limit": limit}
@@ -134,8 +134,8 @@ def asr(
     threads: BenchThreads = 2,
 ) -> None:
     """Score a Whisper: word and character error rate, tokens per round, seconds and speedup."""
-    from mmdec.evaluation.quality.harness import parse_plan
-    from mmdec.evaluation.quality.transcription import evaluate_asr
+    from mmdec.evaluation.harness import parse_plan
+    from mmdec.evaluation.transcription import evaluate_asr
 
     report = evaluate_asr(
         split or None,
@@ -180,8 +180,8 @@ def vlm(
     threads: BenchThreads = 2,
 ) -> None:
     """Score a vision-language model: what is right by task, tokens per round, and the drafter's share of the time."""
-    from mmdec.evaluation.quality.description import evaluate_vlm
-    from mmdec.evaluation.quality.harness import parse_plan
+    from mmdec.evaluation.description import evaluate_vlm
+    from mmdec.evaluation.harness import parse_plan
 
     report = evaluate_vlm(
         questions,

@@ -36,7 +36,7 @@ def drafter(
     as_json: AsJson = False,
 ) -> None:
     """Write an EAGLE-3, P-EAGLE or DFlash network for vLLM, SGLang, llama.cpp or mlx-vlm."""
-    from mmdec.hub.export import export_drafter
+    from mmdec.pretrained.export import export_drafter
 
     folder = export_drafter(source, output, cast(Any, to), model=model, num_speculative_tokens=num_speculative_tokens)
     print_written(folder, as_json)
@@ -49,7 +49,7 @@ def fairseq2(
     as_json: AsJson = False,
 ) -> None:
     """Write a network's encoder as fairseq2's s2t_conformer has it."""
-    from mmdec.hub.fairseq2 import export
+    from mmdec.daspeech.fairseq2 import export
 
     path = export(source, output)
     print_written(path, as_json)

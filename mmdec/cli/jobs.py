@@ -22,7 +22,7 @@ import typer
 from mmdec import InputError
 from mmdec.checks.files import failure, open_regular, printable, reason, shown_path, write_whole
 from mmdec.cli.options import in_cli_syntax
-from mmdec.pipelines.comparison import verdict
+from mmdec.tasks.comparison import verdict
 
 SOUNDS = (
     *(".wav", ".flac", ".ogg", ".oga", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64"),
@@ -212,7 +212,7 @@ def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str
 
     results: (input's name, confidence, whether it is calibrated; None: it is if the model's folder has a calibration).
     """
-    from mmdec.pipelines.confidence import LIKELY_WRONG
+    from mmdec.tasks.confidence import LIKELY_WRONG
 
     unsure = [(name, value, known) for name, value, known in results if value < LIKELY_WRONG]
     fitted = any(known is None for _, _, known in unsure) and _fitted(model)
@@ -229,7 +229,7 @@ def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str
 def _fitted(model: str) -> bool:
     """Return whether the model's folder has a calibration of its confidence."""
     from mmdec.hub.find import find
-    from mmdec.pipelines.confidence import FILE, read_calibrations
+    from mmdec.tasks.confidence import FILE, read_calibrations
 
     try:
         return bool(read_calibrations(find(model, files=["config.json", FILE])))

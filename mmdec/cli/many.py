@@ -18,8 +18,8 @@ from mmdec.checks.arguments import show
 from mmdec.checks.files import json_text
 from mmdec.cli.jobs import input_files, progress_bar
 from mmdec.cli.options import with_options
-from mmdec.pipelines.manifest import SUFFIXES, Row, is_manifest, read_manifest
-from mmdec.pipelines.many import COLUMNS, Work, run_here
+from mmdec.jobs.manifest import SUFFIXES, Row, is_manifest, read_manifest
+from mmdec.jobs.many import COLUMNS, Work, run_here
 
 __all__ = ["Spread", "Work", "spreading"]
 
@@ -115,7 +115,7 @@ class Spread:
             return run_here
         from functools import partial
 
-        from mmdec.serving.cluster import run_on_ray
+        from mmdec.jobs.cluster import run_on_ray
 
         return partial(run_on_ray, workers=self.workers)
 

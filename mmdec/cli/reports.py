@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec import InputError
+from mmdec.bench.report import BenchReport, BenchRun, load_run, to_json
 from mmdec.checks.files import json_text, printable, write_whole
 from mmdec.cli.options import STDOUT, with_options
-from mmdec.evaluation.bench.report import BenchReport, BenchRun, load_run, to_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -103,20 +103,20 @@ class Destinations:
         if self.against is not None:
             load_run(self.against)
         if self.plots is not None:
-            from mmdec.evaluation.bench.plots import check_plots
+            from mmdec.bench.plots import check_plots
 
             check_plots(self.metrics)
 
     def deliver(self, run: BenchRun) -> None:
         """Write the results to the named files and plots. Print tables, unless JSON or Markdown is printed."""
-        from mmdec.evaluation.bench.report import against, markdown, screen
+        from mmdec.bench.report import against, markdown, screen
 
         changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))
         if self.output is not None:
             write_whole(self.output, text.encode())
         if self.plots is not None:
-            from mmdec.evaluation.bench.plots import plot_run
+            from mmdec.bench.plots import plot_run
 
             for path in plot_run(run, self.plots, self.metrics):
                 print(path, file=sys.stderr)

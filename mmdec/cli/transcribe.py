@@ -43,15 +43,15 @@ from mmdec.cli.options import (
     dtype_or_quick,
     silence_transformers,
 )
-from mmdec.pipelines.many import results_of
-from mmdec.pipelines.transcription.transcript import FORMATS, SUBTITLES, clock, srt, vtt
+from mmdec.jobs.many import results_of
+from mmdec.whisper.transcript import FORMATS, SUBTITLES, clock, srt, vtt
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from mmdec import StreamUpdate
-    from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
-    from mmdec.pipelines.transcription.transcript import Transcript
+    from mmdec.whisper.transcribe import LoadedTranscriber
+    from mmdec.whisper.transcript import Transcript
 
 # heading of a separate table of options in the help, because their names are long
 FALLBACK = "Long recordings, and windows that are decoded again"
@@ -253,7 +253,7 @@ def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: b
 
 def _load(model: str, device: str | None, dtype: str | None, quiet: bool) -> LoadedTranscriber:
     with loading(model, quiet):
-        from mmdec.pipelines.transcription.transcribe import load_transcriber
+        from mmdec.whisper.transcribe import load_transcriber
 
         silence_transformers()
         return load_transcriber(model, device, dtype_or_quick(dtype, device, integers=True))
@@ -378,8 +378,8 @@ def _live(
         error; after its text, if it is a wav stream.
     """
     from mmdec import transcribe
-    from mmdec.audio.damage import Loss
-    from mmdec.pipelines.transcription.live import LiveTranscriber, piped
+    from mmdec.io.audio.damage import Loss
+    from mmdec.whisper.live import LiveTranscriber, piped
 
     loss, remarks = Loss(), list[str]()
     sound = piped(sys.stdin.buffer, rate, encoding, loss, remarks)

@@ -88,7 +88,7 @@ def translate(
     """
     with loading(model, quiet=as_json):
         import mmdec
-        from mmdec.pipelines.translation.translate import chosen_strategy, load
+        from mmdec.daspeech.translate import chosen_strategy, load
 
         strategy = chosen_strategy(strategy, verify)
         check_threads(threads)

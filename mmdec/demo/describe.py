@@ -21,10 +21,10 @@ from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html, run_in_turn
 from mmdec.demo.sentences import confidence, require, said, status
-from mmdec.pipelines.call import Round
-from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.description.answer import Description, read_image, to_pil
-from mmdec.pipelines.description.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm
+from mmdec.tasks.call import Round
+from mmdec.tasks.confidence import read_calibrations
+from mmdec.vision.answer import Description, read_image, to_pil
+from mmdec.vision.describe import DEFAULT_MODEL, available_drafters, describe, load_vlm
 
 DRAFT = (24, 5)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 MAX_NEW_TOKENS = 200

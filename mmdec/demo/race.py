@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from mmdec.demo.background import Tell
 from mmdec.demo.sentences import status
-from mmdec.pipelines.call import Round
-from mmdec.pipelines.comparison import faster
-from mmdec.pipelines.description.answer import Description
-from mmdec.pipelines.transcription.transcript import Transcript
+from mmdec.tasks.call import Round
+from mmdec.tasks.comparison import faster
+from mmdec.vision.answer import Description
+from mmdec.whisper.transcript import Transcript
 
 Decoded = Transcript | Description
 Run = TypeVar("Run")

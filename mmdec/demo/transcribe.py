@@ -31,11 +31,11 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import against_plain, listener, milliseconds, race_html, run_in_turn
 from mmdec.demo.sentences import UNSURE, confidence, said, sentence, status
-from mmdec.pipelines.call import Round
-from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
-from mmdec.pipelines.transcription.transcribe import AUTO, load_transcriber, transcribe
-from mmdec.pipelines.transcription.transcript import Transcript
+from mmdec.tasks.call import Round
+from mmdec.tasks.confidence import read_calibrations
+from mmdec.whisper.live import LiveTranscriber, StreamUpdate
+from mmdec.whisper.transcribe import AUTO, load_transcriber, transcribe
+from mmdec.whisper.transcript import Transcript
 
 DRAFT = (24, 6)  # nodes and depth of each drafted tree: fixed, because a learned size would change between calls
 NOTE = (

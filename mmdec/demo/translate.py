@@ -14,6 +14,8 @@ from typing import Any
 import gradio as gr
 from torch import Tensor
 
+from mmdec.daspeech.translate import Translation, load, translate_speech
+from mmdec.daspeech.translator import Graph, Pass
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import (
@@ -30,8 +32,6 @@ from mmdec.demo.layout import (
 )
 from mmdec.demo.race import Lane, Step, lane_of, milliseconds, race_html, run_in_turn
 from mmdec.demo.sentences import confidence, said, status
-from mmdec.pipelines.translation.translate import Translation, load, translate_speech
-from mmdec.pipelines.translation.translator import Graph, Pass
 
 WAYS = {  # a way of decoding, as the page names it -> its strategy
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",

@@ -14,7 +14,7 @@ from typing import final
 
 from torch import Tensor
 
-from mmdec.decode.tree import joined, trees_from_lists
+from mmdec.core.tree import joined, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LONGEST = 4  # at most this many of the newest tokens are compared to find where an earlier text continues

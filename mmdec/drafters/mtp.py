@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from mmdec.decode.tree import single
-from mmdec.drafters.draft_memory import Waiting
-from mmdec.drafters.levels import Levels
+from mmdec.core.tree import single
+from mmdec.drafters.eagle.kv_cache import Waiting
+from mmdec.drafters.eagle.tree import Levels
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 

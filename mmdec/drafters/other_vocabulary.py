@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree import chains
+from mmdec.core.tree import chains
 from mmdec.drafters.small_model import keep_columns
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 

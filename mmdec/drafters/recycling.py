@@ -22,7 +22,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree import Path, likeliest_paths, top_indices, trees_from_lists
+from mmdec.core.tree import Path, likeliest_paths, top_indices, trees_from_lists
 from mmdec.drafters.lookup import FADE, Row
 from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
 

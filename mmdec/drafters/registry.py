@@ -1,8 +1,8 @@
 """The registry of drafters by name. No other module lists drafters.
 
 An `Entry` says how to make a drafter. Without weights, it is made by its `factory`. With weights, the entry names the
-class of the drafter and the class of its network, and `mmdec.hub.drafters` loads them. A drafter from outside the
-package may bring its own `loader`. A drafter's module is imported when its name is first used.
+class of the drafter and the class of its network, and `mmdec.pretrained.drafters` loads them. A drafter from outside
+the package may bring its own `loader`. A drafter's module is imported when its name is first used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmdec.checks.arguments import check_methods, show
 from mmdec.types import Drafter, InputError, Needs
 
 if TYPE_CHECKING:
-    from mmdec.nn.draft_network import DraftNetwork
+    from mmdec.drafters.eagle.network import DraftNetwork
 
 Factory = Callable[[], Drafter]
 Loader = Callable[[Path, Any], Drafter]  # called with the drafter's folder and the loaded target model
@@ -52,56 +52,56 @@ class Entry:
 AUTO = "auto"  # the name that lets mmdec look for a drafter that was trained for the model
 OTHERWISE = "lookup"  # name of the drafter that "auto" chooses if none was trained for the model
 MEDUSA, CTC, TREE_GROWING, FLASH = (
-    "mmdec.drafters.medusa:Medusa",
-    "mmdec.drafters.ctc:Ctc",
-    "mmdec.drafters.tree_growing:TreeGrowing",
-    "mmdec.drafters.flash:Flash",
+    "mmdec.drafters.medusa.drafter:Medusa",
+    "mmdec.drafters.ctc.drafter:Ctc",
+    "mmdec.drafters.eagle.drafter:TreeGrowing",
+    "mmdec.drafters.flash.drafter:Flash",
 )
 BUILT_IN = {  # name -> entry; drafter="auto" prefers those that come first
     "lookup": Entry("mmdec.drafters.lookup:Lookup"),
     "recycling": Entry("mmdec.drafters.recycling:Recycling"),
     "mtp": Entry(of_model="mmdec.drafters.mtp:Mtp", note="MTP: the model's own native head."),
-    "medusa": Entry(drafter=MEDUSA, network="mmdec.nn.medusa:MedusaHeads", auto=True, speech=True),
-    "ctc": Entry(drafter=CTC, network="mmdec.nn.ctc_head:CtcHead", auto=True, speech=True),
+    "medusa": Entry(drafter=MEDUSA, network="mmdec.drafters.medusa.network:MedusaHeads", auto=True, speech=True),
+    "ctc": Entry(drafter=CTC, network="mmdec.drafters.ctc.network:CtcHead", auto=True, speech=True),
     "eagle3": Entry(
         drafter=TREE_GROWING,
-        network="mmdec.nn.eagle3:Eagle3",
+        network="mmdec.drafters.eagle.eagle3:Eagle3",
         auto=True,
         note="EAGLE-3: reads three of the model's layers; P-EAGLE drafts all depths at once.",
     ),
     "eagle": Entry(
         drafter=TREE_GROWING,
-        network="mmdec.nn.draft_network:DraftNetwork",
+        network="mmdec.drafters.eagle.network:DraftNetwork",
         auto=True,
         note="EAGLE-2: one layer that continues the model's own states.",
     ),
     "msd": Entry(
         drafter=TREE_GROWING,
-        network="mmdec.nn.msd:MsdNetwork",
+        network="mmdec.drafters.eagle.msd:MsdNetwork",
         auto=True,
         note="MSD: drafts text and picture apart.",
     ),
     "vispec": Entry(
         drafter=TREE_GROWING,
-        network="mmdec.nn.vispec:ViSpec",
+        network="mmdec.drafters.eagle.vispec:ViSpec",
         auto=True,
         note="ViSpec: a few visual tokens stand for the whole picture.",
     ),
     "specvlm": Entry(
         drafter=TREE_GROWING,
-        network="mmdec.nn.specvlm:SpecVLM",
+        network="mmdec.drafters.eagle.specvlm:SpecVLM",
         auto=True,
         note="SpecVLM: reads a shortened picture; a gate chooses how it is shortened.",
     ),
     "flash": Entry(
         drafter=FLASH,
-        network="mmdec.nn.flash:FlashNetwork",
+        network="mmdec.drafters.flash.network:FlashNetwork",
         auto=True,
         note="FLASH: reads a picture shortened by attention, and drafts several tokens at once.",
     ),
     "dflash": Entry(
         drafter=TREE_GROWING,
-        network="mmdec.nn.dflash:DFlash",
+        network="mmdec.drafters.dflash.network:DFlash",
         auto=True,
         note="DFlash: reads several of the model's layers, and drafts a block of tokens at once.",
     ),

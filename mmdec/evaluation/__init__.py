@@ -1,1 +1,1 @@
-"""Scores and benchmarks of models, and the examination of drafters."""
+"""Scores of the systems: quality of translation, transcription and description on corpora."""

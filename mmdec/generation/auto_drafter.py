@@ -28,10 +28,10 @@ from transformers import PreTrainedModel
 
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import lies_inside, read_settings
-from mmdec.drafters.ctc import Ctc, CtcByLanguage
+from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.registry import OTHERWISE, auto_names, named_drafter
-from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_folder, model_folders, version
+from mmdec.pretrained.drafters import load_drafter
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter, InputError

@@ -32,8 +32,8 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from mmdec.decode.loop import Round
-from mmdec.decode.sampling import (
+from mmdec.core.loop import Round
+from mmdec.core.sampling import (
     BatchCollector,
     Criterion,
     ListenerProcessor,
@@ -45,8 +45,8 @@ from mmdec.decode.sampling import (
     WholeBatch,
     WholeBatchCriterion,
 )
-from mmdec.decode.tree import bool_list, int_list
-from mmdec.decode.watch import Stopwatch
+from mmdec.core.timing import Stopwatch
+from mmdec.core.tree import bool_list, int_list
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.types import CACHE, InputError
 

@@ -30,13 +30,13 @@ from mmdec.checks.arguments import (
     did_you_mean,
     show,
 )
-from mmdec.decode.budget import Nodes, learned
-from mmdec.decode.guard import ForwardingDrafter
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import KeyedSample, Sequences, most_probable, stock_sample
-from mmdec.decode.statistics import DecodingStatistics
-from mmdec.decode.verify import LOSSY, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
-from mmdec.drafters.ctc import Ctc, CtcByLanguage
+from mmdec.core.budget import Nodes, learned
+from mmdec.core.drafter_runner import ForwardingDrafter
+from mmdec.core.loop import Round, decode
+from mmdec.core.sampling import KeyedSample, Sequences, most_probable, stock_sample
+from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.verify import LOSSY, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.recycling import Recycling
@@ -53,12 +53,12 @@ from mmdec.drafters.registry import (
 from mmdec.generation.auto_drafter import auto_drafter, warn_once
 from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
-from mmdec.hub.drafters import load_drafter
 from mmdec.hub.find import drafter_by_name
-from mmdec.hub.small_model import small_drafter, small_target
+from mmdec.pretrained.drafters import load_drafter
+from mmdec.pretrained.small_model import small_drafter, small_target
 from mmdec.targets.hf_target import HfTarget, Output
+from mmdec.targets.quantization_check import siblings_matter
 from mmdec.targets.registry import target_of
-from mmdec.targets.siblings import siblings_matter
 from mmdec.types import CACHE, Context, Draft, Drafter, InputError, Plan, Scores, Verdict
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "typical")

@@ -27,11 +27,11 @@ from mmdec.checks.arguments import (
     show,
 )
 from mmdec.checks.devices import PASSED_ON, check_same_dtype
-from mmdec.decode.budget import Nodes
-from mmdec.decode.loop import Round
-from mmdec.decode.statistics import DecodingStatistics
-from mmdec.decode.summary import counted, cut_note, rounds_line, three_lines
-from mmdec.decode.verify import RuleName
+from mmdec.core.budget import Nodes
+from mmdec.core.loop import Round
+from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.summary import counted, cut_note, rounds_line, three_lines
+from mmdec.core.verify import RuleName
 from mmdec.generation import register
 from mmdec.generation.hf_bridge import StockRun
 from mmdec.generation.model_lock import read_while, reading
@@ -125,7 +125,7 @@ def generate(
     Returns: a `Generation`: the sequences (B, L), and what happened in each round.
     Raises: InputError for beam search, a cache that cannot be rolled back, a drafter that does not fit the model, or a
         wrong argument.
-    Source: speculative decoding (Leviathan et al. 2023); for the rules' papers see `mmdec.decode.verify`.
+    Source: speculative decoding (Leviathan et al. 2023); for the rules' papers see `mmdec.core.verify`.
     """
     decoding = DecodingOptions(drafter, rule, num_speculative_tokens, seed, statistics)
     speculation = Speculation(decoding)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from mmdec.hub.find import find, kind, names
 
 if TYPE_CHECKING:
-    from mmdec.hub.daspeech import DEFAULT_MODEL, resolve, save_model
+    from mmdec.daspeech.checkpoint import DEFAULT_MODEL, resolve, save_model
 
 __all__ = ["DEFAULT_MODEL", "find", "kind", "names", "resolve", "save_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the names of `mmdec.hub.daspeech` on first use, because other models do not need DASpeech's networks."""
+    """Import names of `mmdec.daspeech.checkpoint` on first use: other models do not need DASpeech's networks."""
     if name in ("DEFAULT_MODEL", "resolve", "save_model"):
-        return getattr(import_module("mmdec.hub.daspeech"), name)
+        return getattr(import_module("mmdec.daspeech.checkpoint"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

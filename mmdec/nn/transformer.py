@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.ops import onednn
+from mmdec.kernels import onednn
 from mmdec.types import InputError
 
 FEW = 16  # minimum number of rows for which oneDNN's matrix product is used; with fewer it is slower than torch's own

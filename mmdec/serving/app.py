@@ -22,12 +22,12 @@ try:
 except ImportError as error:
     raise MmdecError(f"The server needs {error.name}, which is not installed. pip install 'mmdec[serve]'") from error
 
-from mmdec.pipelines.description.describe import DEFAULT_MODEL as ANSWERS
-from mmdec.pipelines.load import DEFAULT as TRANSLATES
-from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL as TRANSCRIBES
+from mmdec.loading import DEFAULT as TRANSLATES
 from mmdec.serving import chat, realtime, speech
 from mmdec.serving.engines import How, Served, load
 from mmdec.serving.server import EXPOSED_HEADERS, ApiError, Door, Limits, Server, server_of
+from mmdec.vision.describe import DEFAULT_MODEL as ANSWERS
+from mmdec.whisper.transcribe import DEFAULT_MODEL as TRANSCRIBES
 
 # models that are served if the user names none: the shipped transcriber, translator and vision-language model
 MODELS = (TRANSCRIBES, TRANSLATES, ANSWERS)

@@ -17,11 +17,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import mmdec
-from mmdec.pipelines.confidence import CUT_CONFIDENCE
-from mmdec.pipelines.description.chat import Dialogue
 from mmdec.serving.engines import Answering
 from mmdec.serving.server import ApiError, EventStream, Server, cut_in_api_words, server_of, warning
 from mmdec.serving.waiting import Job
+from mmdec.tasks.confidence import CUT_CONFIDENCE
+from mmdec.vision.chat import Dialogue
 
 router = APIRouter(prefix="/v1/chat")
 MAX_PICTURES = 16

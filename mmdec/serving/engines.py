@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, final
 
 import mmdec
-from mmdec.hub.audio_lm import LoadedAudioLm
-from mmdec.pipelines.confidence import read_calibrations
-from mmdec.pipelines.description.answer import ANSWER
-from mmdec.pipelines.description.chat import Dialogue, answer
-from mmdec.pipelines.inputs import silent
-from mmdec.pipelines.transcription.live import LiveTranscriber
-from mmdec.pipelines.transcription.request import can_translate
-from mmdec.pipelines.transcription.transcribe import LoadedTranscriber
-from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.serving.waiting import Gone, Job, Stopped
+from mmdec.tasks.confidence import read_calibrations
+from mmdec.tasks.inputs import silent
+from mmdec.vision.answer import ANSWER
+from mmdec.vision.chat import Dialogue, answer
+from mmdec.whisper.live import LiveTranscriber
+from mmdec.whisper.request import can_translate
+from mmdec.whisper.transcribe import LoadedTranscriber
 
 # characters that are not sent while they end the text so far: further tokens may still change them
 HELD = " \t\r\n\ufffd"

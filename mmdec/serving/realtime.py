@@ -18,10 +18,10 @@ from typing import Any, final
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from mmdec import InputError
-from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
 from mmdec.serving.engines import Transcription
 from mmdec.serving.server import ApiError, Server, server_of
 from mmdec.serving.waiting import Job, Stopped
+from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 
 router = APIRouter(prefix="/v1")
 RATE = 24_000  # sample rate in Hz if the session names no other rate

@@ -19,10 +19,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
-from mmdec.decode.summary import RAISE_LENGTH
-from mmdec.pipelines.confidence import LIKELY_WRONG
+from mmdec.core.summary import RAISE_LENGTH
 from mmdec.serving.engines import Served
 from mmdec.serving.waiting import Job, Metrics, Stopped, Worker
+from mmdec.tasks.confidence import LIKELY_WRONG
 
 log = logging.getLogger(__name__)
 UNCACHED = {"Cache-Control": "no-store"}

@@ -16,11 +16,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BeforeValidator, Field
 
 import mmdec
-from mmdec import audio
-from mmdec.pipelines.inputs import read_noted, with_note
+from mmdec.io import audio
 from mmdec.serving.engines import Transcription, Translation
 from mmdec.serving.server import ApiError, EventStream, Server, cut_in_api_words, server_of, warning
 from mmdec.serving.waiting import Job
+from mmdec.tasks.inputs import read_noted, with_note
 
 NULL = ("", "null")  # how a form says null
 

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from mmdec.ops.tree_attention import TreeMask, tree_attention, with_sinks
+from mmdec.kernels.tree_attention import TreeMask, tree_attention, with_sinks
 
 TREE_ATTENTION = "mmdec_tree"
 

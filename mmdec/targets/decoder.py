@@ -22,13 +22,13 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationCon
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmdec.decode.tree import single
-from mmdec.ops.tree_attention import TreeMask
+from mmdec.core.tree import single
+from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.families import ARGUMENTS
 from mmdec.targets.hf_target import INPUTS, HfTarget, check_layers, recording
-from mmdec.targets.states import (
+from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
+from mmdec.targets.recurrent_cache import (
     STATE_CACHE,
     DraftReader,
     StateStore,

@@ -14,10 +14,10 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.decode.tree import single
-from mmdec.ops.tree_attention import TreeMask
-from mmdec.targets.cache import KVPool, RowLayout, check_cache, keep_path
+from mmdec.core.tree import single
+from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
+from mmdec.targets.kv_cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
 
 SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`

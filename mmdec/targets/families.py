@@ -29,8 +29,8 @@ from transformers.utils import logging
 
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
+from mmdec.targets.recurrent_cache import STATE_CACHE, has_states, has_states_alone
 from mmdec.targets.ropes import growing_ropes
-from mmdec.targets.states import STATE_CACHE, has_states, has_states_alone
 from mmdec.types import CACHE, InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mmdec.checks.devices import PASSED_ON
-from mmdec.decode.watch import Watch
+from mmdec.core.timing import Watch
 from mmdec.targets.decoder import ATTRIBUTE, READ, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
 from mmdec.targets.text import text_scorer

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.states import cache_arguments, has_states, has_states_alone
+from mmdec.targets.recurrent_cache import cache_arguments, has_states, has_states_alone
 from mmdec.types import Draft, Needs, Target, Verdict
 
 Scorer = Callable[[Any], Target]  # makes a target for a small model, without the checks that would call this test again

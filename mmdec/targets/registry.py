@@ -11,8 +11,8 @@ from mmdec.targets.families import SEEING, check_forward, known_families, lackin
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.media import REFUSED, MediaTarget, media_families
 from mmdec.targets.text import TextTarget
-from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import InputError
+from mmdec.whisper.target import WhisperTarget
 
 TARGETS: tuple[type[Any], ...] = (WhisperTarget, EncoderDecoderTarget, MediaTarget, TextTarget)
 

@@ -11,8 +11,8 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
+from mmdec.targets.recurrent_cache import cache_arguments, cached_columns
 from mmdec.targets.ropes import growing_ropes
-from mmdec.targets.states import cache_arguments, cached_columns
 from mmdec.types import CACHE, InputError
 
 # beginnings of argument names that only models of images, video or sound have

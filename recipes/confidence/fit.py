@@ -8,7 +8,7 @@ empty for speech that is nonsense to the model, such as another language) and op
 out). Each recording is decoded once: in `--fit` most of them with noise or as by telephone, every third backwards as
 well; then noises. In `--proof` recordings are decoded as they are and once more in noise, and the noises are others.
 
-The curve is scikit-learn's logistic regression on the evidence of each output (mmdec/pipelines/confidence.py). An
+The curve is scikit-learn's logistic regression on the evidence of each output (mmdec/tasks/confidence.py). An
 output that is right by three quarters counts as three quarters of a right and one quarter of a wrong one.
 Needs mmdec[train,eval]; one thread; some seconds a recording.
 """
@@ -27,8 +27,8 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
 import mmdec
-from mmdec.audio import SAMPLE_RATE, load_audio
-from mmdec.pipelines.confidence import Calibration, write_calibrations
+from mmdec.io.audio import SAMPLE_RATE, load_audio
+from mmdec.tasks.confidence import Calibration, write_calibrations
 from mmdec.training.metrics.text import normalise_words, sentence_chrf, word_edits
 
 # signal-to-noise ratio in dB (None: no noise), and whether by telephone

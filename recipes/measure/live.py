@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.audio import SAMPLE_RATE, load_audio
-from mmdec.decode.watch import Stopwatch
-from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
-from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
+from mmdec.core.timing import Stopwatch
+from mmdec.io.audio import SAMPLE_RATE, load_audio
 from mmdec.training.metrics.text import normalise_words
+from mmdec.whisper.live import LiveTranscriber, StreamUpdate
+from mmdec.whisper.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 
 PIECE = SAMPLE_RATE // 2  # number of samples that arrive together
 PAUSE = 2 * SAMPLE_RATE  # number of nearly silent samples before and after each recording

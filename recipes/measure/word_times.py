@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mmdec.pipelines.transcription.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 from mmdec.training.metrics.text import normalise_words
+from mmdec.whisper.transcribe import DEFAULT_MODEL, load_transcriber, transcribe
 
 PAUSE = 0.25  # seconds of silence beside a word that count as a pause
 FAR = 0.3  # seconds; the share of larger timing errors is reported

@@ -17,10 +17,10 @@ import torch
 
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
-from mmdec.nn.piece_reader import PiecesToUnits, unit_limits
+from mmdec.daspeech.piece_reader import PiecesToUnits, unit_limits
+from mmdec.daspeech.training.reader.module import load_module
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs
-from mmdec.training.reader.module import load_module
 from mmdec.types import told
 
 SHOW = 3200  # number of sentences between two lines of progress

@@ -16,14 +16,14 @@ from typing import cast
 
 import torch
 
-from mmdec.audio import load_audio
-from mmdec.hub.daspeech import heard_parts
-from mmdec.hub.heard_translator import HeardParts
-from mmdec.nn.ctc_head import Heard, best_pieces
+from mmdec.daspeech.checkpoint import heard_parts
+from mmdec.daspeech.heard_checkpoint import HeardParts
+from mmdec.daspeech.training.reader.confusions import START, confusions
+from mmdec.drafters.ctc.network import Heard, best_pieces
+from mmdec.drafters.ctc.training.module import load_ears
+from mmdec.io.audio import load_audio
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.training.ctc.module import load_ears
-from mmdec.training.reader.confusions import START, confusions
 from mmdec.types import InputError, told
 
 

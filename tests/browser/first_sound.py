@@ -19,10 +19,10 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
+from mmdec.bench.kernels import machine
+from mmdec.bench.report import BenchReport, BenchRun, Quantity
 from mmdec.cli.reports import Destinations
 from mmdec.demo import samples
-from mmdec.evaluation.bench.kernels import machine
-from mmdec.evaluation.bench.report import BenchReport, BenchRun, Quantity
 from tests.support.browser import CHROMIUM, OFFLINE, PATIENCE
 from tests.support.demo_server import Server, serving
 from tests.support.demo_visitor import Visitor

@@ -19,10 +19,10 @@ import mmdec
 from docs.examples.toy_drafter import ToyDrafter
 from mmdec import cli
 from mmdec.drafters import registry
-from mmdec.hub.vlm import load_vlm
-from mmdec.hub.whisper import load_whisper
-from mmdec.pipelines.call import as_drafter
-from mmdec.pipelines.description.describe import available_drafters
+from mmdec.pretrained.vlm import load_vlm
+from mmdec.tasks.call import as_drafter
+from mmdec.vision.describe import available_drafters
+from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import write as write_vlm
@@ -84,7 +84,7 @@ def test_generate_stream_and_speculate_give_the_models_own_tokens(
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whisper")
     write(folder / "whisper")
-    mmdec.audio.save_audio(folder / "sound.wav", buzz(0.9))
+    mmdec.io.audio.save_audio(folder / "sound.wav", buzz(0.9))
     return folder
 
 
@@ -171,8 +171,8 @@ def test_what_is_no_drafter_is_refused(tmp_path: Path, model: PreTrainedModel) -
     refused("must be one of", mmdec.speculate, tmp_path / "nowhere")
     refused("must be importable, but 'docs.examples.toy_drafter:Toy' is not", mmdec.speculate, PATH[:-7])
     refused("must be importable", mmdec.speculate, "no_such_package.module:Class")
-    refused("must be made without arguments", mmdec.speculate, "mmdec.drafters.medusa:Medusa")
-    refused("must name a class", mmdec.speculate, "mmdec.drafters.medusa:WIDTH")
+    refused("must be made without arguments", mmdec.speculate, "mmdec.drafters.medusa.drafter:Medusa")
+    refused("must name a class", mmdec.speculate, "mmdec.drafters.medusa.drafter:WIDTH")
     refused("`drafter` must be an object with", mmdec.speculate, "builtins:dict")
     refused("must be a folder for medusa, which has weights", mmdec.speculate, "medusa")
     refused("has no config.json", mmdec.load_drafter, tmp_path, model)

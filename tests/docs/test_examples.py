@@ -12,10 +12,10 @@ from torch import Tensor
 from docs.examples.toy_drafter import ToyDrafter
 from docs.examples.toy_rule import AmongBest
 from docs.examples.toy_target import PairTarget
-from mmdec.decode.budget import Budget
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.verify import MatchRule, Rule
+from mmdec.core.budget import Budget
+from mmdec.core.loop import Round, decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.verify import MatchRule, Rule
 from mmdec.types import Drafter, Target
 from tests.support.toy import Scripted, Toy, forest
 

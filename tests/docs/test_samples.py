@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import mmdec
+from mmdec.daspeech.checkpoint_parts import STRATEGIES
 from mmdec.demo.translate import WAYS
-from mmdec.hub.translator_files import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "data" / "samples"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdec.decode.sampling import Criterion, Processor, Stop
-from mmdec.decode.verify import MatchRule
+from mmdec.core.sampling import Criterion, Processor, Stop
+from mmdec.core.verify import MatchRule
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.toy import Changing, Memory, Scripted, Toy, forest, padded, plain, run, truth, wrong
 

@@ -29,9 +29,9 @@ from transformers import (
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 import mmdec
-from mmdec.decode.loop import Round
+from mmdec.core.loop import Round
 from mmdec.generation.hf_bridge import stock_alone
-from mmdec.hub.whisper import load_whisper
+from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
 from tests.support.callers_own import (
     COUPLED,

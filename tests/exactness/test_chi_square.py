@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.decode.budget import Budget
-from mmdec.decode.sampling import Dice, KeyedSample, Stop
-from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
+from mmdec.core.budget import Budget
+from mmdec.core.sampling import Dice, KeyedSample, Stop
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.types import Draft, Plan
 from tests.support.oracle import plain_law
 from tests.support.toy import AlwaysAccept, Memory, Scripted, Toy, run

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.ops.dag import dag_best_alignment, dag_marginal, dag_posterior, expected_states
+from mmdec.kernels.dag import dag_best_alignment, dag_marginal, dag_posterior, expected_states
 from tests.support.naive_dag import all_paths, enumerated_paths
 
 TARGETS = torch.tensor([4, 3, 2, 1, 5, 2, 6, 4])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.nn.dag_decoder import BOS, EOS
-from mmdec.pipelines.translation.translator import (
+from mmdec.daspeech.dag_decoder import BOS, EOS
+from mmdec.daspeech.translator import (
     RERANKED,
     STRATEGIES,
     SpeechTranslator,

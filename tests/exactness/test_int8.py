@@ -11,10 +11,10 @@ from torch import nn
 
 import mmdec
 from mmdec import InputError
-from mmdec.audio import load_audio
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.io.audio import load_audio
 from mmdec.nn.int8 import Int8Linear, levels, quantised
 from mmdec.training.metrics.text import rate, word_edits
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 
 SAMPLES = sorted((Path(__file__).parents[2] / "data/samples/english").glob("*.flac"))

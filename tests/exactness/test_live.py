@@ -10,9 +10,9 @@ import pytest
 from torch import Tensor
 
 import mmdec
-from mmdec.audio import resample
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.pipelines.transcription import live
+from mmdec.io.audio import resample
+from mmdec.whisper import live
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.support.live_sound import RATE, chunks, talk
 
 HALF = RATE // 2

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.decode.budget import Budget
-from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.verify import ResidualRule, Stream
+from mmdec.core.budget import Budget
+from mmdec.core.loop import decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.verify import ResidualRule, Stream
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.targets.text import TextTarget
 from tests.support.blended_toy import Toy

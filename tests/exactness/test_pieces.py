@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.audio.live import cut_at_pauses
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.targets.whisper import WhisperTarget
+from mmdec.io.audio.live import cut_at_pauses
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.target import WhisperTarget
 from tests.support.live_sound import RATE, noise, talk
 
 WINDOW = 30 * RATE

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.hub.vlm import load_vlm
-from mmdec.hub.whisper import load_whisper
-from mmdec.targets import siblings
+from mmdec.pretrained.vlm import load_vlm
+from mmdec.targets import quantization_check as siblings
+from mmdec.targets.quantization_check import difference, siblings_matter
 from mmdec.targets.registry import target_of
-from mmdec.targets.siblings import difference, siblings_matter
+from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
 from tests.support import tiny_vlm_folder, tiny_whisper
 from tests.support.quantised import dynamic, weights_alone

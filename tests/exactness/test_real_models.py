@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.audio import SAMPLE_RATE, load_audio
-from mmdec.decode.tree import trees_from_lists
-from mmdec.drafters.medusa import Medusa
+from mmdec.core.tree import trees_from_lists
+from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.hub.find import kind
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.io.audio import SAMPLE_RATE, load_audio
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.support.wild import Wild
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")

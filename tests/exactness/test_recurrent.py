@@ -15,8 +15,8 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import BOUND, VOCABULARY, difference
+from mmdec.targets.recurrent_cache import BACKLOG, STATE_CACHE
 from mmdec.targets.registry import target_of
-from mmdec.targets.states import BACKLOG, STATE_CACHE
 from mmdec.targets.text import text_scorer
 from mmdec.types import CACHE, Draft, InputError, Needs, Verdict
 from tests.support.pairwise import cover

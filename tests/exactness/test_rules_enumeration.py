@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.decode.budget import Budget
-from mmdec.decode.sampling import Processor, Sequences, Stop
-from mmdec.decode.tree import trees_from_lists
-from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
+from mmdec.core.budget import Budget
+from mmdec.core.sampling import Processor, Sequences, Stop
+from mmdec.core.tree import trees_from_lists
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
 from tests.support.oracle import Law, Oracle, Thrown, plain_law
 from tests.support.toy import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run

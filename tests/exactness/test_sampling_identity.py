@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.decode.sampling import KeyedSample, Stop, most_probable, stock_sample
-from mmdec.decode.verify import MatchRule
+from mmdec.core.sampling import KeyedSample, Stop, most_probable, stock_sample
+from mmdec.core.verify import MatchRule
 from tests.support.toy import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
 LENGTH = 24  # of prompt and text

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
-from mmdec.audio import load_audio
 from mmdec.generation.auto_drafter import auto_drafter
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.io.audio import load_audio
 from mmdec.types import InputError
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"
 SIZES = [4, 8, None]

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import mmdec
+from mmdec.targets.quantization_check import difference
 from mmdec.targets.registry import target_of
-from mmdec.targets.siblings import difference
 from mmdec.types import InputError
 from tests.support.every_class import prompts
 from tests.support.wild import Wild

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mmdec
-from mmdec.drafters.medusa import Medusa
+from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.types import Drafter
 from tests.support.text_models import MODELS as TEXTS
 from tests.support.text_models import SMALL, Wrong

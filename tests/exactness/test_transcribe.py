@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import mmdec
-from mmdec.hub.medusa import load_heads
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.targets import whisper_vocabulary
+from mmdec.drafters.medusa.checkpoint import load_heads
+from mmdec.whisper import vocabulary as whisper_vocabulary
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import network, write
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.decode.budget import Budget
-from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.verify import MatchRule
-from mmdec.drafters.dag import DagDrafter
-from mmdec.nn.ar_decoder import ArConfig, ArDecoder
-from mmdec.nn.dag_decoder import EOS, PAD
-from mmdec.targets.units import UnitTarget
+from mmdec.core.budget import Budget
+from mmdec.core.loop import decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.verify import MatchRule
+from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
+from mmdec.daspeech.dag_decoder import EOS, PAD
+from mmdec.daspeech.dag_drafter import DagDrafter
+from mmdec.daspeech.target import UnitTarget
 from mmdec.types import Context, InputError, Plan
 
 UNITS = 11

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
-from mmdec.drafters.medusa import Medusa
+from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.small_model import SmallModel
 from mmdec.generation.run import default_statistics
 from mmdec.targets.registry import target_of

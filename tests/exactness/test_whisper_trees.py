@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.targets.whisper import WhisperTarget
 from mmdec.types import Draft, Needs, Scores, Verdict
+from mmdec.whisper.target import WhisperTarget
 from tests.support.tiny_whisper import TEXT, sound, whisper
 
 

@@ -25,10 +25,10 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.hub.medusa import load_heads
-from mmdec.hub.whisper import load_whisper
-from mmdec.pipelines.translation.translate import load
+from mmdec.daspeech.translate import load
+from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.types import CACHE, MmdecError
+from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.odd_values import FRESH, PLAIN, WORDS
 from tests.support.tiny_english import write_english
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     place = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(tiny_model, place / "translator")
     write(place / "whisper")
-    mmdec.audio.save_audio(place / "sound.wav", buzz(0.5))
+    mmdec.io.audio.save_audio(place / "sound.wav", buzz(0.5))
     write_english(place / "english")
     return place
 
@@ -117,9 +117,12 @@ def doors(folder: Path) -> dict[str, Door]:
         "load_heads": Door(
             load_heads, lambda: {"directory": folder / "whisper/medusa", "model": whisper.model}, (), {"model": models}
         ),
-        "load_audio": Door(mmdec.audio.load_audio, lambda: {"source": folder / "sound.wav"}, ("sample_rate",)),
+        "load_audio": Door(mmdec.io.audio.load_audio, lambda: {"source": folder / "sound.wav"}, ("sample_rate",)),
         "save_audio": Door(
-            mmdec.audio.save_audio, lambda: {"path": "x.wav", "samples": sound}, ("sample_rate",), {"path": ("y.flac",)}
+            mmdec.io.audio.save_audio,
+            lambda: {"path": "x.wav", "samples": sound},
+            ("sample_rate",),
+            {"path": ("y.flac",)},
         ),
         "save": Door(spoken.save, lambda: {"path": "x.wav"}, (), {"path": ("a/b.flac", "x.txt")}),
         "format": Door(written.format, lambda: {"kind": "text"}, (), {"kind": ("json", "srt")}),

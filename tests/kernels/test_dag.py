@@ -7,7 +7,7 @@ import torch
 
 from tests.support.interpreter import DEVICE  # before the kernels
 
-from mmdec.ops import dag_triton  # isort: skip
+from mmdec.kernels import dag_triton  # isort: skip
 from tests.support.kernel_dag import CASES, NEAR, difference, graph
 
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.support.interpreter import DEVICE  # before the kernels
 
-from mmdec.ops import kv_gather_triton  # isort: skip
-from mmdec.ops.kv_gather import fits
+from mmdec.kernels import kv_gather_triton  # isort: skip
+from mmdec.kernels.kv_gather import fits
 from tests.support.kernel_kv_gather import agrees, moved
 
 

@@ -9,8 +9,8 @@ import torch
 
 from tests.support.interpreter import DEVICE  # before the kernels
 
-from mmdec.ops import dag_triton  # isort: skip
-from mmdec.ops.dag import log_softmax_gather
+from mmdec.kernels import dag_triton  # isort: skip
+from mmdec.kernels.dag import log_softmax_gather
 from mmdec.types import InputError
 from tests.support.kernel_log_softmax_gather import CASES, difference
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 from triton.runtime.errors import InterpreterError
 
+from mmdec.kernels import dag_triton, kv_gather_triton
 from tests.support.interpreter import DEVICE  # noqa: F401 # before the kernels
 
-from mmdec.ops import dag_triton, kv_gather_triton, tree_attention_triton  # isort: skip
+from mmdec.kernels import tree_attention_triton  # isort: skip
 from tests.support import kernel_dag, kernel_kv_gather, kernel_log_softmax_gather, kernel_tree_attention
 
 Seen = Callable[[ModuleType], bool]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmdec.ops import tree_attention_triton  # isort: skip
-from mmdec.decode.tree import ancestors
-from mmdec.ops.tree_attention import tree_attention_reference, tree_mask
+from mmdec.kernels import tree_attention_triton  # isort: skip
+from mmdec.core.tree import ancestors
+from mmdec.kernels.tree_attention import tree_attention_reference, tree_mask
 from tests.support.kernel_tree_attention import CASES, NEAR, difference, random_tree
 
 
@@ -31,7 +31,7 @@ def test_ancestors_are_bits() -> None:
 
 def test_the_mask_of_a_window_is_the_reference_s() -> None:
     """The dense form, which runs everywhere else, sees the same columns."""
-    from mmdec.ops.tree_attention import tree_attention
+    from mmdec.kernels.tree_attention import tree_attention
 
     above = ancestors(torch.stack([random_tree(9, 1), random_tree(9, 2)]))
     starts, ends = torch.tensor([0, 5]), torch.tensor([20, 12])

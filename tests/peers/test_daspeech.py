@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmdec.hub.fairseq import read_published
-from mmdec.nn.dag_decoder import decode_lattice
-from mmdec.nn.daspeech import DASpeech
+from mmdec.daspeech.dag_decoder import decode_lattice
+from mmdec.daspeech.fairseq import read_published
+from mmdec.daspeech.model import DASpeech
 from tests.support.published_daspeech import PAPER, PHONES, SMALL, arguments, random_weights, shapes
 
 CLONE = os.environ.get("DASPEECH", "")

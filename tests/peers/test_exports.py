@@ -23,10 +23,10 @@ from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
-from mmdec.hub.drafters import read_network, save_network
-from mmdec.hub.export import export_drafter
-from mmdec.nn.dflash import DFlash, DFlashConfig
-from mmdec.nn.eagle3 import Eagle3, Eagle3Config
+from mmdec.drafters.dflash.network import DFlash, DFlashConfig
+from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
+from mmdec.pretrained.drafters import read_network, save_network
+from mmdec.pretrained.export import export_drafter
 from tests.support.peers import DRAFTED, LAYER, LLAMA3, SIZE, TOKENS, our_logits, peers_logits
 
 DEPTH, BLOCK = 8, 5

@@ -13,7 +13,7 @@ from fairseq2.models.s2t_conformer import S2TConformerConfig, S2TConformerFactor
 from fairseq2.nn import BatchLayout  # type: ignore[import-not-found]
 from safetensors.torch import load_file, save_file
 
-from mmdec.hub.fairseq2 import convert, export
+from mmdec.daspeech.fairseq2 import convert, export
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder, encoder_config
 
 SIZES = {"num_encoder_layers": 3, "num_encoder_attn_heads": 4, "depthwise_conv_kernel_size": 31, "ffn_inner_dim": 128}

@@ -19,7 +19,7 @@ from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
-from mmdec.hub.drafters import convert, read_network
+from mmdec.pretrained.drafters import convert, read_network
 from tests.support.peers import DRAFTED, LAYER, LLAMA3, SIZE, STEPS, TOKENS, our_logits, peers_logits
 
 CASES: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {

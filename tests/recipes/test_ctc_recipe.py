@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdec.training.ctc.module import load_ears
+from mmdec.drafters.ctc.training.module import load_ears
 from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, fit, logged
 from tests.support.tiny_sentences import SIZES, write
 from tests.support.tiny_whisper import write as write_whisper

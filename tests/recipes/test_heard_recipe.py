@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.audio.files import save_audio
-from mmdec.hub.audio_lm import load_audio_lm
+from mmdec.drafters.eagle.training.heard import HeardData
+from mmdec.drafters.eagle.training.samples import append, join
+from mmdec.io.audio.files import save_audio
+from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.training.__main__ import main
-from mmdec.training.vlm_drafters.heard import HeardData
-from mmdec.training.vlm_drafters.samples import append, join
 from mmdec.types import InputError
 from tests.support.hearing_folders import RATE, write
 from tests.support.quiet import FITTING
@@ -56,7 +56,7 @@ def test_a_drafter_that_hears_trains_and_changes_no_text(
         network["draft_vocab_size"] = 40
         kind = ["--model.init_args.unroll=2"]
     else:
-        kind = ["--model=mmdec.training.vlm_drafters.systems.EagleModule"]
+        kind = ["--model=mmdec.drafters.eagle.training.systems.EagleModule"]
     given = {"network": json.dumps(network), "warmup": "1", "chain": "3", "tree_nodes": "6", "decoded": "2"}
     main(
         [

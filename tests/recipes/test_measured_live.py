@@ -6,9 +6,9 @@ from itertools import count
 
 import pytest
 
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
-from mmdec.pipelines.transcription.live import LiveTranscriber, StreamUpdate
-from mmdec.pipelines.transcription.transcript import Segment, Transcript, Word
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.live import LiveTranscriber, StreamUpdate
+from mmdec.whisper.transcript import Segment, Transcript, Word
 from recipes.measure.live import Heard, delays, hear, matched, measure, windows
 from tests.support.live_sound import RATE, chunks, talk
 

@@ -12,11 +12,11 @@ import torch
 import yaml
 
 from mmdec import speculate
-from mmdec.hub.medusa import load_heads
+from mmdec.drafters.medusa.checkpoint import load_heads
+from mmdec.drafters.medusa.training.data import HeadData
+from mmdec.drafters.medusa.training.module import MedusaModule, measure, spread
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.medusa.data import HeadData
-from mmdec.training.medusa.module import MedusaModule, measure, spread
 from tests.support.killed import ends_killed, training_to_be_killed
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import logged_at_each_step

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from mmdec.daspeech.training.corpus import SpeechTranslationData
+from mmdec.daspeech.training.export import save_network
+from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main
-from mmdec.training.daspeech.corpus import SpeechTranslationData
-from mmdec.training.daspeech.export import save_network
-from mmdec.training.daspeech.module import DASpeechModule
 from tests.support.small_recipes import MARKS, write_voice
 from tests.support.tiny_corpus import write_corpus
 from tests.support.tiny_english import write_english

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 import mmdec
-from mmdec.audio import load_audio
-from mmdec.hub.whisper import load_encoder
-from mmdec.nn.ctc_head import best_pieces
-from mmdec.nn.whisper_encoder import TAIL, read_states
+from mmdec.daspeech.training.reader.module import ReaderModule
+from mmdec.drafters.ctc.network import best_pieces
+from mmdec.drafters.ctc.training.module import CtcModule
+from mmdec.io.audio import load_audio
 from mmdec.phonetics.pieces import Pieces
-from mmdec.training.ctc.module import CtcModule
-from mmdec.training.reader.module import ReaderModule
 from mmdec.types import InputError
+from mmdec.whisper.checkpoint import load_encoder
+from mmdec.whisper.encoder import TAIL, read_states
 from recipes.reader.export import main
 from tests.support.tiny_heard import parts
 from tests.support.tiny_sentences import SIZES, write

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.audio import load_audio
-from mmdec.hub.daspeech import heard_parts
-from mmdec.nn.ctc_head import Heard
-from mmdec.training.reader.confusions import ENOUGH, START, Confusions, confusions
-from mmdec.training.reader.data import Pairs
+from mmdec.daspeech.checkpoint import heard_parts
+from mmdec.daspeech.training.reader.confusions import ENOUGH, START, Confusions, confusions
+from mmdec.daspeech.training.reader.data import Pairs
+from mmdec.drafters.ctc.network import Heard
+from mmdec.io.audio import load_audio
 from mmdec.types import InputError
 from recipes.reader.imitation import main
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdec.training.reader.module import load_module
+from mmdec.daspeech.training.reader.module import load_module
 from tests.support import small_recipes
 from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, logged
 from tests.support.tiny_sentences import write_pairs

@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
+from mmdec.drafters.eagle.training.samples import Prompting, Questions, read_samples
+from mmdec.drafters.eagle.training.teacher import load_target
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
-from mmdec.training.vlm_drafters.teacher import load_target
 from mmdec.types import InputError
 from tests.support.quiet import FITTING
 from tests.support.tiny_llava import build_tokenizer

@@ -15,13 +15,13 @@ import torch
 import yaml
 from lightning.pytorch import seed_everything
 
-from mmdec.nn.daspeech import DASpeech
-from mmdec.nn.fastspeech2 import FastSpeech2
+from mmdec.daspeech.acoustic import FastSpeech2
+from mmdec.daspeech.model import DASpeech
+from mmdec.daspeech.training.corpus import SpeechTranslationData
+from mmdec.daspeech.training.export import load_module, save_network
+from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import newest, read_checkpoint
-from mmdec.training.daspeech.corpus import SpeechTranslationData
-from mmdec.training.daspeech.export import load_module, save_network
-from mmdec.training.daspeech.module import DASpeechModule
 from mmdec.types import InputError
 from tests.support.killed import ends_killed, training_to_be_killed
 from tests.support.quiet import LIGHTNING

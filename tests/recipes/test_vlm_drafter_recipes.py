@@ -16,11 +16,11 @@ import torch
 import yaml
 
 import mmdec
+from mmdec.drafters.eagle.training.regenerate import draft_data, named
+from mmdec.drafters.eagle.training.samples import Prompting, Questions, read_samples
+from mmdec.drafters.eagle.training.teacher import load_target
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.vlm_drafters.regenerate import draft_data, named
-from mmdec.training.vlm_drafters.samples import Prompting, Questions, read_samples
-from mmdec.training.vlm_drafters.teacher import load_target
 from tests.support.killed import train_until_killed
 from tests.support.quiet import FITTING
 from tests.support.small_recipes import logged_at_each_step

@@ -11,14 +11,14 @@ from lightning.pytorch import LightningDataModule, LightningModule, seed_everyth
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmdec.audio import load_audio, save_audio
-from mmdec.nn.fastspeech2 import FastSpeech2Config
-from mmdec.nn.heard_translator import PhoneVoice
+from mmdec.daspeech.acoustic import FastSpeech2Config
+from mmdec.daspeech.heard_translator import PhoneVoice
+from mmdec.daspeech.training.acoustic import AcousticData, AcousticModule, EnglishSpeech, epoch_batches
+from mmdec.daspeech.training.vocoder import VocoderData, load_acoustic
+from mmdec.daspeech.vocoder import Vocoder, VocoderConfig
+from mmdec.io.audio import load_audio, save_audio
 from mmdec.nn.int8 import unpack_rows
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.training.daspeech.acoustic import AcousticData, AcousticModule, EnglishSpeech, epoch_batches
-from mmdec.training.daspeech.vocoder import VocoderData, load_acoustic
 from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
 

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mmdec.ops import dag_triton, kv_gather_triton, tree_attention_triton
+from mmdec.kernels import dag_triton, kv_gather_triton, tree_attention_triton
 
 I32, I64 = "*i32", "*i64"
 

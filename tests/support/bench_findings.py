@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mmdec.evaluation.bench.pairing import Group, Paired, Timed
-from mmdec.evaluation.bench.report import BenchReport, BenchRun, Comparison, Exactness, Kind, Quantity, to_json
-from mmdec.evaluation.quality.harness import Measurement
+from mmdec.bench.pairing import Group, Paired, Timed
+from mmdec.bench.report import BenchReport, BenchRun, Comparison, Exactness, Kind, Quantity, to_json
+from mmdec.evaluation.harness import Measurement
 
 HARDWARE: dict[str, Any] = {
     "cpu": "AMD EPYC 9R14 96-Core Processor",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree import single
+from mmdec.core.tree import single
 from mmdec.drafters.small_model import SmallModel
 from mmdec.types import Context, Draft, Needs, Scores, Verdict
 

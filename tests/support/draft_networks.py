@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdec.decode.guard import ForwardingDrafter
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.verify import MatchRule
-from mmdec.drafters.draft_memory import Memory
-from mmdec.drafters.flash import Flash
+from mmdec.core.drafter_runner import ForwardingDrafter
+from mmdec.core.loop import Round, decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.verify import MatchRule
+from mmdec.drafters.dflash.network import DFlash
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.kv_cache import Memory
+from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.eagle.training.teacher import Reading
+from mmdec.drafters.eagle.training.unroll import read_columns, unrolled
+from mmdec.drafters.flash.drafter import Flash
+from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.registry import network_class
-from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.dflash import DFlash
-from mmdec.nn.draft_network import DraftNetwork
-from mmdec.nn.flash import FlashNetwork
 from mmdec.targets.text import TextTarget
-from mmdec.training.vlm_drafters.teacher import Reading
-from mmdec.training.vlm_drafters.unroll import read_columns, unrolled
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.naive_dflash import naive_block
 from tests.support.toy import padded

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmdec.images import read_image
+from mmdec.io.images import read_image
 from mmdec.types import InputError
 from tests.support.odd_images import write_odd_image
 

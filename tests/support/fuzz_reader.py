@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mmdec import audio
-from mmdec.pipelines.inputs import read
-from mmdec.pipelines.translation.translate import load, translate_speech
-from mmdec.pipelines.translation.translator import SpeechTranslator
+from mmdec.daspeech.translate import load, translate_speech
+from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.io import audio
+from mmdec.tasks.inputs import read
 from mmdec.types import InputError
 from tests.conftest import buzz
 from tests.support.odd_files import Odd, write_odd

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from mmdec.ops.dag import dag_best_alignment, dag_marginal, dag_posterior
+from mmdec.kernels.dag import dag_best_alignment, dag_marginal, dag_posterior
 from tests.support.interpreter import DEVICE  # before the kernels
 from tests.support.poison import poisoned
 

@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree import ancestors
-from mmdec.ops.tree_attention import tree_attention_reference, tree_mask
+from mmdec.core.tree import ancestors
+from mmdec.kernels.tree_attention import tree_attention_reference, tree_mask
 from tests.support.interpreter import DEVICE  # before the kernels
 from tests.support.poison import poisoned
 

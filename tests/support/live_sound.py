@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.audio import load_audio
+from mmdec.io.audio import load_audio
 
 RATE = 16_000
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mmdec import InputError
-from mmdec.pipelines.call import BatchError
-from mmdec.pipelines.manifest import Row
-from mmdec.pipelines.many import PART, Work, Worker
+from mmdec.jobs.manifest import Row
+from mmdec.jobs.many import PART, Work, Worker
+from mmdec.tasks.call import BatchError
 
 WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # functions of `os` after which a process may be killed
 

@@ -27,9 +27,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.hub.audio_lm import load_audio_lm
-from mmdec.hub.vlm import load_vlm
-from mmdec.images import to_pil
+from mmdec.io.images import to_pil
+from mmdec.pretrained.audio_lm import load_audio_lm
+from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets.media import HEARING, SEEING
 from mmdec.types import CACHE, InputError, transformers_release
 from tests.support import hearing_folders, seeing_folders

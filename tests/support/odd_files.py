@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from mmdec.audio.files import READABLE
+from mmdec.io.audio.files import READABLE
 from tests.conftest import buzz
 from tests.support.odd_bytes import CHANGES, FILES, PLACES, place, put
 

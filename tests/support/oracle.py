@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mmdec.decode.sampling import Dice, Processor
+from mmdec.core.sampling import Dice, Processor
 from tests.support.toy import Toy
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from mmdec.hub.vlm import for_pictures
+from mmdec.pretrained.vlm import for_pictures
 from tests.support.media_models import FOR, OWN, family_model
 from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_vlm_folder import TEXTS, configure, settings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.verify import MatchRule
+from mmdec.core.loop import Round, decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.verify import MatchRule
 from mmdec.targets.registry import target_of
 from tests.support.tiny_vlm import Picture
 

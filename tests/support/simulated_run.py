@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mmdec.decode.budget import Budget
-from mmdec.decode.statistics import DecodingStatistics, Pair
+from mmdec.core.budget import Budget
+from mmdec.core.statistics import DecodingStatistics, Pair
 from mmdec.types import Plan
 
 Seconds = Callable[[int], float]  # columns of a pass -> its seconds

@@ -14,12 +14,12 @@ import numpy as np
 import soundfile
 from PIL import Image
 
+from mmdec.daspeech.training.acoustic import AcousticData
+from mmdec.daspeech.training.corpus import SpeechTranslationData
+from mmdec.drafters.eagle.training.data import DraftData
+from mmdec.drafters.medusa.training.data import HeadData
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.image_text import read_questions
-from mmdec.training.daspeech.acoustic import AcousticData
-from mmdec.training.daspeech.corpus import SpeechTranslationData
-from mmdec.training.medusa.data import HeadData
-from mmdec.training.vlm_drafters.data import DraftData
 from tests.support.tiny_corpus import write_corpus
 
 SIDE = 8  # pixels of a picture

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.registry import network_class
-from mmdec.nn.draft_network import DraftNetwork
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 24,

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from mmdec.nn.daspeech import DASpeech
+from mmdec.daspeech.model import DASpeech
+from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.daspeech.module import DASpeechModule
 from tests.support.quiet import FITTING
 from tests.support.tiny_translator import tiny_sizes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmdec.decode.tree import trees_from_lists
+from mmdec.core.tree import trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.tiny_text import VOCABULARY, language_model
 

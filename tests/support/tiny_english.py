@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from mmdec.audio import save_audio
+from mmdec.io.audio import save_audio
 
 TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
-from mmdec.hub.heard_translator import HeardParts, save_heard
-from mmdec.hub.translator_files import Decoding
-from mmdec.nn.ar_decoder import ArConfig
-from mmdec.nn.ctc_head import CtcHeadConfig
-from mmdec.nn.dag_decoder import DagConfig
-from mmdec.nn.fastspeech2 import FastSpeech2Config
-from mmdec.nn.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
-from mmdec.nn.piece_reader import ReaderConfig
-from mmdec.nn.whisper_encoder import WhisperEncoderConfig, sinusoid_positions
+from mmdec.daspeech.acoustic import FastSpeech2Config
+from mmdec.daspeech.ar_decoder import ArConfig
+from mmdec.daspeech.checkpoint_parts import Decoding
+from mmdec.daspeech.dag_decoder import DagConfig
+from mmdec.daspeech.heard_checkpoint import HeardParts, save_heard
+from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
+from mmdec.daspeech.piece_reader import ReaderConfig
+from mmdec.drafters.ctc.network import CtcHeadConfig
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces
 from mmdec.phonetics.spelling import Speller
+from mmdec.whisper.encoder import WhisperEncoderConfig, sinusoid_positions
 from tests.support.tiny_translator import LEXICON, UNITS, tiny_vocoder
 
 FRENCH = ["où est la gare ?", "la gare est là", "vous êtes là ?", "bonjour madame", "l'été est là"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from mmdec.audio import save_audio
+from mmdec.io.audio import save_audio
 from tests.support.tiny_whisper import build
 
 TEXTS = ["Où est la gare ?", "La gare est là.", "Vous êtes là ?", "Où êtes-vous ?", "L'été est là !"] * 2

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
+from mmdec.daspeech.acoustic import FastSpeech2Config
+from mmdec.daspeech.ar_decoder import ArConfig
+from mmdec.daspeech.dag_decoder import DagConfig
+from mmdec.daspeech.model import DASpeech, DASpeechConfig
+from mmdec.daspeech.vocoder import Vocoder, VocoderConfig
 from mmdec.hub import save_model
-from mmdec.nn.ar_decoder import ArConfig
 from mmdec.nn.conformer import EncoderConfig
-from mmdec.nn.dag_decoder import DagConfig
-from mmdec.nn.daspeech import DASpeech, DASpeechConfig
-from mmdec.nn.fastspeech2 import FastSpeech2Config
-from mmdec.nn.vocoder import Vocoder, VocoderConfig
 
 LEXICON = {"hello": [("hh", "ax", "l", "ow")], "there": [("dh", "eh", "r")], "low": [("l", "ow")]}
 UNITS = [

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from mmdec.drafters.registry import network_class
-from mmdec.hub.drafters import save_network
-from mmdec.hub.vlm import for_pictures
+from mmdec.pretrained.drafters import save_network
+from mmdec.pretrained.vlm import for_pictures
 from tests.support.tiny_llava import Shape, build_model, build_processor, build_tokenizer
 
 TEXTS = ["What is this?", " A menu with SOUP for 12.50.", "Where is the red star?", " In the top left.", "It is 09:30."]

@@ -24,8 +24,8 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from mmdec.hub.medusa import save_heads
-from mmdec.nn.medusa import MedusaConfig, MedusaHeads
+from mmdec.drafters.medusa.checkpoint import save_heads
+from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 
 FRAMES = 100  # feature frames in a second
 STEPS = FRAMES // 2  # encoder states in a second, each of 0.02 s

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.decode.budget import Budget
-from mmdec.decode.loop import Planner, Round, decode
-from mmdec.decode.sampling import Criterion, Processor, Sequences, Stop
-from mmdec.decode.tree import trees_from_lists
-from mmdec.decode.verify import MatchRule, RowTree, Rule
+from mmdec.core.budget import Budget
+from mmdec.core.loop import Planner, Round, decode
+from mmdec.core.sampling import Criterion, Processor, Sequences, Stop
+from mmdec.core.tree import trees_from_lists
+from mmdec.core.verify import MatchRule, RowTree, Rule
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 
 ROWS = 1009  # rows of the table; a prime number, for the hash

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mmdec.hub.language_model import LoadedLanguageModel
-from mmdec.nn.eagle3 import Eagle3, Eagle3Config
+from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
+from mmdec.pretrained.language_model import LoadedLanguageModel
 
 VOCABULARY, BOS = 52, 1
 LETTERS = [3 + 3 * number // 2 for number in range(19)]  # tokens 3 ... 30, with gaps; the first one ends a word

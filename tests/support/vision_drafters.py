@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.decode.tree import trees_from_lists
-from mmdec.drafters.flash import Flash
+from mmdec.core.tree import trees_from_lists
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.flash.drafter import Flash
+from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.registry import network_class
-from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.flash import FlashNetwork
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import KINDS, vision_model

@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
-from mmdec.decode.tree import trees_from_lists
-from mmdec.drafters.ctc import Ctc
-from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
-from mmdec.nn.medusa import Kind, MedusaConfig, MedusaHeads
-from mmdec.nn.token_pieces import Merges, TokenPieces
+from mmdec.core.tree import trees_from_lists
+from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
+from mmdec.drafters.ctc.tokens import Merges, TokenPieces
+from mmdec.drafters.medusa.network import Kind, MedusaConfig, MedusaHeads
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from tests.support.tiny_whisper import (
     EOT,

@@ -7,8 +7,8 @@ import inspect
 import pytest
 
 import mmdec
-from mmdec.pipelines.description.describe import DescribeOptions
-from mmdec.pipelines.transcription.live import StreamOptions
+from mmdec.vision.describe import DescribeOptions
+from mmdec.whisper.live import StreamOptions
 
 CALLS = ("describe", "load", "transcribe", "translate_speech")
 

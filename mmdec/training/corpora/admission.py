@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mmdec.audio import sound_seconds
 from mmdec.checks.files import printable, write_whole
-from mmdec.images import read_image
+from mmdec.io.audio import sound_seconds
+from mmdec.io.images import read_image
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.processes import end_with_parent
 from mmdec.types import InputError

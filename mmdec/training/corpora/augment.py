@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmdec.audio import SAMPLE_RATE
+from mmdec.io.audio import SAMPLE_RATE
 from mmdec.types import InputError
 
 FRAME = 512

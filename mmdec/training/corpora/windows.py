@@ -17,7 +17,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import WhisperTokenizer
 
-from mmdec.audio import SAMPLE_RATE
+from mmdec.io.audio import SAMPLE_RATE
 from mmdec.training.corpora.admission import Admission, BadRows, check_apart, seconds_of
 from mmdec.training.corpora.augment import (
     add_babble,

@@ -20,7 +20,7 @@ from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, UnknownOption, did_yo
 from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
 from mmdec.hub.find import LoadedModels
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import write
@@ -166,7 +166,7 @@ def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: LoadedWhisper)
     closed = io.BytesIO(b"RIFF")
     closed.close()
     for file, part in ((closed, "closed file"), (Failing(), "the line is cut")):
-        refused(lambda file=file: mmdec.audio.load_audio(file), "`audio` must be a file that can be read", part)
+        refused(lambda file=file: mmdec.io.audio.load_audio(file), "`audio` must be a file that can be read", part)
         for call, loaded in ((mmdec.translate_speech, tiny_model), (mmdec.transcribe, whisper)):
             with pytest.raises(mmdec.InputError, match="can be read"):
                 call(file, model=loaded)  # type: ignore[operator]

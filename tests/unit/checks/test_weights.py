@@ -17,11 +17,11 @@ from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 import mmdec
 from mmdec.checks.weights import check_counts, check_finite_weights, read_settings, read_weights, shards
-from mmdec.hub.daspeech import WEIGHTS
-from mmdec.hub.medusa import load_heads
-from mmdec.hub.whisper import load_whisper
+from mmdec.daspeech.checkpoint import WEIGHTS
+from mmdec.daspeech.training.vocoder import load_acoustic
+from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.daspeech.vocoder import load_acoustic
+from mmdec.whisper.checkpoint import load_whisper
 from tests.support.tiny_whisper import network, processor, write
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mmdec import cli
+from mmdec.bench import description as bench_description
+from mmdec.bench import language_models as bench_language_models
+from mmdec.bench import transcription as bench_transcription
+from mmdec.bench.report import load_run, to_json
 from mmdec.cli import bench
-from mmdec.evaluation.bench import description as bench_description
-from mmdec.evaluation.bench import language_models as bench_language_models
-from mmdec.evaluation.bench import transcription as bench_transcription
-from mmdec.evaluation.bench.report import load_run, to_json
 from mmdec.training.corpora.image_text import read_questions
 from mmdec.types import InputError
 from tests.support import bench_findings as findings

@@ -19,14 +19,15 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import mmdec
-from mmdec import audio, cli
+from mmdec import cli
 from mmdec.cli import jobs as outputs
 from mmdec.cli.jobs import PICTURES, SOUNDS, input_files, output_paths, together_as_one
 from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
-from mmdec.evaluation.quality.translation import COMPARED
+from mmdec.daspeech.translator import STRATEGIES
+from mmdec.evaluation.translation import COMPARED
 from mmdec.hub.find import LoadedModels
-from mmdec.pipelines.translation.translator import STRATEGIES
+from mmdec.io import audio
 from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_containers import CODECS

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from mmdec.cli import app
-from mmdec.ops.kernels import KERNELS, why_not
+from mmdec.kernels.kernels import KERNELS, why_not
 
 
 def test_each_kernel_is_active_or_says_why_not() -> None:

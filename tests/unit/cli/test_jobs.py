@@ -25,7 +25,7 @@ import mmdec
 from mmdec import cli
 from mmdec.cli import jobs
 from mmdec.cli.jobs import EVERY, Comparer, InputFile, Jobs, loading, progress_bar, warn_of_unsure
-from mmdec.pipelines.confidence import Calibration, write_calibrations
+from mmdec.tasks.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_translator, tiny_vlm_folder, tiny_whisper
 from tests.support.pictures import QUESTION, pixels

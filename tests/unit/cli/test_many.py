@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
-from mmdec.pipelines.many import PART
+from mmdec.jobs.many import PART
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
 from tests.support.many_rows import check_once, table

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "data" / "build"))
 import english_voice
 import letter_rules
 
+from mmdec.daspeech.training.acoustic import EnglishSpeech
 from mmdec.phonetics.spelling import Speller
-from mmdec.training.daspeech.acoustic import EnglishSpeech
 
 flite = pytest.mark.skipif(shutil.which("flite") is None, reason="flite speaks")
 

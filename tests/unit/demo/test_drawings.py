@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
+from mmdec.daspeech.translator import Graph
 from mmdec.demo.describe import SENT, data_address, kept_sentence, kept_svg, picture_html, read_html, side_of
 from mmdec.demo.transcribe import words_html
 from mmdec.demo.translate import DOT, VERTICES, graph_html, graph_svg, percent, vertices
-from mmdec.pipelines.transcription.transcript import Segment, Word
-from mmdec.pipelines.translation.translator import Graph
+from mmdec.whisper.transcript import Segment, Word
 
 UNITS = ["<s>", "<pad>", "</s>", "<unk>", "b", "iy", "<ch>"]
 

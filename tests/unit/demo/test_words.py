@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from mmdec.decode.loop import Round
+from mmdec.core.loop import Round
 from mmdec.demo import samples
 from mmdec.demo.race import against_plain, listener, pieces, steps
 from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status

@@ -10,9 +10,9 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.decode.budget import Budget
-from mmdec.drafters.tree_growing import TreeGrowing
-from mmdec.nn.draft_step import DraftStep, Eagle3Step, SlotStep
+from mmdec.core.budget import Budget
+from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step, SlotStep
+from mmdec.drafters.eagle.drafter import TreeGrowing
 from mmdec.targets.text import TextTarget
 from mmdec.types import CACHE, Draft, Plan
 from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmdec
-from mmdec.decode.tree import chains
+from mmdec.core.tree import chains
 from mmdec.drafters.last_hypothesis import OLDER, UNSURE, LastHypothesis
-from mmdec.hub.whisper import LoadedWhisper, load_whisper
 from mmdec.types import Context, Plan, Scores, Verdict
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 

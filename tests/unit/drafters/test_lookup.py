@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdec.decode.tree import chains
+from mmdec.core.tree import chains
 from mmdec.drafters.lookup import Lookup
 from mmdec.types import Context, InputError, Plan, Scores, Verdict
 from tests.support.trees import is_chain

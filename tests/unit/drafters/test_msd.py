@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.drafters.draft_memory import Memory
+from mmdec.drafters.eagle.kv_cache import Memory
 from mmdec.targets.registry import target_of
 from mmdec.types import CACHE, Verdict
 from tests.support.draft_networks import Checked, Watched, tree_growing

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdec.decode.tree import single, trees_from_lists
+from mmdec.core.tree import single, trees_from_lists
 from mmdec.drafters.recycling import Recycling, tree_template
 from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
 from tests.support.trees import is_chain

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.drafters.flash import Flash
+from mmdec.drafters.flash.drafter import Flash
 from tests.support.draft_networks import Checked, draft_network, tree_growing
 from tests.support.shortening import ROWS, SYSTEMS, rounds_of
 from tests.support.tiny_text import language_model

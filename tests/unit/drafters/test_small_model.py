@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.decode.budget import Budget
-from mmdec.decode.loop import Round, decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.tree import single
-from mmdec.decode.verify import MatchRule, ResidualRule, Rule, Stream
+from mmdec.core.budget import Budget
+from mmdec.core.loop import Round, decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.tree import single
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget

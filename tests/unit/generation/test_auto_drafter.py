@@ -13,18 +13,18 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.drafters.ctc import Ctc, CtcByLanguage
+from mmdec.drafters.ctc.checkpoint import save_ctc, token_merges
+from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
+from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
+from mmdec.drafters.ctc.tokens import TokenPieces
+from mmdec.drafters.ctc.training.drafts import heard_tokens
 from mmdec.drafters.lookup import Lookup
-from mmdec.drafters.medusa import Medusa
+from mmdec.drafters.medusa.checkpoint import save_heads
+from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.network import MedusaConfig
 from mmdec.generation.auto_drafter import SHIPPED, auto_drafter, match, ship
-from mmdec.hub.ctc import save_ctc, token_merges
-from mmdec.hub.medusa import save_heads
-from mmdec.hub.whisper import LoadedWhisper, load_whisper, read_model
-from mmdec.nn.ctc_head import CtcHead, CtcHeadConfig
-from mmdec.nn.medusa import MedusaConfig
-from mmdec.nn.token_pieces import TokenPieces
-from mmdec.pipelines.confidence import Calibration, write_calibrations
-from mmdec.training.ctc.drafts import heard_tokens
+from mmdec.tasks.confidence import Calibration, write_calibrations
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_model
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import heads, medusa_heads, network, processor, write

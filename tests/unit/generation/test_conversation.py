@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.drafters.draft_memory import Memory
-from mmdec.drafters.tree_growing import TreeGrowing
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.kv_cache import Memory
 from mmdec.types import CACHE
 from tests.support.draft_networks import Watched, overfitted, tree_growing
 from tests.support.tiny_text import language_model

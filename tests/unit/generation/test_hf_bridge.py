@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
-from mmdec.decode.sampling import Processor, Sequences, Stop, Suppression
+from mmdec.core.sampling import Processor, Sequences, Stop, Suppression
 from mmdec.generation.hf_bridge import Results
 from mmdec.targets.registry import target_of
 from tests.support.tiny_text import language_model

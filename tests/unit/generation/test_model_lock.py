@@ -14,8 +14,8 @@ import torch
 
 import mmdec
 from mmdec.generation.model_lock import ModelLock, model_lock, read_while, reading
-from mmdec.hub.whisper import LoadedWhisper
 from mmdec.types import InputError
+from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import network, processor

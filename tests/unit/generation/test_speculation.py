@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.decode.tree import chains
+from mmdec.core.tree import chains
+from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.drafters.lookup import Lookup
-from mmdec.hub.vlm import load_vlm
-from mmdec.nn.token_pieces import Merges, TokenPieces
+from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets.media import MediaTarget
 from mmdec.types import InputError, Needs
 from tests.support.families import model_of

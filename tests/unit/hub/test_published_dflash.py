@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import mmdec
-from mmdec.decode.tree import int_rows
-from mmdec.hub.drafters import convert, read_network
+from mmdec.core.tree import int_rows
+from mmdec.pretrained.drafters import convert, read_network
 from mmdec.types import Draft, InputError, Plan
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 

@@ -7,9 +7,9 @@ import shutil
 import weakref
 from pathlib import Path
 
+from mmdec.drafters.medusa.checkpoint import save_heads
 from mmdec.hub.find import LoadedModels, version
-from mmdec.hub.medusa import save_heads
-from mmdec.hub.whisper import load_whisper
+from mmdec.whisper.checkpoint import load_whisper
 from tests.support.tiny_whisper import heads, write
 
 

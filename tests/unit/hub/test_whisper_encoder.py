@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.hub.whisper import load_encoder
 from mmdec.types import InputError
+from mmdec.whisper.checkpoint import load_encoder
 from tests.support.tiny_whisper import build
 
 

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.pipelines.description.chat import Dialogue
 from mmdec.serving.app import bound, ready
 from mmdec.serving.engines import How, load
 from mmdec.serving.server import Limits
 from mmdec.serving.waiting import Gone, Job, Metrics, Stopped, Worker
+from mmdec.vision.chat import Dialogue
 from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels
 from tests.support.served import finished, served, until, wav

@@ -25,13 +25,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from mmdec.decode.budget import Budget
-from mmdec.decode.loop import decode
-from mmdec.decode.sampling import Sequences, Stop
-from mmdec.decode.tree import chains
-from mmdec.decode.verify import MatchRule
+from mmdec.core.budget import Budget
+from mmdec.core.loop import decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.tree import chains
+from mmdec.core.verify import MatchRule
 from mmdec.drafters.lookup import Lookup
-from mmdec.targets.cache import GrowingLayer, KVPool, check_cache
+from mmdec.targets.kv_cache import GrowingLayer, KVPool, check_cache
 from mmdec.targets.text import TextTarget
 from mmdec.types import CACHE, InputError, Needs, Verdict
 from tests.support.tiny_text import SIZES, language_model

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmdec.targets.whisper_vocabulary import LARGE, PAYS, copies_of, vocabulary_scores
+from mmdec.whisper.vocabulary import LARGE, PAYS, copies_of, vocabulary_scores
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (2, 2), (1, 8), (3, 3), (1, 10), (1, 11), (4, 8)], ids=str)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmdec.audio import SAMPLE_RATE
+from mmdec.io.audio import SAMPLE_RATE
 from mmdec.training.corpora import augment as sounds
 from mmdec.types import InputError
 from tests.support.ready import said

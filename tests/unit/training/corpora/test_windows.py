@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
-from mmdec.audio import save_audio
-from mmdec.nn.whisper_encoder import whisper_mel
+from mmdec.drafters.medusa.training.data import cut_long
+from mmdec.io.audio import save_audio
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.windows import (
@@ -21,8 +21,8 @@ from mmdec.training.corpora.windows import (
     compose,
     plan_windows,
 )
-from mmdec.training.medusa.data import cut_long
 from mmdec.types import InputError
+from mmdec.whisper.encoder import whisper_mel
 from tests.support.tiny_whisper import build_tokenizer, generation_config
 
 TEXTS = ["Where is the station?", "The station is near.", "Two teas, please.", "It's five o'clock."]

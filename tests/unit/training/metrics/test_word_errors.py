@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mmdec.evaluation.quality.transcription import normaliser
+from mmdec.evaluation.transcription import normaliser
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
 from tests.support.tiny_whisper import build_tokenizer
 

@@ -1,0 +1,288 @@
+"""Times methods in turn, A B A B: on a noisy machine only the ratio of neighbouring calls is reliable.
+
+`paired` times two functions. `timed` times decoding methods that answer the same inputs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+
+from mmdec.bench.report import WALL, Comparison, Kind
+from mmdec.checks.arguments import check_threads
+from mmdec.checks.devices import check_device
+from mmdec.checks.files import one_line
+from mmdec.core.drafter_runner import ForwardingDrafter
+from mmdec.core.timing import Stopwatch
+from mmdec.core.tree import depths, int_list, int_rows
+from mmdec.drafters.registry import named_drafter
+from mmdec.evaluation.harness import Harness, Input, Log, Measurement, Measurements, Method
+from mmdec.tasks.threads import keep_threads
+from mmdec.types import Draft, Drafter, MmdecError, Scores, Verdict
+
+COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
+LOOKUP = Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
+PLAIN = Method.drafted("plain", None)  # mmdec's own loop without a drafter
+Result = TypeVar("Result")
+
+
+def prepared(device: str | None, threads: int) -> torch.device:
+    """Set torch's threads for the process, and return the device; None: a GPU if there is one. Raises InputError if the
+    device or the number is impossible."""
+    check_threads(threads)
+    found = check_device(device)
+    keep_threads(threads)
+    return found
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Timings of two methods, a and b, in turn: medians in milliseconds, the median ratio b / a with its quartiles, and
+    the number of pairs (`n`)."""
+
+    a_ms: float
+    b_ms: float
+    ratio: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
+        """Summarise pairs (a, b): the seconds of two successive calls, one of each method."""
+        low, middle, high = quartiles([y / x for x, y in pairs])
+        a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
+        return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
+
+    def turned(self) -> Paired:
+        """Exchange a and b."""
+        return Paired(self.b_ms, self.a_ms, 1 / self.ratio, 1 / self.high, 1 / self.low, self.n)
+
+    def row(self, subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any) -> Comparison:
+        """Build a row of a report, in which a is the subject and b the baseline.
+
+        subject, baseline: names of the methods. group, kind, timed, more: fields of `Comparison`.
+        """
+        return Comparison(
+            *(subject, baseline, group, kind, timed, self.ratio, self.low, self.high, self.n),
+            inputs=1,
+            subject_ms=self.a_ms,
+            baseline_ms=self.b_ms,
+            **more,
+        )
+
+
+def paired(
+    a: Callable[[], Result],
+    b: Callable[[], Result],
+    repeats: int,
+    device: torch.device,
+    seconds: Callable[[Result], float] | None = None,
+) -> Paired:
+    """Call a and b alternately, after one warm-up of each, and summarise their seconds.
+
+    repeats: number of timed pairs. device: the wall clock waits until this device has finished.
+    seconds: takes what a or b returned, and returns the seconds to count; None: the wall clock of the call.
+    """
+    pairs: list[tuple[float, float]] = []
+    stopwatch = Stopwatch(device)
+    for number in range(repeats + 1):
+        pair = []
+        for side in (a, b):
+            stopwatch.lap()
+            result = side()
+            wall = stopwatch.lap()
+            pair.append(wall if seconds is None else seconds(result))
+        if number:
+            pairs.append((pair[0], pair[1]))
+    return Paired.of(pairs)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile."""
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return low, middle, high
+
+
+@dataclass(frozen=True)
+class Group:
+    """The inputs that one row of a report covers."""
+
+    name: str
+    kind: Kind
+    indices: Sequence[int]  # the inputs' indices
+    size: float | None = None  # the inputs' length in `unit`, to plot curves
+    unit: str = ""
+
+
+def task_groups(tasks: Sequence[str]) -> list[Group]:
+    """Group inputs: all, and those of each task. tasks: the task of each input."""
+    of = {name: [index for index, task in enumerate(tasks) if task == name] for name in sorted(set(tasks))}
+    each = [Group(f"task {name}", "task", indices) for name, indices in of.items()]
+    return [Group("all", "all", range(len(tasks))), *each]
+
+
+def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit: str) -> list[Group]:
+    """Group inputs by length.
+
+    lengths: the length of each input. bins: least and most length of each group. The last group's name shows only the
+        least.
+    unit: the unit of the lengths, for names such as "6-10 words".
+    """
+    groups = []
+    for low, high in bins:
+        last = (low, high) == bins[-1]
+        name = f"{low}+ {unit}" if last else f"{low}-{high} {unit}"
+        indices = [index for index, length in enumerate(lengths) if low <= length <= high]
+        groups.append(Group(name, "length", indices, float(low) if last else (low + high) / 2, unit))
+    return groups
+
+
+@final
+@dataclass(frozen=True)
+class Timed:
+    """The measurements of several methods on the same inputs."""
+
+    measured: Measurements  # method name -> each batch of inputs -> its repeats
+    equal: Mapping[str, Sequence[bool]]  # method name -> whether its tokens of each input are those of greedy decoding
+    depths: dict[str, tuple[float, ...]]  # method name -> accepted share at depths 1, 2, ... of its drafts
+    clock: str  # the name under which rows report `Measurement.decoder`
+
+    def rows(self, subject: str, baseline: str, group: Group) -> list[Comparison]:
+        """Compare two methods on the inputs for which the baseline produced the same tokens as greedy decoding; skip
+        the other inputs.
+
+        subject, baseline: names of methods. group: the inputs to choose from.
+        Returns: two rows of the report, for the decoder's seconds and for the wall clock; none if all inputs were
+            skipped. Tokens per round do not count the prompt's pass.
+        """
+        same = [index for index in group.indices if self.equal[baseline][index]]
+        if not same:
+            return []
+        ours, theirs = ([self.measured[name][index] for index in same] for name in (subject, baseline))
+        last = [repeats[-1] for repeats in ours]
+        rounds = max(sum(run.rounds for run in last), 1)
+        accepted = [run.accepted for run in last if run.accepted is not None]
+        rows = []
+        for timed, seconds in ((self.clock, attrgetter("decoder")), (WALL, attrgetter("total"))):
+            ratios = [
+                seconds(b) / seconds(a)
+                for a_runs, b_runs in zip(ours, theirs, strict=True)
+                for a, b in zip(a_runs, b_runs, strict=True)
+            ]
+            low, middle, high = quartiles(ratios)
+            rows.append(
+                Comparison(
+                    *(subject, baseline, group.name, group.kind, timed, middle, low, high, len(ratios), len(same)),
+                    size=group.size,
+                    unit=group.unit,
+                    subject_ms=_milliseconds(ours, seconds),
+                    baseline_ms=_milliseconds(theirs, seconds),
+                    tokens_per_round=sum(run.drafted_tokens for run in last) / rounds,
+                    accepted_per_round=sum(accepted) / rounds if accepted else None,
+                )
+            )
+        return rows
+
+    def stages(self) -> dict[str, dict[str, float]]:
+        """Compute how long each stage of decoding takes for one input, in milliseconds. Returns: method -> stage ->
+        milliseconds.
+
+        The stage "decoder" does not include the drafter's time. transformers' own loops do not report the drafter's
+        time, so for them "decoder" includes it.
+        """
+        parts: dict[str, Callable[[Measurement], float]] = {
+            "features": attrgetter("features"),
+            "encoder": attrgetter("encoder"),
+            "decoder": lambda run: run.decoder - run.drafter,
+            "drafter": attrgetter("drafter"),
+        }
+        return {
+            name: {stage: _milliseconds(runs, seconds) for stage, seconds in parts.items()}
+            for name, runs in self.measured.items()
+        }
+
+
+def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
+    """Compute the median over repeats, then the mean over inputs, in milliseconds.
+
+    runs: for each input, the measurements of its repeats. seconds: takes the seconds from a measurement.
+    """
+    return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
+
+
+def timed(
+    harness: Harness[Input], methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
+) -> Timed:
+    """Compare tokens, then time all methods in turn.
+
+    methods: the second one must be transformers' greedy decoding. groups: batches of inputs.
+    Returns: the measurements of all methods.
+    Raises MmdecError if the tokens of one of mmdec's methods differ from those of greedy decoding.
+    """
+    watched, recorders = recorded(methods)
+    equal = harness.gate(watched, groups, log)
+    shares = {name: tuple(recorder.shares()) for name, recorder in recorders.items() if recorder.shares()}
+    return Timed(harness.interleave(methods, groups, repeats, log), equal, shares, harness.clock)
+
+
+def runnable(harness: Harness[Input], first: Input, methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:
+    """Try methods of transformers on one input, because not every model can decode with each of them.
+
+    first: the input.
+    Returns: the methods that work; name -> reason for the methods that do not work.
+    """
+    found, left_out = list[Method](), dict[str, str]()
+    for method in methods:
+        try:
+            harness.measure([first], method)
+            found.append(method)
+        except (MmdecError, MemoryError):
+            raise
+        except Exception as error:
+            left_out[method.name] = f"transformers cannot run it here ({one_line(error)})"
+    return found, left_out
+
+
+@final
+class DepthRecorder(ForwardingDrafter):
+    """Wraps a drafter, and counts at which depths its drafts are accepted."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self._reached: Counter[int] = Counter()  # depth in the drafted tree -> number of drafts with a node there
+        self._accepted: Counter[int] = Counter()
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        rows = zip(int_rows(draft.parents), int_list(draft.size), int_rows(verdict.path), strict=True)
+        for parents, size, path in rows:
+            for depth in range(1, max(depths(parents[:size])) + 1):
+                self._reached[depth] += 1
+            for depth in range(1, sum(node > 0 for node in path) + 1):
+                self._accepted[depth] += 1
+        super().update(memory, draft, scores, verdict)
+
+    def shares(self) -> list[float]:
+        """Return one share for each depth 1, 2, ...: drafts accepted to this depth / drafts that have a node there."""
+        return [self._accepted[depth] / self._reached[depth] for depth in sorted(self._reached)]
+
+
+def recorded(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
+    """Wrap the drafters of mmdec's methods in recorders. Returns all methods, and the recorders by method name."""
+    recorders: dict[str, DepthRecorder] = {}
+    watched = []
+    for method in methods:
+        drafter: Any = method.options.get("drafter")
+        if method.loop == "mmdec" and drafter is not None:
+            chosen = named_drafter(drafter) if isinstance(drafter, str) else drafter
+            recorders[method.name] = DepthRecorder(chosen)
+            method = replace(method, options={**method.options, "drafter": recorders[method.name]})
+        watched.append(method)
+    return watched, recorders

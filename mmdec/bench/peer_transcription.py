@@ -1,0 +1,325 @@
+"""Times mmdec, transformers and another engine with the same Whisper, on given recordings.
+
+The other engine is CTranslate2, which faster-whisper uses. CTranslate2's own converter writes the weights, and
+CTranslate2 gets the same features. CTranslate2 decodes single windows; `long_form` moves from window to window by
+transformers' rule: it keeps whole segments, and the next window begins at the end of the last segment. All engines
+decode greedily, and never retry a window at a higher temperature.
+
+Calls go A B C D A B C D, recording by recording, from samples in memory to text. Each engine runs with one thread and
+with `threads`; a ratio of wall clocks takes each engine with the number of threads that is faster. Processor seconds
+are those of calls with one thread: on a busy machine they vary less. In int8, texts may differ from those of float32,
+so the word error rate of each engine is given, too, if transcripts (.txt) lie beside the recordings.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from mmdec.bench.pairing import Paired
+from mmdec.bench.report import WALL, BenchReport, Comparison, Exactness, Quantity
+from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.core.timing import Stopwatch
+from mmdec.drafters.registry import AUTO
+from mmdec.evaluation.harness import CPU, Log, Method, no_log
+from mmdec.evaluation.transcription import TranscriptionHarness, normaliser
+from mmdec.generation.run import DraftedBy
+from mmdec.hub.provenance import hardware
+from mmdec.io.audio import SAMPLE_RATE
+from mmdec.tasks.threads import with_threads
+from mmdec.training.metrics.text import ratio, word_edits
+from mmdec.types import InputError
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.request import first_time
+
+PEERS = ("ctranslate2",)
+STOCK, OURS, OURS_INT8 = "transformers float32", "mmdec float32", "mmdec int8"
+PEER, PEER_INT8 = "ctranslate2 float32", "ctranslate2 int8"
+PAIRS = ((OURS, STOCK), (OURS, PEER), (OURS_INT8, PEER_INT8), (PEER, STOCK), (OURS, PEER_INT8))
+PROCESSOR = "processor, one thread"
+Call = Callable[[Tensor], str]  # samples (T,) of 16 kHz -> text
+Window = Callable[[Tensor], list[int]]  # features (1, mels, F) of F frames, a window -> its tokens without prompt
+
+
+@final
+@dataclass
+class Engine:
+    """One engine with one number of threads. Holds its texts and the seconds of its calls, by index of the
+    recording."""
+
+    call: Call
+    texts: dict[int, str] = field(default_factory=dict)
+    # wall-clock and processor seconds of each repeat
+    seconds: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    processor: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+Sides = dict[tuple[str, int], Engine]  # (name, threads) -> its texts and seconds
+
+
+def bench_peer(
+    recordings: Sequence[Path],
+    model: str | os.PathLike[str],
+    peer: str,
+    *,
+    heads: DraftedBy = AUTO,
+    repeats: int = 5,
+    language: str | None = "en",
+    threads: int = 2,
+    log: Log = no_log,
+) -> BenchReport:
+    """Time mmdec, transformers and another engine on recordings of any length.
+
+    recordings: audio files; the transcript of each may lie beside it (.txt). model: a shipped name, a folder or a hub
+        id.
+    peer: "ctranslate2". heads: mmdec's drafter, by name, folder or object.
+    repeats: timed calls of each engine and recording. language: None: detected.
+    threads: each engine runs with one thread and with this number.
+    Returns: the report; its ratios are the baseline's seconds over the subject's.
+    Raises: InputError where the peer is unknown or not installed, or there are no recordings.
+    """
+    if peer not in PEERS:
+        raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
+    check_whole("repeats", repeats, 1, 1000, "Leave it out for 5.")
+    check_threads(threads)
+    if not recordings:
+        raise InputError("`recordings` must be named for a peer, but none are. Name files, or a folder of them.")
+    whole, eighth = (load_whisper(model, "cpu", dtype) for dtype in (torch.float32, torch.int8))
+    harness = TranscriptionHarness(whole, language)
+    sounds = [harness.read(path) for path in recordings]
+    counts = sorted({1, threads})
+    with tempfile.TemporaryDirectory() as folder:
+        named: dict[tuple[str, int], Call] = {}
+        for count in counts:
+            drafted = Method.drafted("mmdec", heads)
+            named |= {
+                (STOCK, count): partial(_said, harness, Method.greedy(), count),
+                (OURS, count): partial(_said, harness, drafted, count),
+                (OURS_INT8, count): partial(_said, TranscriptionHarness(eighth, language), drafted, count),
+            }
+        named |= peer_calls(whole, Path(folder) / "model", harness, counts)
+        sides = {key: Engine(call) for key, call in named.items()}
+        in_turn(list(sides.values()), sounds, repeats, log)
+    return _report(harness, sides, dict(zip(recordings, sounds, strict=True)), peer, threads)
+
+
+def _report(
+    harness: TranscriptionHarness, sides: Sides, sounds: dict[Path, Tensor], peer: str, threads: int
+) -> BenchReport:
+    whole, long = harness.whisper, [harness.is_long(sound) for sound in sounds.values()]
+    groups = {
+        "more than 30 s": [index for index, is_long in enumerate(long) if is_long],
+        "up to 30 s": [index for index, is_long in enumerate(long) if not is_long],
+    }
+    found = [_beside(path) for path in sounds]
+    return BenchReport(
+        bench="engines",
+        title=f"mmdec beside {peer}: {whole.directory.name if whole.directory else 'given'}",
+        hardware=hardware(device=CPU, dtype=torch.float32, batch=1, threads=threads)
+        | {"kernels": torch.backends.cpu.get_cpu_capability()},
+        exactness=tuple(
+            Exactness(
+                f"texts of {name} and of transformers",
+                sum(side.texts[index] == text for index, text in sides[STOCK, 1].texts.items()),
+                len(sounds),
+            )
+            for (name, count), side in sides.items()
+            if count == 1 and name != STOCK
+        ),
+        comparisons=tuple(
+            row for group, indices in groups.items() if indices for row in compared(sides, group, indices)
+        ),
+        quantities=(*_words_wrong(sides, found, harness), *_totals(sides, len(sounds))),
+        not_measured={} if any(found) else {"words wrong": "no transcripts lie beside the recordings (.txt)"},
+        details={
+            "recordings": [{"name": path.name, "seconds": len(sound) / SAMPLE_RATE} for path, sound in sounds.items()],
+            "sides": [
+                {
+                    "engine": name,
+                    "threads": count,
+                    "texts": list(side.texts.values()),
+                    "seconds": list(side.seconds.values()),
+                    "processor": list(side.processor.values()),
+                }
+                for (name, count), side in sides.items()
+            ],
+        },
+    )
+
+
+def in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
+    """Call all engines in turn on every recording, (T,) of 16 kHz, after one call of each that is not timed. The
+    engines in `sides` record texts and seconds."""
+    stopwatch = Stopwatch()
+    for side in sides:
+        side.call(sounds[0][: 5 * SAMPLE_RATE])
+    for repeat in range(repeats):
+        for index, samples in enumerate(sounds):
+            for side in sides:
+                stopwatch.lap()
+                start = stopwatch.process()  # processor time of all threads: the other engine has threads of its own
+                side.texts[index] = side.call(samples)
+                side.processor[index].append(stopwatch.process() - start)
+                side.seconds[index].append(stopwatch.lap())
+        log(f"round {repeat + 1} of {repeats}")
+
+
+def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
+    """Compare each pair of engines on some recordings, by wall clock and by processor seconds.
+
+    sides: the engines. group: name of this group of recordings. indices: indices of these recordings.
+    Returns: rows of the report. The wall clock takes each engine with the number of threads that is faster, processor
+        seconds are with one thread.
+    """
+    rows: list[Comparison] = []
+    for subject, baseline in PAIRS:
+        a, b = (
+            min((side for (of, _), side in sides.items() if of == name), key=lambda side: _total(side.seconds))
+            for name in (subject, baseline)
+        )
+        for timed, ours, theirs in (
+            (WALL, a.seconds, b.seconds),
+            (PROCESSOR, sides[subject, 1].processor, sides[baseline, 1].processor),
+        ):
+            pairs = Paired.of([pair for index in indices for pair in zip(ours[index], theirs[index], strict=True)])
+            total, other = (_total({index: laps[index] for index in indices}) for laps in (ours, theirs))
+            rows.append(
+                Comparison(
+                    *(subject, baseline, group, "length", timed, other / total, pairs.low, pairs.high, pairs.n),
+                    inputs=len(indices),
+                    subject_ms=1e3 * total / len(indices),
+                    baseline_ms=1e3 * other / len(indices),
+                )
+            )
+    return rows
+
+
+def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
+    """Decode a recording that is longer than a window. Returns its tokens.
+
+    decode: decodes one window. features: (1, mels, T), T frames of 10 ms. size: frames of a window.
+    first: id of the timestamp token 0.00; later timestamps have higher ids.
+    Source: the same rule as transformers' `_retrieve_segment`.
+    """
+    said, at = list[int](), 0
+    while at < features.shape[-1]:
+        part = features[..., at : at + size]
+        tokens = decode(torch.nn.functional.pad(part, (0, size - part.shape[-1])))
+        times = [token >= first for token in tokens]
+        ends = [place for place in range(1, len(tokens)) if times[place - 1] and times[place]]
+        # no segment ends in this window, or only at its end: keep all tokens, and go on after the window
+        if not ends or times[-2:] == [False, True]:
+            said, at = said + tokens, at + part.shape[-1]
+        else:
+            said += tokens[: ends[-1] + 1]
+            at += max(2 * (tokens[ends[-1] - 1] - first), 1)  # a timestamp counts steps of 20 ms, which are two frames
+    return said
+
+
+def peer_calls(
+    whisper: LoadedWhisper, converted: Path, harness: TranscriptionHarness, threads: Sequence[int]
+) -> dict[tuple[str, int], Call]:
+    """Convert the model to CTranslate2's format, and return functions that transcribe with it, by (engine's name,
+    threads).
+
+    converted: a new folder for the converted weights.
+    Raises: InputError if CTranslate2 is not installed, or the model was not loaded from a folder.
+    """
+    try:  # imported by name, because type checkers cannot find a missing package
+        engine: Any = import_module("ctranslate2")
+        converters: Any = import_module("ctranslate2.converters")
+    except ImportError as error:
+        raise InputError(
+            "`peer` must be installed, but ctranslate2 is not. Install it: pip install 'mmdec[peer]'."
+        ) from error
+    if whisper.directory is None:
+        raise InputError("`model` must be a folder for a peer, but is a network in memory. Give its folder.")
+    target = os.fspath(converted)
+    converters.TransformersConverter(os.fspath(whisper.directory)).convert(target)
+    return {
+        (name, count): partial(
+            _peer_said, engine, engine.models.Whisper(target, compute_type=kind, intra_threads=count), harness
+        )
+        for name, kind in ((PEER, "float32"), (PEER_INT8, "int8"))
+        for count in threads
+    }
+
+
+def _peer_said(engine: Any, model: Any, harness: TranscriptionHarness, samples: Tensor) -> str:
+    whisper, long = harness.whisper, harness.is_long(samples)
+    settings: Any = whisper.model.generation_config
+    with torch.inference_mode():
+        features = harness.features(samples)
+
+    def decode(window: Tensor) -> list[int]:
+        states = engine.StorageView.from_array(window.numpy())
+        prompt = [settings.decoder_start_token_id]
+        if getattr(settings, "is_multilingual", False):
+            named = f"<|{harness.language}|>" if harness.language else model.detect_language(states)[0][0][0]
+            prompt += [settings.lang_to_id[named], settings.task_to_id["transcribe"]]
+        if not long:
+            prompt.append(settings.no_timestamps_token_id)
+        most = whisper.model.config.max_target_positions
+        return list(model.generate(states, [prompt], beam_size=1, max_length=most)[0].sequences_ids[0])
+
+    if long:
+        tokens = long_form(decode, features, whisper.extractor.nb_max_frames, first_time(whisper.model))
+    else:
+        tokens = decode(features)
+    return str(whisper.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def _said(harness: TranscriptionHarness, method: Method, threads: int, samples: Tensor) -> str:
+    with with_threads(threads):
+        return harness.measure([samples], method).texts[0]
+
+
+def _beside(path: Path) -> str:
+    """Read the transcript beside a recording; "" if there is none."""
+    text = path.with_suffix(".txt")
+    return text.read_text(encoding="utf-8").strip() if text.is_file() else ""
+
+
+def _words_wrong(sides: Sides, references: Sequence[str], harness: TranscriptionHarness) -> list[Quantity]:
+    """Compute each engine's word error rate, in percent, with one thread.
+
+    references: the transcript of each recording; "": it has none.
+    """
+    whisper = harness.whisper
+    multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)
+    normalise, _ = normaliser(whisper.tokenizer, harness.language if multilingual else "en")
+    spoken = {index: normalise(text) for index, text in enumerate(references) if text}
+    if not spoken:
+        return []
+    found = []
+    for (name, count), side in sides.items():
+        if count == 1:
+            edits = [word_edits(text, normalise(side.texts[index])) for index, text in spoken.items()]
+            value, low, high = ratio([one.errors for one in edits], [one.length for one in edits])
+            found.append(Quantity(f"words wrong, {name}", 100 * value, "%", len(spoken), 100 * low, 100 * high))
+    return found
+
+
+def _totals(sides: Sides, recordings: int) -> list[Quantity]:
+    return [
+        Quantity(f"{name}, {count} threads, {what}", _total(laps), "s", recordings)
+        for (name, count), side in sides.items()
+        for what, laps in ((WALL, side.seconds), ("processor", side.processor))
+    ]
+
+
+def _total(laps: Mapping[int, Sequence[float]]) -> float:
+    """Sum the seconds of all recordings; a recording's seconds are the median of its repeats. laps: index of a
+    recording -> the seconds of each repeat."""
+    return sum(map(statistics.median, laps.values()))

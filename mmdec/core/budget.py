@@ -1,0 +1,366 @@
+"""Chooses before each round how many tokens to draft, so that decoding is expected to be fastest.
+
+The target passes over the last token and k drafted ones. A chain of k nodes yields (1 + E(k)) / (T(1 + k) + D(k))
+tokens a second in each row. E is the expected number of accepted nodes. T is the time of the target's pass, by its
+number of tokens. D is the drafter's time. Plain decoding yields 1 / T(1). This is the hardware-aware objective of
+Sequoia (Chen et al. 2024, section 3.3), but T and D are measured while decoding, not in advance.
+
+- T and D are curves through measured times (monotone, piecewise linear). Similar sizes share a bucket, and each bucket
+  is represented by the lower quartile of its times, because a single time may be several times too long.
+- E of a chain follows from p_i, the chance that node i is accepted if node i - 1 was. For trees, the mean number of
+  accepted nodes is measured for each tree size.
+- Some drafters estimate their own accuracy and end a chain early. The chain ends at the first node that is too
+  unlikely to be accepted together with all nodes before it. The limit is (seconds of one more node) x (tokens a second
+  in each row).
+- If the thread waited for a CPU, wall time shows how busy the machine is, so CPU time is recorded instead. Both clocks
+  have curves of their own, because CPU time on a busy machine is longer than wall time on an idle one: comparing a pass
+  of one kind with a pass of the other would say nothing about drafts. The curves of the last round's kind are used.
+- A ledger sums the time that drafting has lost against plain decoding. If a draft could lose more than is allowed, the
+  round has no draft. So even a drafter that is always wrong costs little time. While drafting does not pay, it is
+  tried again at growing intervals.
+
+Planning takes a few tens of microseconds a round. Measurements are stored in `DecodingStatistics`, which several
+`generate` calls may share. The ledger belongs to one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import final
+
+from mmdec.core.statistics import DEEPEST, ENOUGH, CostCurve, DecodingStatistics, Pair
+from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
+
+# a draft's size: nodes of a chain, or (nodes, depth) of a tree; None: the budget chooses it each round
+Nodes = int | tuple[int, int] | None
+
+# the numbers of drafted tokens that the budget compares; the target's pass has one token more, the root
+CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
+TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
+FIRST = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
+FIRST_WITH_PRIOR = 7  # the same for drafters whose accuracy was estimated beforehand, or that may end chains early
+RELIABLE = 0.5  # if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
+NEARLY_BEST = 0.93  # draft sizes with at least this share of the best tokens per second count as equal: times are noisy
+MARGIN = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
+LOSS_AT_FIRST = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
+LOSS_TO_GUESSES = 1.0  # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
+LOSS_PER_TOKEN = 0.04  # each new token allows the drafts to lose this much more time, in passes over one token
+LOSS_OF_GAINS = 8.0  # of the time that earlier drafts gained, later drafts may lose this much, in passes over one token
+NOTICED = 0.02  # a loss below this fraction of a pass over one token is ignored
+RARELY = 256  # maximum rounds between two trial drafts while drafting does not pay
+CHAINS_RARELY = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
+ENDING_RARELY = 24  # the same for drafters that may end chains early: their chains cost little
+SETTLED = 6  # after this many rounds at a batch size, its own times are used; before, those of a larger batch size
+GAP_OF_NEW_RUN = 8  # maximum rounds between two trial drafts when a `generate` call begins
+ATTEMPT = 7  # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
+LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
+UNTIMED = 0.3  # a chain ends below this acceptance chance, until enough is timed to compute a better limit
+THRESHOLD = (0.02, 0.6)  # least and largest value of the computed limit, an acceptance chance
+INSTANT = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
+# [n]: after n timed passes without a draft, maximum number of rounds with drafts before the next pass without a draft
+PLAIN_EVERY = (0, 0, 8, 16, 32, 64)
+
+
+@final
+class Budget:
+    """Chooses the draft size of each round of one `generate` call, and records times and accepted tokens.
+
+    It holds the ledger of this call. Its other measurements go to a `DecodingStatistics`, where later calls read them.
+    """
+
+    def __init__(
+        self, statistics: DecodingStatistics, pair: Pair, prior: Sequence[float] = (), stops: bool = False
+    ) -> None:
+        """statistics: measurements of earlier calls; this call adds to them. pair: names of target, device and drafter.
+        prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
+        stops: whether the drafter may end chains early.
+        """
+        self._stops = stops
+        self._patience = LOSS_AT_FIRST if stops or prior else LOSS_TO_GUESSES
+        self._constant: Plan | None = None
+        self._plan = Plan(0, 0)
+        self._attempt = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
+        self._waited = 0  # rounds since the last trial draft
+        self._unplain = 0  # rounds since the last target pass without a draft
+        self._tokens = 0.0  # new tokens per row so far, mean over the rows
+        self._rate = 0.0  # tokens a second in each batch row that the best draft size is expected to give
+        # batch size -> (seconds, new tokens per row) of all rounds in which the drafter was called
+        self.ledger: dict[int, tuple[float, float]] = {}
+        self._starved_ledger: dict[int, tuple[float, float]] = {}  # the same for rounds that waited for a CPU
+        self._lock = statistics.lock
+        with self._lock:
+            self._measured = statistics.of(pair, prior)
+            self._acceptance = self._measured.acceptance
+            self._acceptance.gap = min(self._acceptance.gap, GAP_OF_NEW_RUN)
+
+    @classmethod
+    def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
+        """Return a budget that plans the same draft in every round.
+
+        nodes: number of drafted tokens; 0: plain decoding. depth: maximum depth of the tree; None: a chain.
+        """
+        if nodes < 0:
+            raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
+        if depth is not None and not (1 if nodes else 0) <= depth:
+            raise InputError(f"`depth` must be at least 1, but is {depth}. Leave it out for a chain.")
+        budget = cls(DecodingStatistics(), Pair("", "", ""))
+        budget._constant = Plan(nodes, nodes if depth is None else min(depth, nodes))
+        return budget
+
+    def plan(self, batch: int) -> Plan:
+        """Return the draft size of the next round for `batch` rows. If it has 0 nodes, the drafter is not called."""
+        if self._constant is not None:
+            return self._constant
+        with self._lock:
+            self._plan, self._attempt = self._choose(batch)
+            if self._stops and self._plan.nodes == self._plan.depth >= 1:
+                self._plan = replace(self._plan, threshold=self._threshold(batch), least=self._least(batch))
+        return self._plan
+
+    def observe(
+        self,
+        batch: int,
+        draft_sizes: Sequence[int],
+        depth: int,
+        accepted: Sequence[int],
+        target_seconds: float,
+        draft_seconds: float,
+        starved: bool = False,
+    ) -> None:
+        """Record the times and the accepted tokens of the round that `plan` planned last.
+
+        batch: number of rows. draft_sizes: each row's number of nodes, root included. depth: depth of the deepest node.
+        accepted: each row's number of accepted nodes, root excluded.
+        target_seconds: seconds of the target's pass. draft_seconds: seconds of the drafter; 0 if it was not called.
+        starved: whether the thread waited for a free CPU. The seconds are then CPU time, else wall time.
+        """
+        if self._constant is not None:
+            return
+        with self._lock:
+            self._measured.starved = starved
+            target, chain, tree = self._curves(batch)
+            columns, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
+            target.add(columns, target_seconds)
+            self._unplain = 0 if columns == 1 else self._unplain + 1
+            tokens = 1 + sum(accepted) / len(accepted)
+            self._tokens += tokens
+            self._waited += 1
+            if not plan.nodes:
+                return
+            acceptance.learn(plan, draft_sizes, depth, accepted, self._stops)
+            draft = tree if plan.nodes > plan.depth else chain
+            ending = self._stops and plan.nodes == plan.depth
+            levels = max(columns - 1, 1) if ending else plan.depth
+            if columns > 1 or not ending:
+                draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
+            plain = self.plain_seconds(batch)
+            cost = target.capped(columns, plain) + draft.pessimistic(levels)
+            if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
+                cost = min(cost, tokens * plain)  # with few timings, a round with accepted tokens counts as no loss
+            spent, gained = self._ledger.get(batch, (0.0, 0.0))
+            self._ledger[batch] = (spent + cost, gained + tokens)
+            loss = cost - tokens * plain
+            if loss <= 0:
+                acceptance.gap = 1
+            elif loss > NOTICED * plain and self._attempt:
+                acceptance.gap = min(2 * acceptance.gap, RARELY)
+                self._waited = 0
+
+    @property
+    def _ledger(self) -> dict[int, tuple[float, float]]:
+        return self._starved_ledger if self._measured.starved else self.ledger
+
+    @property
+    def _other_ledger(self) -> dict[int, tuple[float, float]]:
+        return self.ledger if self._measured.starved else self._starved_ledger
+
+    def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
+        """Return three cost curves for batches of `batch` rows, of the last round's clock: the seconds of a target pass
+        by its number of tokens; the drafter's seconds for a chain by its depth; the drafter's seconds for a tree by its
+        depth."""
+        return self._measured.costs((batch - 1).bit_length(), self._measured.starved)
+
+    def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
+        """Return the cost curves (target's passes, drafter's chains, drafter's trees) for choosing a draft size. If
+        batches of this size were seldom timed, the curves of the other clock or of a larger batch size are taken."""
+        own, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
+        if own[0].timed < SETTLED or not own[0].samples(1):
+            for starved in (measured.starved, not measured.starved):
+                for power in measured.powers(starved):
+                    if power > least or (power == least and starved is not measured.starved):
+                        target, chain, tree = measured.costs(power, starved)
+                        if target.timed >= SETTLED and target.samples(1) and (chain.reach or tree.reach):
+                            return target, chain, tree
+        return own
+
+    def plain_seconds(self, batch: int, starved: bool | None = None) -> float:
+        """Return the seconds of a target pass over one token per batch row.
+
+        If no such pass was timed at this batch size, the seconds are estimated from longer passes; 0 if nothing was
+        timed.
+
+        starved: whether to return CPU time as measured while the thread waited for a CPU; None: as in the last round.
+        """
+        if starved is not None and starved is not self._measured.starved:
+            return self._measured.costs((batch - 1).bit_length(), starved)[0].at(1)
+        own = self._curves(batch)[0]
+        if own.samples(1) or not own.reach:
+            return own.at(1)
+        near = self._best_curves(batch)[0]
+        longer = near.at(own.reach)
+        return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
+
+    def _threshold(self, batch: int) -> float:
+        """Return the acceptance chance below which a chain's next node is expected to cost more time than it saves.
+        Returns `UNTIMED` if too little was timed."""
+        target, chain, _ = self._best_curves(batch)
+        nodes = min(target.reach - 1, chain.reach, LENGTH)
+        if nodes < FIRST:
+            return UNTIMED
+        seconds = (target.at(nodes + 1) - target.at(2) + chain.at(nodes) - chain.at(1)) / (nodes - 1)
+        least, most = THRESHOLD
+        return min(max(seconds * self._rate, least), most)
+
+    def _least(self, batch: int) -> float:
+        """Return how many accepted tokens a draft must bring so that it saves time. This is the extra time of a target
+        pass over two tokens, divided by the time of a pass over one token; 0 until such passes were timed."""
+        target, _, _ = self._best_curves(batch)
+        plain = target.at(1)
+        return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
+
+    def _affordable(self, plain: float) -> float:
+        """Return how many seconds the next round may take longer than plain decoding. The limit grows with the tokens
+        decoded so far. plain: seconds of a target pass over one token."""
+        lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
+        for batch, (spent, gained) in self._other_ledger.items():  # in passes, as the other clock measured them
+            other = self.plain_seconds(batch, not self._measured.starved)
+            lost += (spent / other - gained) * self.plain_seconds(batch) if other else 0.0
+        return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
+
+    def _rated(
+        self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
+    ) -> list[tuple[float, float, Plan, CostCurve]]:
+        """Compute the expected tokens per second of all plans of fewer than `reach` nodes.
+
+        target, chain, tree: cost curves, as `_curves` returns them. chances: [i]: chance that node i + 1 of a chain is
+            accepted if node i was.
+        Returns: (tokens a second, accepted nodes, plan, drafter's cost curve) of each plan, the best plan first.
+        """
+        acceptance, plain = self._acceptance, target.at(1)
+        drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
+        if self._stops:
+            drafted, gains = acceptance.ending_chains(chances)
+        plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAINS if plan.nodes < reach]
+        if acceptance.chains_only < 2:
+            plans += [
+                (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.reach else chain)
+                for plan in TREES
+                if plan.nodes < reach
+            ]
+        rated: list[tuple[float, float, Plan, CostCurve]] = []
+        for plan, gain, draft in plans:
+            nodes, levels = (drafted[plan.nodes - 1],) * 2 if plan.nodes == plan.depth else (plan.nodes, plan.depth)
+            drafting = draft.at(levels)
+            expected = acceptance.offered * target.at(nodes + 1) + (1 - acceptance.offered) * plain + drafting
+            rated.append(((1 + gain) / max(expected, INSTANT), gain, plan, draft))
+        return sorted(rated, key=_rate, reverse=True)
+
+    def _choose(self, batch: int) -> tuple[Plan, bool]:
+        """Choose the next plan. Returns: the plan, and whether it is a trial draft, made only to measure."""
+        no_draft, acceptance = Plan(0, 0), self._acceptance
+        target, chain, tree = self._best_curves(batch)
+        own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
+        if own.timed >= SETTLED and not own.samples(1):
+            return no_draft, False
+        # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
+        timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
+        if self._unplain >= PLAIN_EVERY[timed_plain]:
+            return no_draft, False
+        plain, own_plain = target.at(1), self.plain_seconds(batch)
+        # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the times
+        # of a one-token pass at the two batch sizes.
+        affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
+        chances = acceptance.chain()
+        first = FIRST_WITH_PRIOR if has_prior or self._stops else FIRST
+        # the first draft has one node, because the drafter's cost is not known yet
+        reach = max(first + 1, 2 * target.reach) if chain.reach else 2
+        rated = self._rated(target, chain, tree, chances, reach)
+        self._rate = rated[0][0]
+
+        def bearable(plan: Plan, draft: CostCurve) -> bool:
+            """Return whether a draft costs at most the allowed time if none of its tokens is accepted. plan: size of
+            the draft. draft: the drafter's cost curve."""
+            columns = plan.nodes + 1
+            risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
+            timed = target.samples(columns)
+            if chances[0] > RELIABLE and timed and min(timed, draft.samples(plan.depth)) < ENOUGH:
+                risk = min(risk, self._patience / 2 * plain)  # one slow pass must not exclude a reliable drafter
+            return risk <= affordable
+
+        # the plans that lose at most the allowed time if nothing is accepted, those with most tokens per second first
+        able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))
+        best, most, chosen = next(able, (0.0, 0.0, no_draft))
+        if best * plain >= MARGIN:
+            # Times are noisier than token counts: among plans of nearly equal rate, take the one with the most tokens.
+            for rate, gain, plan in able:
+                if rate < max(NEARLY_BEST * best, MARGIN / plain):
+                    break
+                if gain > most:
+                    most, chosen = gain, plan
+            if chosen.nodes > chosen.depth and not has_prior and acceptance.since_chain >= acceptance.chain_gap:
+                # Draft a chain now and then: only chains show how many nodes of a chain are accepted, and chains might
+                # give more tokens per second.
+                chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
+                if chains:
+                    rarely = ENDING_RARELY if self._stops else CHAINS_RARELY
+                    acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
+                    # A long chain costs little if the drafter ends the chain at the first unlikely token.
+                    return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
+            return chosen, False
+        tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= ATTEMPT]
+        if self._waited < acceptance.gap or not best:
+            chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
+            if self._stops and chains and chain.reach and chain.at(1) <= NOTICED * plain:
+                return max(chains, key=lambda plan: plan.nodes), False
+            return no_draft, False
+        chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
+        if self._stops and chains:
+            # A drafter that ends its chains itself wastes little on a long one. Where a pass over two tokens takes much
+            # longer than one over one token, a single node could never show that longer drafts pay.
+            return max(chains, key=lambda plan: plan.nodes), True
+        return next(iter(tried), no_draft), True
+
+
+def _rate(rated: tuple[float, float, Plan, CostCurve]) -> float:
+    return rated[0]
+
+
+def _product(left: float, right: float) -> float:
+    return left * right
+
+
+def learned(
+    statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: Nodes
+) -> tuple[Budget, TreeShape | None]:
+    """Make the budget of one `generate` call, and the object that shapes its trees, from earlier calls' measurements.
+
+    drafter: None for plain decoding. nodes: fixed size of every draft, or (nodes, depth) of a tree; None: the budget
+        chooses a size before each round.
+    Returns: the budget, and the tree shape; None for a drafter without `Needs.prior`, which shapes its trees itself.
+    """
+    if drafter is None or nodes == 0:
+        return Budget.fixed(0), None
+    prior = drafter.needs.prior
+    if nodes is not None and prior is None:
+        return _fixed(nodes), None
+    pair = Pair(target.name, str(target.device), drafter.name)
+    shape = None if prior is None else statistics.accuracy(pair, prior)
+    if nodes is not None:
+        return _fixed(nodes), shape
+    return Budget(statistics, pair, () if prior is None else prior.chain, drafter.needs.stops), shape
+
+
+def _fixed(nodes: int | tuple[int, int]) -> Budget:
+    return Budget.fixed(*nodes) if isinstance(nodes, tuple) else Budget.fixed(nodes)

@@ -1,0 +1,179 @@
+"""Wrappers of drafters. `Guard` protects decoding from a faulty drafter: after an error or an invalid draft, decoding
+continues without drafts."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from mmdec.core.tree import depths, int_list, int_rows, single
+from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
+
+R = TypeVar("R")
+
+
+class Guard:
+    """Calls the drafter in one `generate` call, and holds the drafter's state of this call (`memory`). After the
+    drafter's first error it warns once and drafts nothing more."""
+
+    def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
+        self.drafter, self.vocab_size = drafter, vocab_size
+        self.memory: Any = None
+        self.columns = self.chains = False
+
+    def start(self, context: Context) -> None:
+        """Start the drafter, which reads what the target computed for the prompt (`context`)."""
+        self.columns, self.chains = context.columns, context.chains
+        if self.drafter is not None:
+            self.memory = self._try(self.drafter.start, context)
+
+    def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
+        """Return the drafter's draft below each root (B,), checked and cut to the allowed size.
+
+        plan: the maximum size. room: how many tokens this round may add to each batch row, the bonus token included.
+        Returns: a draft within the plan, in each row at most room - 1 deep; only the roots if there is no valid draft.
+        """
+        if self.columns:
+            plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
+        depth = min(plan.depth, max(room) - 1)
+        if self.chains:
+            plan = replace(plan, nodes=min(plan.nodes, plan.depth))
+        if self.drafter is None or plan.nodes <= 0 or depth < 1:
+            return single(roots)
+        if depth < plan.depth:
+            plan = replace(plan, depth=depth, nodes=min(plan.nodes, depth) if plan.nodes <= plan.depth else plan.nodes)
+        draft = self._try(self._checked, self.drafter, roots, plan)
+        if draft is None:
+            return single(roots)
+        return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room, self.chains)
+
+    def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Tell the drafter what happened in a round: the draft, the target's scores, and which tokens were accepted
+        (`verdict`)."""
+        if self.drafter is not None:
+            self._try(self.drafter.update, self.memory, draft, scores, verdict)
+
+    def select(self, live: Tensor) -> None:
+        """Keep only the drafter's state of those batch rows whose indices are in `live` (K,) int64, in that order."""
+        if self.drafter is not None:
+            self._try(self.drafter.select, self.memory, live)
+
+    def _try(self, call: Callable[..., R], *arguments: Any) -> R | None:
+        assert self.drafter is not None
+        try:
+            return call(*arguments)
+        except Exception as error:  # a drafter may be the caller's code: any error only ends the drafting
+            name = self.drafter.name
+            warnings.warn(
+                f"drafter '{name}' failed and is left out from here on; the output is not affected "
+                f"({type(error).__name__}: {error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self.drafter = self.memory = None
+            return None
+
+    def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
+        """Ask the drafter for a draft. Raises ValueError for a draft that the target or the verifier cannot process."""
+        draft = drafter.propose(self.memory, roots.clone(), plan)
+        batch, size = draft.tokens.shape
+        if batch != len(roots) or draft.parents.shape != (batch, size) or draft.size.shape != (batch,):
+            raise ValueError(f"a draft of {batch} x {size} nodes for {len(roots)} rows")
+        if any(part.dtype != roots.dtype or part.device != roots.device for part in _indices(draft)):
+            kinds = ", ".join(f"{part.dtype} on {part.device}" for part in _indices(draft))
+            raise ValueError(f"tokens, parents and sizes as {kinds} instead of {roots.dtype} on {roots.device}")
+        if not bool((draft.tokens[:, 0] == roots).all()):
+            raise ValueError("a root that is not the pending token")
+        nodes = zip(int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size), strict=True)
+        for tokens, parents, count in nodes:
+            # padding nodes need a valid parent, too, because the target computes positions and masks of all nodes
+            if not 1 <= count <= size or parents[0] != -1 or not all(0 <= parents[i] < i for i in range(1, size)):
+                raise ValueError("a tree whose nodes do not follow their parents")
+            if not all(0 <= token < self.vocab_size for token in tokens):
+                raise ValueError(f"a token outside the vocabulary of {self.vocab_size}")
+        if draft.probs is not None:
+            shape = (batch, size, self.vocab_size)
+            if draft.probs.shape != shape or draft.probs.device != roots.device:
+                raise ValueError(f"probabilities of shape {tuple(draft.probs.shape)} instead of {shape}")
+            least, most = draft.probs.aminmax()
+            if not 0 <= float(least) <= float(most) < math.inf:
+                raise ValueError("probabilities that are negative or not finite")
+        return draft
+
+
+def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+    return draft.tokens, draft.parents, draft.size
+
+
+def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
+    """Drop the nodes that exceed the plan or a batch row's `room`, and renumber the remaining nodes without gaps.
+
+    room: how many tokens this round may add to each row, the bonus token included. A draft has at most room - 1 levels,
+        because the model may have no positions for deeper nodes.
+    chains: whether to reduce each tree to a chain, which follows the first child of each node.
+    """
+    parents, sizes = int_rows(draft.parents), int_list(draft.size)
+    kept: list[list[int]] = []
+    for row, limit in enumerate(room):
+        deepest = min(plan.depth, limit - 1)
+        nodes, last = {0: None}, 0  # nodes that stay (a dict, because sets have no order), and the last of them
+        for node, depth in enumerate(depths(parents[row][: sizes[row]])):
+            above = parents[row][node] == last if chains else parents[row][node] in nodes
+            if node and depth <= deepest and len(nodes) <= plan.nodes and above:
+                nodes[node] = None
+                last = node
+        kept.append(list(nodes))
+    size = max(map(len, kept))
+    if size == draft.tokens.shape[1] and all(len(nodes) == count for nodes, count in zip(kept, sizes, strict=True)):
+        return draft
+    indices = draft.tokens.new_tensor([nodes + [0] * (size - len(nodes)) for nodes in kept])
+    moved: list[list[int]] = []
+    for row, nodes in enumerate(kept):
+        new = {node: index for index, node in enumerate(nodes)}
+        moved.append([-1, *(new[parents[row][node]] for node in nodes[1:]), *[0] * (size - len(nodes))])
+    probs = draft.probs
+    if probs is not None:
+        probs = probs.gather(1, indices[..., None].expand(-1, -1, probs.shape[2]))
+    return Draft(
+        draft.tokens.gather(1, indices),
+        draft.parents.new_tensor(moved),
+        draft.size.new_tensor([len(nodes) for nodes in kept]),
+        probs,
+    )
+
+
+class ForwardingDrafter:
+    """A drafter that forwards every call to another drafter, `drafter`, and has its name. Subclasses override the calls
+    that they want to observe or change."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.needs = drafter, drafter.needs
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    def check(self, target: Target) -> None:
+        """Let the wrapped drafter check whether it can work with the target."""
+        self.drafter.check(target)
+
+    def start(self, context: Context) -> Any:
+        """Start the wrapped drafter. Returns its state for this `generate` call."""
+        return self.drafter.start(context)
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        """Return the wrapped drafter's draft."""
+        return self.drafter.propose(memory, roots, plan)
+
+    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Tell the wrapped drafter which tokens of the draft were accepted (`verdict`)."""
+        self.drafter.update(memory, draft, scores, verdict)
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        """Keep only the wrapped drafter's state of the batch rows with the indices `live` (K,), in that order."""
+        self.drafter.select(memory, live)

@@ -1,0 +1,371 @@
+"""The steps of plain autoregressive decoding: apply logits processors, choose the next token, check whether a batch row
+ends.
+
+Each step handles one row of the batch at one position. Its tensors are exactly those that transformers' `generate`
+would pass: ids (1, L), left padding included, and float32 logits (1, V). Nothing here depends on drafts.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.core.tree import int_rows
+from mmdec.types import InputError
+
+Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
+Steps = tuple[Tensor, ...]  # one batch row: for each new token, the processed logits (1, V) that it was chosen from
+Criterion = Callable[[Tensor, Steps | None], Tensor | bool]  # ids (1, L), `Steps` -> (1,) bool: whether a row ends
+Listener = Callable[[int, Tensor, Tensor], None]  # called at each position: row index, ids (1, L), logits (1, V)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The conditions that end a batch row: a token of `eos`, a length of `max_length` tokens (prompt and padding
+    included), or any of the stopping criteria."""
+
+    max_length: int
+    eos: frozenset[int] = frozenset()
+    criteria: Sequence[Criterion] = field(default=())
+
+
+@dataclass
+class WholeBatch:
+    """Applies a logits processor to a single row. The processor needs a whole batch, because it holds a value per row.
+
+    The processor gets `batch` copies of the row. Its output at index `row` is returned.
+    """
+
+    processor: Processor
+    batch: int  # number of rows in the batch
+    row: int = 0  # index of this row
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        out = self.processor(ids.repeat(self.batch, 1), scores.repeat(self.batch, 1))
+        return out[self.row : self.row + 1]
+
+
+@dataclass
+class WholeBatchCriterion:
+    """Applies a stopping criterion to a single row. The criterion needs a whole batch.
+
+    The criterion gets `batch` copies of the row. If it returns one answer per row, the answer at index `row` is used,
+    else its single answer.
+    """
+
+    criterion: Criterion
+    batch: int  # number of rows in the batch
+    row: int = 0  # index of this row
+
+    def __call__(self, ids: Tensor, scores: Steps | None) -> Tensor | bool:
+        steps = None if scores is None else tuple(step.expand(self.batch, -1) for step in scores)
+        answer = self.criterion(ids.repeat(self.batch, 1), steps)
+        return answer[self.row] if isinstance(answer, Tensor) and answer.ndim else answer
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Suppression:
+    """A logits processor that forbids `tokens` (K,) int64: it sets their logits to -inf.
+
+    only_at: forbid them only if the text, prompt and padding included, has this many tokens; None: at every position.
+    The processor reads only the text's length, so it can be applied to all nodes of a draft at once.
+    """
+
+    tokens: Tensor
+    only_at: int | None = None
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        if self.only_at is not None and ids.shape[1] != self.only_at:
+            return scores
+        return scores.index_fill(-1, self.tokens, -torch.inf)
+
+
+@dataclass
+class ListenerProcessor:
+    """A logits processor that passes its inputs to a callback, `listener`, and returns the logits unchanged.
+
+    Copies of the processor share the listener. At each position the listener receives the ids and logits that plain
+    decoding would have there. `ScoreRecorder` is such a listener.
+    """
+
+    listener: Listener
+    row: int = 0  # index of this row in the batch
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.listener(self.row, ids, scores)
+        return scores
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ListenerProcessor:
+        return ListenerProcessor(self.listener, self.row)
+
+
+class Sequences:
+    """The texts of a batch while it is decoded: each row's prompt and new tokens, logits processors and stopping
+    criteria."""
+
+    def __init__(
+        self,
+        prompt: Tensor,
+        stop: Stop,
+        processors: Sequence[Processor] = (),
+        steps: Callable[[int, int], Steps] | None = None,
+    ) -> None:
+        """prompt: (B, P) int64. stop: the conditions that end a batch row.
+        processors: logits processors; copied for each row, since they may hold state. A network inside a processor, as
+            in classifier-free guidance, is not copied.
+        steps: called with (row index, n); returns the processed logits (1, V) that each of the row's first n new tokens
+            was chosen from. Stopping criteria read them; None if not needed.
+        """
+        batch, start = prompt.shape
+        if start == 0:
+            raise InputError("`input_ids` must hold at least one token a row, but is empty. Begin with a BOS token.")
+        if start >= stop.max_length:
+            raise InputError(
+                f"`max_length` must be above the prompt's {start} tokens, but is {stop.max_length}. "
+                "Raise it, or set `max_new_tokens`."
+            )
+        self.prompt, self.start, self.stop = prompt, start, stop
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each batch row
+        self.live = list(range(batch))  # indices of the rows that have not ended, ascending
+        self.holds: list[int] | None = None  # for each row, how many new tokens have a position; None: no limit
+        given = list(processors)
+        self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
+        self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
+        self._steps = steps
+        for row in range(batch):
+            for each in (*(self.processors[row] if self.processors else ()), *self._criteria[row]):
+                if isinstance(each, (WholeBatch, WholeBatchCriterion, ListenerProcessor)):
+                    each.row = row
+        suppressions = [processor for processor in given if isinstance(processor, Suppression)]
+        # None if some processor is not a `Suppression`: such a processor depends on the text and must be called at each
+        # position
+        self._suppressions = suppressions if len(suppressions) == len(given) else None
+        # Prompts and new tokens in one tensor, for processors and criteria. Without processors and criteria, it holds
+        # only the prompts.
+        self._ids = torch.cat([prompt, prompt.new_zeros(batch, 64)], 1) if given or stop.criteria else prompt
+        self._written = [0] * batch  # for each batch row, how many of its new tokens `_ids` holds
+
+    def row(self, row: int) -> Tensor:
+        """Return the ids (1, L) of the row with index `row`: prompt with padding, and generated tokens."""
+        tokens, begin = self.tokens[row], self._written[row]
+        end = self.start + len(tokens)
+        while end > self._ids.shape[1]:
+            self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], 1)
+        if begin < len(tokens):
+            self._ids[row, self.start + begin : end] = torch.tensor(tokens[begin:], device=self._ids.device)
+            self._written[row] = len(tokens)
+        return self._ids[row : row + 1, :end]
+
+    def alike(self, row: int) -> bool:
+        """Return whether `suppressed` gives the same logits as the logits processors of one batch row, at this position
+        and all later ones. row: index of the batch row."""
+        if self._suppressions is None:
+            return False
+        columns = self.start + len(self.tokens[row])
+        return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
+
+    def suppressed(self, logits: Tensor) -> Tensor:
+        """Return the logits (..., V) in float32, with -inf at the tokens that are forbidden at every position.
+
+        logits: the target's raw logits (..., V).
+        """
+        logits = logits.to(torch.float32)  # `warped` uses float32, too, so both break ties between logits equally
+        for each in self._suppressions or ():
+            if each.only_at is None:
+                logits = logits.index_fill(-1, each.tokens, -torch.inf)
+        return logits
+
+    def room(self, row: int) -> int:
+        """Return how many more tokens the row may get before it reaches its maximum length."""
+        return self.stop.max_length - self.start - len(self.tokens[row])
+
+    def reach(self, row: int) -> int:
+        """Return how many tokens the next round may add to the row: limited by its maximum length and by the number of
+        positions of the target model."""
+        room = self.room(row)
+        return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
+
+    def warped(self, row: int, logits: Tensor) -> Tensor:
+        """Return the next token's logits after the row's processors, (1, V) float32. logits: raw logits (V,)."""
+        scores = logits[None].to(torch.float32, copy=True)
+        if self.processors is not None:
+            ids = self.row(row)
+            for processor in self.processors[row]:
+                scores = processor(ids, scores)
+        return scores
+
+    def push(self, row: int, token: int) -> None:
+        """Add a token to the text of one batch row. Stopping criteria are not called. row: index of the batch row."""
+        self.tokens[row].append(token)
+
+    def append(self, row: int, token: int) -> bool:
+        """Add a token to the text of one batch row, and call the stopping criteria. Returns whether the text ends after
+        this token. row: index of the batch row."""
+        self.push(row, token)
+        done = token in self.stop.eos or self.room(row) <= 0
+        if self._criteria[row]:
+            ids, steps = self.row(row), None if self._steps is None else self._steps(row, len(self.tokens[row]))
+            for criterion in self._criteria[row]:  # call all, even after the first True: a criterion may hold state
+                done = bool(criterion(ids, steps)) or done
+        return done
+
+    def padded(self, pad: int) -> Tensor:
+        """Return the ids (B, longest) of all rows, prompts included, padded on the right with the token id `pad`."""
+        longest = max(map(len, self.tokens))
+        rows = [row + [pad] * (longest - len(row)) for row in self.tokens]
+        return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
+
+
+def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
+    """Return the stopping criteria for one more batch row. A `WholeBatchCriterion` holds the index of its row, so it is
+    copied. All other criteria are shared by the rows."""
+    return [
+        _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
+    ]
+
+
+def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
+    networks: dict[int, nn.Module] = {}
+    bare: list[Any] = [each.processor if isinstance(each, WholeBatch) else each for each in given]
+    bare = [each.criterion if isinstance(each, WholeBatchCriterion) else each for each in bare]
+    for each in bare:
+        values: dict[str, Any] = getattr(each, "__dict__", {})
+        for value in values.values():
+            if isinstance(value, nn.Module):
+                networks[id(value)] = value
+    try:
+        return copy.deepcopy(given, networks)
+    except Exception as error:  # all exceptions, because the processor is the caller's code
+        names = ", ".join(type(each).__name__ for each in bare)
+        raise InputError(
+            f"`{argument}` must be copyable for a batch, but is {names}: "
+            f"{type(error).__name__}: {error}. Give it `__deepcopy__`, or decode one row at a time."
+        ) from error
+
+
+# chooses the next token; arguments: processed logits (1, V), all rows' texts, the row's index among these texts
+Choice = Callable[[Tensor, Sequences, int], int]
+
+
+def most_probable(scores: Tensor, text: Sequences, row: int) -> int:
+    """Return greedy decoding's next token. scores: processed logits (1, V). text, row: not used."""
+    return int(scores.argmax(-1))
+
+
+def most_probable_each(scores: Tensor) -> list[list[int]]:
+    """Return the most probable token after every node, as B lists of N ids. scores: logits (B, N, V) float32."""
+    if scores.device.type == "cpu":
+        # NumPy is ten times faster here; like torch it returns the first of equal maxima
+        return scores.detach().numpy().argmax(-1).tolist()
+    return int_rows(scores.argmax(-1))
+
+
+def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
+    """Sample a token from processed logits (1, V) as transformers' `generate(do_sample=True)` does with one batch row:
+    one `torch.multinomial` with torch's global generator. text, row: not used."""
+    return int(torch.multinomial(scores.softmax(-1), 1))
+
+
+@dataclass(frozen=True)
+class KeyedSample:
+    """Samples a token by the Gumbel-max method; the noise is seeded by (seed, row index, number of earlier new tokens).
+
+    So the token at a position depends only on the seed, the row's index and the text before it: drafts and other rows
+    do not change it.
+    """
+
+    seed: int
+
+    def __call__(self, scores: Tensor, text: Sequences, row: int) -> int:
+        generator = keyed(scores.device, self.seed, "token", row, len(text.tokens[row]))
+        noise = torch.empty_like(scores).exponential_(generator=generator)
+        return int((scores - noise.log()).argmax(-1))  # -log of an exponential variable is Gumbel noise
+
+
+def keyed(device: torch.device, *key: int | str) -> torch.Generator:
+    """Return a random generator on `device`, seeded by a hash of `key`; different keys give independent numbers."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class Dice:
+    """Makes the random choices of rejection sampling with torch's `generator`. Tests replace it to try all outcomes."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def happens(self, chance: float) -> bool:
+        """Return True with probability `chance`, which is clipped to [0, 1]."""
+        device = self.generator.device
+        return float(torch.rand((), generator=self.generator, device=device, dtype=torch.float64)) < chance
+
+    def draw(self, weights: Tensor) -> int:
+        """Draw a token from weights (V,), which need not sum to 1."""
+        return int(torch.multinomial(weights / weights.sum(), 1, generator=self.generator))
+
+
+def keyed_dice(device: torch.device, *key: int | str) -> Dice:
+    """Make a `Dice` on `device`. Equal keys give equal choices."""
+    return Dice(keyed(device, *key))
+
+
+@final
+class ScoreRecorder:
+    """A listener that records the logits (V,) at every position of every batch row. If a position is visited again, the
+    new logits replace the old ones."""
+
+    def __init__(self, rows: int, start: int) -> None:
+        """rows: number of rows in the batch. start: number of tokens of a prompt, padding included."""
+        self._start = start
+        self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
+
+    def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
+        # copy the logits, because later processors may change this tensor in place
+        self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
+
+    def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
+        """Return the recorded logits (1, V) at the positions of a batch row's first `count` new tokens.
+
+        row: index of the batch row.
+        """
+        return tuple(self._kept[row][step][None] for step in range(count))
+
+    def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return one tensor of recorded logits (B, V) for each new token of the longest batch row; zeros after a row's
+        end.
+
+        lengths: each row's number of new tokens.
+        """
+        blank = torch.zeros_like(self._kept[0][0])
+        return tuple(
+            torch.stack([row[step] if step < size else blank for row, size in zip(self._kept, lengths, strict=True)])
+            for step in range(max(lengths))
+        )
+
+
+@final
+@dataclass
+class BatchCollector:
+    """A listener that collects the logits of all rows at the first new position. When it has the logits of every row,
+    it calls `processor` once with the whole batch: ids (B, P), logits (B, V)."""
+
+    processor: Processor
+    rows: int  # number of rows in the batch
+    start: int  # number of tokens of a prompt, padding included; ids of this length are at the first new position
+    _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
+
+    def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
+        if ids.shape[1] != self.start or row in self._kept:
+            return
+        self._kept[row] = ids, scores.clone()
+        if len(self._kept) == self.rows:
+            parts = [self._kept[row] for row in range(self.rows)]
+            self.processor(torch.cat([ids for ids, _ in parts]), torch.cat([scores for _, scores in parts]))

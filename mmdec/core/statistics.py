@@ -1,0 +1,379 @@
+"""Measurements of decoding that later `generate` calls use: the seconds of target passes and of the drafter
+(`CostCurve`), how often drafts were accepted (`Acceptance`), and the accuracy of heads (`HeadAccuracy`).
+
+`DecodingStatistics` holds them. Calls that get the same object share its measurements. Threads may share it, too: take
+`lock` to read or write its contents. It can be copied and pickled.
+
+Measurements are stored by the names of the target's and the drafter's weights and of the device (`Pair`), not by memory
+addresses, because a later model may get the same address. At most `MOST` pairs are stored; the least recently used are
+dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any, final
+
+from mmdec.core.tree import HeadAccuracy
+from mmdec.types import Plan, Prior
+
+DEEPEST = 31  # maximum nodes of a chain; statistics are kept for so many depths
+FADE = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
+SLOW = 0.98  # the same factor for chains that end early: their shares change slowly, so old rounds are still valid
+UNKNOWN = 0.6  # assumed chance that a node is accepted, before any observation
+CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
+PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
+WINDOW = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
+ENOUGH = 3  # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
+MOST = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
+
+
+@final
+class Acceptance:
+    """How often the drafts of one drafter are accepted by one target. Recent rounds weigh more.
+
+    For chains it holds a chance for each node, for trees the mean number of accepted nodes of each tree size. A drafter
+    may end a chain early where it is unsure. For such chains it also counts how often node i is drafted, and how often
+    it is accepted.
+    """
+
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        """prior: estimated chances p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond the
+        last count as never accepted. Empty: unknown."""
+        self.prior = list(prior)[:DEEPEST]
+        # sums over rounds of the share of rows in which this happened; older rounds weigh less; [i]: node i of a chain
+        self.hits = [0.0] * (DEEPEST + 1)  # [i]: node i was accepted
+        self.trials = [0.0] * (DEEPEST + 1)  # [i]: node i was drafted and node i - 1 was accepted
+        # Four such lists for chains that may end early. List 0 counts the rounds whose plan included node i. Of these
+        # rounds, list 1 counts those in which node i was accepted, list 2 those with at least one drafted node, list 3
+        # those in which node i was drafted.
+        self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
+        # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
+        self.trees: dict[tuple[int, int], tuple[float, float]] = {}
+        # for all trees: number of accepted nodes, and the number that was predicted from the chances of chains
+        self.of_trees = (0.0, 0.0)
+        self.offered = 1.0  # share of the drafter's calls in which it returned a draft
+        self.chains_only = 0  # how often a tree was planned but the drafter made a chain; -1 after its first tree
+        self.since_chain = 0  # number of rounds with trees since the last chain
+        self.chain_gap = CHAIN_GAP  # number of rounds with trees before a chain is tried; grows with each try
+        self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
+
+    def chain(self, deepest: int = DEEPEST) -> list[float]:
+        """Return the chances p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
+
+        A node never observed gets the prior's chance; without a prior it gets the chance of node i - 1.
+        """
+        chances: list[float] = []
+        before = UNKNOWN
+        for i in range(1, deepest + 1):
+            if self.prior:
+                before = self.prior[i - 1] if i <= len(self.prior) else 0.0
+            chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
+            chances.append(chance)
+            # An empty draft counts as a rejected node 1. So node 1 may have too low a chance to predict node 2.
+            before = chance if i > 1 else max(chance, UNKNOWN)
+        return chances
+
+    def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Return the expected numbers of drafted and of accepted nodes of chains that may end early.
+
+        chances: [i]: chance that node i + 1 is accepted if node i was. A node never observed is assumed to be drafted
+            as often as the node before it.
+        Returns: two lists; entry i is for chains of at most i + 1 nodes.
+        """
+        drafted: list[float] = []
+        accepted: list[float] = []
+        nodes = gain = 0.0
+        share = hit = 1.0
+        for i, chance in enumerate(chances, 1):
+            rounds, hits, drafts, reached = (row[i] for row in self.ending)
+            share = (reached + PRIOR_WEIGHT * share) / (drafts + PRIOR_WEIGHT)
+            hit = (hits + PRIOR_WEIGHT * hit * chance) / (rounds + PRIOR_WEIGHT)
+            nodes, gain = nodes + share, gain + hit
+            drafted.append(nodes)
+            accepted.append(gain)
+        return drafted, accepted
+
+    def tree(self, nodes: int, depth: int, chances: Sequence[float]) -> float:
+        """Return the expected number of accepted nodes of a tree.
+
+        A tree size without observations gets a prediction from the chances of chains. If earlier trees accepted fewer
+        nodes than predicted, the prediction is reduced by this ratio.
+
+        chances: [i]: chance that node i + 1 of a chain is accepted if node i was.
+        """
+        weight, accepted = self.trees.get((nodes, depth), (0.0, 0.0))
+        accepted_in_all, expected_in_all = self.of_trees
+        trust = min(1.0, (accepted_in_all + 1) / (expected_in_all + 1))
+        guess = expected_in_tree(nodes, depth, chances)
+        return (accepted + PRIOR_WEIGHT * trust * guess) / (weight + PRIOR_WEIGHT)
+
+    def learn(self, plan: Plan, sizes: Sequence[int], depth: int, accepted: Sequence[int], ends: bool = False) -> None:
+        """Add the result of one round.
+
+        plan: the draft size that the drafter was asked for. sizes: each batch row's number of nodes, root included.
+        depth: depth of the deepest node. accepted: each row's number of accepted nodes, root excluded.
+        ends: whether the drafter may end chains early.
+        """
+        rows, longest = len(sizes), max(sizes)
+        self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
+        is_chain = depth >= longest - 1
+        if plan.nodes > plan.depth:
+            if longest > 2 and self.chains_only >= 0:
+                self.chains_only = self.chains_only + 1 if is_chain else -1
+            weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
+            mean = sum(accepted) / rows
+            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
+            accepted_in_all, expected_in_all = self.of_trees
+            expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, DEEPEST)))
+            self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
+        self.since_chain = 0 if is_chain else self.since_chain + 1
+        if ends and plan.nodes == plan.depth:
+            for i in range(1, min(plan.depth, DEEPEST) + 1):
+                values = 1.0, sum(n >= i for n in accepted) / rows, float(longest > 1), float(longest > i)
+                for row, value in zip(self.ending, values, strict=True):
+                    row[i] = SLOW * row[i] + value
+        if is_chain:
+            for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
+                # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
+                # rejected node 1.
+                able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
+                if not able:
+                    break
+                self.hits[i] = FADE * self.hits[i] + sum(n >= i for n in accepted) / rows
+                self.trials[i] = FADE * self.trials[i] + able / rows
+
+
+def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
+    """Predict the number of accepted nodes of a tree from the acceptance chances of a chain.
+
+    If a chain's node misses the target's token with chance m, a level of w nodes is assumed to miss it with chance
+    m / sqrt(w). Measured chances for the 1, 2, 4 and 8 likeliest children: 0.43, 0.30, 0.22 and 0.16.
+
+    nodes, depth: size of the tree, root excluded. chances: [i]: chance that node i + 1 of a chain is accepted if node i
+        was.
+    """
+    miss = (depth / nodes) ** 0.5
+    expected, alive = 0.0, 1.0
+    for chance in chances[:depth]:
+        alive *= 1 - (1 - chance) * miss
+        expected += alive
+    return expected
+
+
+@final
+class CostCurve:
+    """Estimates the seconds of a target pass from its number of tokens, or a drafter's seconds from the draft's depth.
+
+    The number of tokens or the depth is called the count. The newest timings are held in buckets of counts (1, 2, 3-4,
+    5-8, ...). A monotone piecewise-linear curve goes through the lower quartiles of the buckets, so that a few slow
+    timings do not move the curve.
+    """
+
+    def __init__(self, slope: float, origin: bool, enough: int) -> None:
+        """slope: beyond the largest timed count, the curve continues with its last slope times this factor.
+        origin: whether a count of 0 takes 0 seconds.
+        enough: a bucket is used if it has at least this many timings; the bucket of count 1 needs only one timing.
+        """
+        self._slope = slope
+        self._enough = enough
+        self._start = [(0.0, 0.0)] if origin else []
+        self.windows: dict[int, deque[tuple[float, int]]] = {}  # bucket -> its newest timings (seconds, count)
+        # bucket -> (mean number of tokens or depth, lower quartile of the seconds)
+        self._quartiles: dict[int, tuple[float, float]] = {}
+        # the points (tokens or depth, seconds) between which the curve is linear
+        self._points: list[tuple[float, float]] = [*self._start]
+        self.reach = 0  # the largest count that was timed
+        self.timed = 0  # number of timings so far
+
+    def samples(self, count: int) -> int:
+        """Return the number of stored timings in the bucket of `count` (1, 2, 3-4, 5-8, ...)."""
+        return len(self.windows.get((count - 1).bit_length(), ()))
+
+    def add(self, count: int, seconds: float) -> None:
+        """Add a timing: the seconds that a pass over `count` tokens, or a draft of depth `count`, took."""
+        self.timed += 1
+        bucket = (count - 1).bit_length()
+        window = self.windows.setdefault(bucket, deque(maxlen=WINDOW))
+        window.append((seconds, count))
+        self._summarise(bucket)
+        self.reach = max(self.reach, count)
+        self._connect()
+
+    def _summarise(self, bucket: int) -> None:
+        window = self.windows[bucket]
+        quartile = sorted(sample for sample, _ in window)[(len(window) - 1) // 4]
+        self._quartiles[bucket] = (sum(size for _, size in window) / len(window), quartile)
+
+    def _connect(self) -> None:
+        self._points = []
+        least = math.inf
+        for key in sorted(self._quartiles, reverse=True):
+            size, quartile = self._quartiles[key]
+            # a smaller count takes at most as long as a larger one, so that the curve is monotone
+            least = min(least, quartile)
+            if not key or len(self.windows[key]) >= self._enough:
+                self._points.append((size, least))
+        self._points += self._start
+        self._points.reverse()
+
+    def at(self, count: float) -> float:
+        """Return the curve's seconds at `count`. It uses only buckets with enough timings.
+
+        Below the curve's first point it returns the seconds of that point; without any timings 0.
+        """
+        if not self._points:
+            return 0.0
+        before = after = self._points[0]
+        if count <= after[0]:
+            return after[1]
+        for point in self._points[1:]:
+            before, after = after, point
+            if count <= after[0]:
+                return before[1] + (after[1] - before[1]) * (count - before[0]) / (after[0] - before[0])
+        rise = (after[1] - before[1]) / (after[0] - before[0]) if after is not before else 0.0
+        return after[1] + self._slope * rise * (count - after[0])
+
+    def pessimistic(self, count: int) -> float:
+        """Return a cautious estimate of the seconds at `count`: the lower quartile of the bucket, even of one timing.
+
+        If `count` is above the largest timed count c, it is at least (seconds at c) x sqrt(count / c).
+        """
+        own = self._quartiles.get((count - 1).bit_length())
+        if own:
+            return own[1]
+        largest = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
+        return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
+
+    def capped(self, count: int, plain: float) -> float:
+        """Return the cautious estimate of `pessimistic`, but at most `count` times `plain`.
+
+        The limit is needed because the first pass over a new shape may be much slower than later ones.
+
+        plain: seconds of a target pass over one token per batch row.
+        """
+        return min(self.pessimistic(count), count * plain)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The key of stored measurements: the names of the target, of its device, and of the drafter."""
+
+    target: str
+    device: str
+    drafter: str
+
+
+@dataclass
+class PairStatistics:
+    """Measurements of one target with one drafter. Times are stored separately for batches of up to 1, 2, 4, ... rows.
+    The key `power` stands for batches of up to 2 ** power rows.
+
+    Rounds in which the thread waited for a CPU have curves of CPU time. They say how this busy machine computes now, so
+    no other drafter shares them.
+    """
+
+    target: dict[int, CostCurve]  # power -> seconds of a target pass by tokens a row; shared by the target's drafters
+    acceptance: Acceptance
+    # power -> seconds of the drafter for a chain of tokens, by the length of the chain
+    chains: dict[int, CostCurve] = field(default_factory=lambda: {})
+    trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # the same for a tree
+    accuracy: HeadAccuracy | None = None  # only for drafters that guess each depth independently (`Needs.prior`)
+    starved: bool = False  # whether the thread waited for a CPU in the last round
+    # power -> CPU seconds of rounds that waited for a CPU: of the target's passes, the drafter's chains, its trees
+    starved_costs: dict[int, tuple[CostCurve, CostCurve, CostCurve]] = field(default_factory=lambda: {})
+
+    def powers(self, starved: bool = False) -> list[int]:
+        """Return the keys of the batch sizes that have cost curves, in ascending order."""
+        return sorted(self.starved_costs if starved else self.target)
+
+    def costs(self, power: int, starved: bool = False) -> tuple[CostCurve, CostCurve, CostCurve]:
+        """Return three cost curves for batches of up to 2 ** power rows: seconds of the target's passes, of the
+        drafter's chains, and of its trees. starved: CPU seconds of the rounds in which the thread waited for a CPU."""
+        if starved:
+            if power not in self.starved_costs:
+                self.starved_costs[power] = target_curve(), drafter_curve(), drafter_curve()
+            return self.starved_costs[power]
+        if power not in self.target:
+            self.target[power] = target_curve()
+        if power not in self.chains:
+            self.chains[power], self.trees[power] = drafter_curve(), drafter_curve()
+        return self.target[power], self.chains[power], self.trees[power]
+
+
+def target_curve() -> CostCurve:
+    """Return an empty cost curve for a target: seconds of a pass by its number of tokens per batch row."""
+    return CostCurve(0.5, False, ENOUGH)
+
+
+def drafter_curve() -> CostCurve:
+    """Return an empty cost curve for a drafter: seconds by the draft's depth."""
+    return CostCurve(1.0, True, 1)
+
+
+@final
+class DecodingStatistics:
+    """Measurements of decoding: seconds of passes, and how often drafts were accepted. Later calls use them to choose
+    the size of their drafts.
+
+    Pass the same object to several calls of `generate`, `stream`, `speculate`, `transcribe` or `describe`. Its times
+    hold for one machine only: do not use a copy on another machine.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self._targets: dict[tuple[str, str], dict[int, CostCurve]] = {}  # target, device -> power -> curve
+        self._pairs: dict[Pair, PairStatistics] = {}  # the least recently used first
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return a snapshot of the measurements for a copy, without the lock, which cannot be copied."""
+        with self.lock:
+            return copy.deepcopy({"_targets": self._targets, "_pairs": self._pairs})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.lock = RLock()
+        vars(self).update(state)
+
+    def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
+        """Return the measurements of one target with one drafter; creates empty ones if there are none.
+
+        pair: names of target, device and drafter.
+        prior: for a new pair: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; (): unknown.
+        """
+        with self.lock:
+            statistics = self._pairs.pop(pair, None)
+            if statistics is None:
+                target = self._targets.setdefault((pair.target, pair.device), {})
+                statistics = PairStatistics(target, Acceptance(prior))
+            self._pairs[pair] = statistics
+            while len(self._pairs) > MOST:
+                self._drop(next(iter(self._pairs)))
+            return statistics
+
+    def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
+        """Return the counts of how often the drafter's k-th best token (rank k) was right at each depth.
+
+        prior: initial chances. They are used if there are no counts with the same numbers of depths and ranks yet.
+        """
+        with self.lock:
+            statistics = self.of(pair, prior.chain)
+            accuracy = statistics.accuracy
+            if accuracy is None or (accuracy.depth, accuracy.width) != (len(prior.ranks), len(prior.ranks[0])):
+                accuracy = statistics.accuracy = HeadAccuracy(prior.ranks)
+            return accuracy
+
+    def clear(self) -> None:
+        """Remove all measurements. Calls in progress continue with the measurements that they began with."""
+        with self.lock:
+            self._pairs.clear()
+            self._targets.clear()
+
+    def _drop(self, pair: Pair) -> None:
+        del self._pairs[pair]
+        if not any((other.target, other.device) == (pair.target, pair.device) for other in self._pairs):
+            self._targets.pop((pair.target, pair.device), None)

@@ -1,0 +1,262 @@
+"""The only place where a draft is compared with the target: accepts a path, chooses the next token, ends rows.
+
+rule      at a node                                                              the output
+greedy    take the most probable token; descend where a child equals it          equals plain decoding's
+sampled   draw a token as plain decoding would; descend where a child equals it  equals plain sampling's
+residual  children in turn, each with probability min(1, p/q); then p <- (p-q)+  has the target's distribution
+typical   the best child with p > min(eps, delta exp(-H(p))) (Medusa, 2.3.1)     LOSSY: another distribution
+
+p is the target's distribution after all logits processors, q the distribution that the child was sampled from, H the
+entropy. Processors are called only at the nodes that a rule visits. A chain is a tree of width one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from mmdec.core.sampling import Choice, Dice, Sequences, keyed, keyed_dice, most_probable, most_probable_each
+from mmdec.core.tree import int_list, int_rows
+from mmdec.types import Draft, Plan, Scores, Verdict
+
+RuleName = Literal["greedy", "sampled", "residual", "typical"]
+LOSSY = frozenset({"typical"})
+
+
+@dataclass(frozen=True)
+class RowTree:
+    """The draft tree of one batch row: each node's token and children as lists, and the target's logits after each
+    node."""
+
+    row: int  # index of the row in the batch
+    tokens: list[int]
+    children: list[list[int]]
+    logits: Tensor  # (N, V), the target's raw logits after each node
+    probs: Tensor | None  # (N, V), the distributions that children were drawn from; None: nothing was drawn
+    likeliest: Callable[[], list[int]]  # each node's most probable next token; called only if `Sequences.alike` is True
+
+    def drawn(self, node: int) -> Tensor | None:
+        """Return the probabilities (V,) float64 from which the drafter sampled the children of a node; zeros if the
+        node has no children. None if the draft was not sampled."""
+        if self.probs is None:
+            return None
+        q = self.probs[node].double()
+        return q / q.sum().clamp(min=1e-300)
+
+    def match(self, node: int, token: int) -> Step:
+        """Find the child of `node` that holds `token`. Returns: the token, and the child's index; -1 if no child holds
+        it."""
+        for child in self.children[node]:
+            if self.tokens[child] == token:
+                return token, child
+        return token, -1
+
+
+Step = tuple[int, int]  # (token chosen after a node, index of the child that holds this token or -1)
+
+
+class Rule(Protocol):
+    """Decides which drafted tokens are accepted.
+
+    `walk` visits one batch row's tree and appends the new tokens to `text`. It returns the accepted nodes below the
+    root, and whether the row ended.
+    """
+
+    @property
+    def name(self) -> RuleName: ...
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        """Return `plan`, the instructions for the drafter, changed for this rule. Rules that need sampled drafts add a
+        temperature and a random generator on `device`; other rules return the plan unchanged."""
+        ...
+
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...
+
+
+def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict:
+    """Accept drafted tokens by the target's logits, and append the tokens of this round to `text`.
+
+    The same draft, scores, rule and text give the same verdict.
+
+    draft: B trees of N nodes. rule: the acceptance rule.
+    """
+    tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
+    # the most probable token of every node, computed at once and only when a rule first asks for it
+    likeliest = cache(lambda: most_probable_each(text.suppressed(scores.logits)))
+    paths: list[list[int]] = []
+    ended: list[bool] = []
+    emitted: list[list[int]] = []
+    for index, row in enumerate(text.live):
+        before = len(text.tokens[row])
+        children: list[list[int]] = [[] for _ in range(sizes[index])]
+        for node in range(1, sizes[index]):
+            children[parents[index][node]].append(node)
+        probs = None if draft.probs is None else draft.probs[index]
+        branch = RowTree(row, tokens[index], children, scores.logits[index], probs, partial(_row, likeliest, index))
+        path, done = rule.walk(branch, text)
+        paths.append([0, *path])
+        ended.append(done)
+        emitted.append(text.tokens[row][before:])
+    return _verdict(paths, ended, emitted, draft.tokens.device)
+
+
+def _row(rows: Callable[[], list[list[int]]], index: int) -> list[int]:
+    return rows()[index]
+
+
+def _verdict(paths: list[list[int]], ended: list[bool], emitted: list[list[int]], device: torch.device) -> Verdict:
+    path, text = max(map(len, paths)), max(map(len, emitted))
+    numbers = [
+        [*nodes, *[-1] * (path - len(nodes)), *tokens, *[-1] * (text - len(tokens)), tokens[-1], len(tokens), done]
+        for nodes, tokens, done in zip(paths, emitted, ended, strict=True)
+    ]
+    # all numbers are copied to the device in one tensor, because each copy takes time
+    table = torch.tensor(numbers, dtype=torch.long, device=device)
+    return Verdict(
+        path=table[:, :path],
+        next=table[:, -3],
+        done=table[:, -1].bool(),
+        tokens=table[:, path : path + text],
+        lengths=table[:, -2],
+    )
+
+
+def _descend(branch: RowTree, text: Sequences, step: Callable[[int], Step]) -> tuple[list[int], bool]:
+    """Descend the tree and append a token at each node, until the row ends or no child holds the chosen token.
+
+    step: node -> (token chosen after the node, child to go to or -1).
+    Returns: the accepted nodes below the root, and whether the row ended.
+    """
+    path: list[int] = []
+    node = 0
+    while True:
+        token, node = step(node)
+        if text.append(branch.row, token):
+            return path, True
+        if node < 0:
+            return path, False
+        path.append(node)
+
+
+@dataclass(frozen=True)
+class MatchRule:
+    """The rules "greedy" and "sampled": at each visited node, choose the token as plain decoding would; go on to the
+    child that holds it.
+
+    The output is exactly that of plain decoding, not only its distribution. For drafts that were not sampled it accepts
+    as many tokens as rejection sampling does.
+    """
+
+    choice: Choice = most_probable
+    name: RuleName = "greedy"
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        return plan
+
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        if self.choice is most_probable and text.alike(branch.row):
+            best = branch.likeliest()
+            return _descend(branch, text, lambda node: branch.match(node, best[node]))
+
+        def step(node: int) -> Step:
+            return branch.match(node, self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row))
+
+        return _descend(branch, text, step)
+
+
+@dataclass
+class Stream:
+    """The randomness of one `generate` call: the seed for accepting tokens, and the drafter's own random generator."""
+
+    seed: int
+    # temperature at which the drafter samples; it does not change the distribution of the output
+    temperature: float = 1.0
+    generator: torch.Generator | None = None
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        """Return `plan`, the instructions for the drafter, with this rule's temperature and the drafter's random
+        generator on `device`."""
+        if self.generator is None:
+            self.generator = keyed(device, self.seed, "draft")
+        return replace(plan, temperature=self.temperature, generator=self.generator)
+
+
+@dataclass(frozen=True)
+class ResidualRule:
+    """Rejection sampling without replacement (Leviathan et al. 2023; trees as in Sequoia, Chen et al. 2024).
+
+    If the drafter returned no probabilities, q is one-hot: a child with token x is then accepted with probability p(x).
+    """
+
+    stream: Stream
+    name: RuleName = "residual"
+    dice: Callable[..., Dice] = keyed_dice
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        return self.stream.drawn(plan, device)
+
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        return _descend(branch, text, lambda node: self._step(branch, text, node))
+
+    def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
+        p = _distribution(text, branch.row, branch.logits[node])
+        dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
+        q = branch.drawn(node)
+        for child in branch.children[node]:
+            token = branch.tokens[child]
+            drawn = 1.0 if q is None else float(q[token])
+            if drawn <= 0.0:  # skip a token that an earlier sibling holds, or that has probability 0
+                continue
+            if dice.happens(float(p[token]) / drawn):
+                return token, child
+            if q is None:
+                left = p.index_fill(0, torch.tensor([token], device=p.device), 0.0)
+            else:
+                left = (p - q).clamp(min=0.0)
+                q[token] = 0.0
+                q = q / q.sum().clamp(min=1e-300)
+            if float(left.sum()) > 0.0:  # the sum is 0 if p equals q up to rounding; then p stays
+                p = left / left.sum()
+        return dice.draw(p), -1
+
+
+@dataclass(frozen=True)
+class TypicalRule:
+    """Typical acceptance (Medusa, Cai et al. 2024, section 2.3.1): LOSSY, the output's distribution differs.
+
+    Accepts the most probable child if its probability exceeds min(epsilon, delta * exp(-entropy)). Else it takes the
+    token that plain decoding would choose.
+    """
+
+    choice: Choice = most_probable
+    epsilon: float = 0.09
+    delta: float = 0.3
+    name: RuleName = "typical"
+
+    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+        return plan
+
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        return _descend(branch, text, lambda node: self._step(branch, text, node))
+
+    def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
+        scores = text.warped(branch.row, branch.logits[node])
+        p = scores[0].double().softmax(-1)
+        entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped
+        threshold = min(self.epsilon, self.delta * math.exp(-entropy))
+        chances = [(float(p[branch.tokens[child]]), -child) for child in branch.children[node]]
+        best, child = max(chances, default=(0.0, 0))
+        if best > threshold:
+            return branch.tokens[-child], -child
+        return branch.match(node, self.choice(scores, text, branch.row))
+
+
+def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
+    """Return the next token's distribution (V,) float64 after the row's logits processors. logits: (V,), raw."""
+    return text.warped(row, logits)[0].double().softmax(-1)

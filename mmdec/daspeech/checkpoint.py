@@ -1,0 +1,262 @@
+"""Reads and writes the folders of translators. Weights are safetensors; a folder is written atomically.
+
+The folder of a DASpeech holds config.json, encoder.safetensors, model.safetensors (the rest of the network),
+vocoder.safetensors, all in half precision, units.json, README.md (the model card) and provenance.json. A translator of
+word pieces has other files (`hub/heard_translator.py`). `resolve`, `read_parts` and `save_parts` accept both kinds of
+translators.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from mmdec.checks.devices import PASSED_ON
+from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
+from mmdec.daspeech import heard_checkpoint as heard_translator
+from mmdec.daspeech.checkpoint_parts import (
+    VOCODER,
+    Decoding,
+    check_decoding,
+    check_model_vocoder,
+    describe_vocoder,
+    half,
+    names,
+    read_vocoder,
+    write_json,
+)
+from mmdec.daspeech.heard_checkpoint import HeardParts, read_heard, save_heard
+from mmdec.daspeech.model import DASpeech, DASpeechConfig
+from mmdec.daspeech.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder
+from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
+from mmdec.hub.provenance import CARD, portable, stamp
+from mmdec.hub.publish import PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
+from mmdec.types import InputError
+
+DEFAULT_MODEL = "daspeech-everyday"
+LAYOUT = "phones"
+VOCODER_RULE = "a directory"
+# weights are divided into several files, because code hosts do not accept large files
+WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
+CONFIDENCE = "confidence.json"
+LEXICON = "lexicon.tsv"  # a file of folders whose phones became words, which is gone: they are refused
+NEEDED = ("config.json", *WEIGHTS, "units.json")
+
+
+@final
+@dataclass(frozen=True)
+class DASpeechParts:
+    """The networks and tables of one DASpeech translator, on one device.
+
+    `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
+    """
+
+    model: DASpeech
+    vocoder: nn.Module
+    units: tuple[str, ...]  # names of the phones, ordered by id
+    decoding: Decoding
+    name: str  # name of the model's folder
+    folder: Path | None = None  # the folder that the parts were loaded from; None: they were not loaded from a folder
+    mels: MelKind = OURS  # the kind of mel spectrogram that the acoustic model gives the vocoder
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        """Return all modules that have weights."""
+        return self.model, self.vocoder
+
+
+def resolve(model: str | os.PathLike[str]) -> Path:
+    """Find the directory of a translator, and check that its files are there. model: a shipped name, a directory, or a
+    hub id, which is downloaded."""
+    return complete(find(model), os.fspath(model))
+
+
+def save_model(
+    directory: str | os.PathLike[str],
+    model: DASpeech,
+    vocoder: Vocoder | HifiGanVocoder,
+    units: Sequence[str],
+    *,
+    decoding: Decoding = Decoding(),
+    card: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a translator's directory, with weights in half precision. If writing fails, an existing directory stays as
+    it was.
+
+    units: names of the phones, ordered by id.
+    card: text of README.md. None keeps the existing card; if the new weights differ from the existing ones, this raises
+        InputError, because the figures in the card would be wrong.
+    provenance: entries of provenance.json in addition to command, versions, commit and date, which are always written.
+    """
+    target = Path(directory)
+    with whole_folder(target) as fresh:
+        config = {
+            "system": "daspeech",
+            "model_type": "mmdec-daspeech",
+            "architecture": model.config.to_dict(),
+            "vocoder": describe_vocoder(vocoder),
+            "decoding": asdict(decoding),
+        }
+        write_json(fresh / "config.json", config)
+        write_json(fresh / "units.json", list(units))
+        write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **portable(provenance or {})})
+        state = half(model.state_dict())
+        encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
+        save_file(encoder, fresh / "encoder.safetensors")
+        save_file(state, fresh / "model.safetensors")
+        save_file(half(vocoder.state_dict()), fresh / VOCODER)
+        if card is not None:
+            (fresh / CARD).write_text(card, encoding="utf-8")
+        else:
+            keep_card(target, fresh)
+    return target
+
+
+def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardParts) -> Path:
+    """Write a translator to a directory: its networks, tables and settings.
+
+    parts: from `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only if
+        the weights are still those of the source folder, because their figures hold only for these weights.
+    Raises: InputError for a vocoder that is not the model's own, or if the directory holds files that do not belong to
+        a model.
+    """
+    vocoder = check_model_vocoder(parts.vocoder, parts.mels)
+    target = Path(directory)
+    with tempfile.TemporaryDirectory(prefix="mmdec-save-") as temporary:
+        plain = Path(temporary) / "model"
+        if isinstance(parts, HeardParts):
+            save_heard(plain, parts)
+        else:
+            save_model(plain, parts.model, vocoder, parts.units, decoding=parts.decoding)
+        if parts.folder is not None and same_weights(parts.folder, plain):
+            keep_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))
+        check_replaceable(target, plain, (CARD, CONFIDENCE))
+        with whole_folder(target) as fresh:
+            shutil.copytree(plain, fresh, dirs_exist_ok=True)
+    return target
+
+
+def read_parts(
+    directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None
+) -> DASpeechParts | HeardParts:
+    """Load the translator in a directory (from `resolve`) to a device.
+
+    vocoder: None for the model's own; or a directory or hub id of published HiFi-GAN weights.
+    Raises: InputError if files are damaged, outside the folder or not safetensors.
+    """
+    try:
+        config = read_settings(directory / "config.json")
+        if config["system"] != "daspeech":
+            raise InputError(
+                f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
+            )
+        read = {LAYOUT: _read_daspeech, heard_translator.LAYOUT: read_heard}.get(_named(config))
+        if read is None:
+            raise ValueError(f"its layout is {config['layout']!r:.60}")
+        parts = read(directory, config)
+    except PASSED_ON:
+        raise
+    except Exception as error:  # all exceptions, because a setting of a wrong type may raise any exception
+        raise InputError(
+            f"`model` must be a whole translator, but '{directory}' is damaged or of another version "
+            f"({type(error).__name__}: {error!s:.300}). Fetch it again."
+        ) from error
+    if vocoder is not None:
+        if parts.mels != OURS:
+            raise InputError(
+                f"`vocoder` must be left out for '{directory.name}', whose mels only its own knows, but is "
+                f"'{os.fspath(vocoder)}'. Leave it out."
+            )
+        parts = replace(parts, vocoder=_vocoder(vocoder))
+    for network in parts.networks:
+        network.to(device)
+    return parts
+
+
+def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
+    """Load a translator of word pieces by shipped name, folder or hub id. Raises InputError for a DASpeech."""
+    parts = read_parts(resolve(model), torch.device("cpu"))
+    if not isinstance(parts, HeardParts):
+        raise InputError(
+            f"`model` must be a translator of pieces, but '{os.fspath(model)}' is one of phones. Name another."
+        )
+    return parts
+
+
+def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
+    units = names(directory / "units.json")
+    state = read_weights([checked_file(directory, name) for name in WEIGHTS if name != VOCODER])
+    check_counts(config["architecture"], state)
+    shape = DASpeechConfig.from_dict(config["architecture"])
+    model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
+    own = read_vocoder(directory, config)
+    decoding = check_decoding(Decoding(**config.get("decoding", {})))
+    if (directory / LEXICON).exists():
+        raise InputError(
+            f"`model` must have phones as its text, but '{directory}' has {LEXICON}, by which phones became words, "
+            "which is gone. Delete that file, and let a recogniser write down the speech."
+        )
+    mels = own.given if isinstance(own, HifiGanVocoder) else OURS
+    return DASpeechParts(model, own, tuple(units), decoding, directory.name, directory, mels)
+
+
+def layout(directory: Path) -> str:
+    """Return which kind of translator a folder holds, by its config.json: "phones" (`LAYOUT`, a DASpeech) or "pieces"
+    (`hub/heard_translator.py`)."""
+    return _named(read_settings(directory / "config.json"))
+
+
+def _named(config: Mapping[str, Any]) -> str:
+    return str(config.get("layout", LAYOUT))
+
+
+def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
+    """Load a vocoder that is not the model's own. source: a directory or hub id of HiFi-GAN weights."""
+    text = path_text(source, "vocoder", VOCODER_RULE)
+    if not Path(text).exists() and not HUB_ID.fullmatch(text):
+        raise InputError(
+            f"`vocoder` must be a directory or hub id of HiFi-GAN weights, but is '{text}'. Leave it out for the "
+            "model's own."
+        )
+    from mmdec.daspeech.hifigan import load_hifigan  # imported here because it imports transformers' models
+
+    return load_hifigan(Path(text) if Path(text).exists() else download(text, HUB_FILES, "vocoder"))
+
+
+def complete(directory: Path, name: str) -> Path:
+    """Check that the directory has all files of a translator, and return it. name: the value of the caller's argument,
+    for the error. Raises InputError if a file is missing or the model is no translator."""
+    system = kind(directory)
+    if system not in ("", "daspeech"):
+        raise InputError(
+            f"`model` must translate speech, but '{name}' is {system!r}. Call `mmdec.transcribe` for a model that "
+            "writes speech down."
+        )
+    needed = _needed(directory)
+    missing = [file for file in needed if not (directory / file).is_file()]
+    if not missing:
+        return directory
+    pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in PICKLES]
+    if pickles:
+        raise InputError(
+            f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Export with `hub.save_model`."
+        )
+    raise InputError(f"`model` must hold {', '.join(needed)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
+
+
+def _needed(directory: Path) -> tuple[str, ...]:
+    """Return the names of the files that a translator's folder must have, which depend on the translator's layout.
+    Raises InputError for a damaged config.json."""
+    if not (directory / "config.json").is_file():
+        return NEEDED
+    return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))

@@ -1,0 +1,122 @@
+"""Reads and writes what the folders of both kinds of translators (of phones, of word pieces) contain: vocoder, lists of
+names, weights in half precision, decoding options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from mmdec.checks.weights import check_counts, checked_file, fill, lies_inside, read_weights
+from mmdec.daspeech.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
+from mmdec.nn.int8 import unpack_rows
+from mmdec.types import InputError, MmdecError
+
+VOCODER = "vocoder.safetensors"
+GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
+JUDGED = ("reranked", "autoregressive", "verified")  # strategies that need the autoregressive decoder
+STRATEGIES = (*GRAPH_STRATEGIES, *JUDGED)
+
+
+@final
+@dataclass(frozen=True)
+class Decoding:
+    """A translator's decoding options, tuned on the dev split and stored in its folder."""
+
+    strategy: str = "lookahead"  # the strategy if the caller gives none, one of `STRATEGIES`
+    lookahead_weight: float = 1.0  # in "lookahead": factor on the log-probability of the next vertex's best token
+    # in the Viterbi strategies: the score is divided by the path's number of vertices to this power
+    length_penalty: float = 1.0
+    collapse: bool = False  # whether equal neighbouring units are merged, as in the paper's published code
+
+
+def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
+    """Return `decoding`; raise InputError if the model does not support its strategy. graph: whether the model has a
+    graph decoder."""
+    possible = STRATEGIES if graph else ("autoregressive",)
+    if decoding.strategy not in possible:
+        raise InputError(
+            f"`model` must decode by one of {', '.join(possible)}, but its config says {decoding.strategy!r:.60}. "
+            "Fetch it again."
+        )
+    return decoding
+
+
+def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGanVocoder:
+    """Load the vocoder in a translator's folder. config: the content of config.json. Raises InputError if the file is
+    damaged."""
+    state = unpack_rows(read_weights([checked_file(directory, VOCODER)]))
+    check_counts(config["vocoder"], state)
+    if "model_type" in config["vocoder"]:
+        from mmdec.daspeech.hifigan import build  # imported here because it imports transformers' models
+
+        return build(config["vocoder"], state, directory)
+    sizes = VocoderConfig(**config["vocoder"])
+    return fill(lambda: Vocoder(sizes), state, "model", directory)
+
+
+def names(file: Path) -> list[str]:
+    """Read a JSON list of names, which are ordered by id. Raises InputError if the file holds anything else."""
+    try:
+        found = json.loads(inside(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"`model` must hold {file.name} as a JSON list, but '{file}' is damaged or of another version ({error}). "
+            "Fetch it again."
+        ) from error
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise InputError(f"`model` must hold {file.name} as a list of names, but '{file}' is none. Fetch it again.")
+    return found
+
+
+def inside(file: Path) -> Path:
+    """Return `file`; raise InputError if it is a link that leads out of its folder."""
+    if not lies_inside(file, file.parent):
+        raise InputError(f"`model` must hold its tables in its own folder, but '{file}' lies outside. Copy it there.")
+    return file
+
+
+def half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert weights to half precision, on the CPU. Raises MmdecError if a value is too large for half precision."""
+    kept = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
+    check_half(kept)
+    return kept
+
+
+def check_half(state: Mapping[str, Tensor]) -> None:
+    """Raise MmdecError for a tensor with values that are not finite, or too large for half precision."""
+    broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if broken:
+        raise MmdecError(
+            f"`model` must fit half precision, but {broken[0]} overflows or is not finite. Train it again."
+        )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, indented, with keys in their order."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
+    """Return the entry `vocoder` of config.json for a vocoder; `read_vocoder` reads it."""
+    if isinstance(vocoder, Vocoder):
+        return asdict(vocoder.config)
+    from mmdec.daspeech.hifigan import describe
+
+    return describe(vocoder)
+
+
+def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OURS) -> Vocoder | HifiGanVocoder:
+    """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for a vocoder that the
+    caller chose. mels: the kind of mels that the model makes."""
+    own = vocoder.given == mels != OURS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
+    if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
+        raise InputError(
+            f"`vocoder` must be the model's own to be saved, but is a {type(vocoder).__name__}. Load the model "
+            "without `vocoder`."
+        )
+    return vocoder

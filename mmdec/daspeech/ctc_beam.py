@@ -1,0 +1,213 @@
+"""Decodes the output of a CTC head with an n-gram language model of its pieces: prefix beam search (Hannun et al.
+2014).
+
+A head that was trained on little speech recognises the sounds, but misspells words. An n-gram of pieces, trained on
+text alone, corrects the spelling. The n-gram's values are stored in 8 bits: 470,000 n-grams of up to four pieces take 2
+MB.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdec.drafters.ctc.network import BLANK, Heard, best_pieces, pad_places
+from mmdec.types import InputError
+
+WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
+CHOICES = 16  # maximum number of pieces with which a hypothesis is extended at one frame
+LEAST = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried at this frame
+WEIGHT, BONUS = 0.8, 2.5  # factor on the n-gram's log-probability; score in nats that is added for each piece
+# factor on the probabilities of alternatives at a position, so that the piece which the n-gram chose weighs most
+SHARE = 0.3
+NEVER = -1e9  # log-probability of a path that is impossible
+
+
+@final
+class PieceNGram:
+    """A back-off n-gram language model of the head's pieces.
+
+    pieces: number of pieces V. The id V stands for a sentence's start, V + 1 for its end.
+    arrays: the model as it is stored. `unigrams` and `backoff`: (V + 2,) float32, natural logarithms for single pieces.
+        For each order k from 2, the n-grams of k pieces, sorted: `counts_k`: for each n-gram of order k - 1, how many
+        n-grams of order k begin with it; `pieces_k`: the last piece of each n-gram; `values_k` and, below the highest
+        order, `backoff_k`: integers 0 to 255, which multiplied by the two numbers `steps_k` give the natural logarithms
+        of the probability and of the back-off weight.
+    """
+
+    def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
+        self.pieces, self.arrays, base = pieces, arrays, pieces + 2
+        self.order = max((int(name[7:]) for name in arrays if re.fullmatch(r"pieces_[2-5]", name)), default=1)
+        # One entry for each order from 2: n-grams, coded as numbers and sorted; their ln P; their ln back-off weights.
+        # An n-gram is found by bisection. A dict would be faster, but making one of a million n-grams takes half a
+        # second.
+        self._entries: list[tuple[array[int], array[float], array[float] | None]] = []
+        try:
+            found = {name: value.numpy() for name, value in arrays.items()}
+            above = np.arange(base, dtype=np.int64)
+            for order in range(2, self.order + 1):
+                counts = found[f"counts_{order}"]
+                if len(counts) != len(above):
+                    raise ValueError(f"counts_{order} has {len(counts)} numbers")
+                above = np.repeat(above, counts) * base + found[f"pieces_{order}"]
+                step, weight = found[f"steps_{order}"].astype(np.float64)
+                columns = [found[f"values_{order}"] * step]
+                if order < self.order:
+                    columns.append(found[f"backoff_{order}"] * weight)
+                if any(len(column) != len(above) or not np.isfinite(column).all() for column in columns):
+                    raise ValueError(f"order {order} has too few numbers")
+                values, *weights = (array("d", column.tobytes()) for column in columns)
+                self._entries.append((array("q", above.tobytes()), values, weights[0] if weights else None))
+            self._unigrams: list[float] = found["unigrams"].tolist()
+            self._backoff: list[float] = found["backoff"].tolist()
+        except (KeyError, ValueError, TypeError) as error:
+            raise InputError(
+                f"`ngram` must hold an n-gram of pieces, but does not ({error}). Fetch it again."
+            ) from None
+        ends = [*self._unigrams, *self._backoff]
+        if len(self._unigrams) != base or len(self._backoff) != base or not np.isfinite(ends).all():
+            raise InputError(f"`ngram` must have a number for each of {base} pieces, but has not. Fetch it again.")
+
+    def after(self, context: Sequence[int]) -> Callable[[int], float]:
+        """Return a function: piece id -> ln P(piece | context).
+
+        context: ids of the pieces before this piece; at the beginning of a sentence the first id is `self.pieces`. Only
+            the last order - 1 ids matter.
+        """
+        base, total = self.pieces + 2, 0.0
+        context = context[max(len(context) - self.order + 1, 0) :]
+        # for each order from the highest, the n-grams that begin with the context's last pieces: first index; end
+        # index; code of these pieces * base; codes of all n-grams; values of all n-grams; ln of the back-off weights of
+        # higher orders
+        rows: list[tuple[int, int, int, array[int], array[float], float]] = []
+        for begin in range(len(context)):
+            code = 0
+            for known in context[begin:]:
+                code = code * base + known
+            entries, values, _ = self._entries[len(context) - begin - 1]
+            low = bisect_left(entries, code * base)
+            high = bisect_left(entries, (code + 1) * base, low)
+            if high > low:
+                rows.append((low, high, code * base, entries, values, total))
+            total += self._weight(code, len(context) - begin)
+        seen: dict[int, float] = {}
+
+        def score(piece: int) -> float:
+            if (found := seen.get(piece)) is None:
+                found = total + self._unigrams[piece]
+                for low, high, code, entries, values, weight in rows:
+                    at = bisect_left(entries, code + piece, low, high)
+                    if at < high and entries[at] == code + piece:
+                        found = weight + values[at]
+                        break
+                seen[piece] = found
+            return found
+
+        return score
+
+    def _weight(self, code: int, order: int) -> float:
+        """Return the natural logarithm of an n-gram's back-off weight; 0 if the n-gram is missing. code: the n-gram's
+        pieces, coded as one number. order: number of its pieces."""
+        if order == 1:
+            return self._backoff[code]
+        entries, _, weights = self._entries[order - 2]
+        at = bisect_left(entries, code)
+        return weights[at] if weights is not None and at < len(entries) and entries[at] == code else 0.0
+
+
+def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
+    """Transcribe the logits (B, F, V) of F frames by beam search with an n-gram. lengths: (B,), numbers of frames.
+
+    best: number of pieces at each position of the transcript: the chosen piece and its most probable alternatives. An
+        alternative's weight is 0.3 times its probability by the head (without the blank); the chosen piece gets the
+        rest.
+    """
+    plain = best_pieces(logits, lengths, best)
+    rows = []
+    for row, count in zip(logits.float().log_softmax(-1).cpu(), lengths.tolist(), strict=True):
+        pieces, frames = likeliest(row[:count].numpy(), model)
+        chosen, chances = torch.tensor(pieces, dtype=torch.long), row[frames].exp()
+        chances[:, BLANK] = 0
+        total = chances.sum(-1, keepdim=True).clamp(min=1e-9)
+        chances[torch.arange(len(pieces)), chosen] = 0
+        weights, others = chances.topk(best - 1, -1)
+        weights = weights / total * SHARE
+        rows.append(
+            (
+                torch.cat([chosen[:, None], others], 1),
+                torch.cat([1 - weights.sum(-1, keepdim=True), weights], 1),
+                torch.tensor(frames, dtype=torch.long),
+            )
+        )
+    pieces, weights, frames = (part.to(logits.device) for part in pad_places(rows))
+    found = torch.tensor([len(frames) for _, _, frames in rows], device=logits.device)
+    return Heard(pieces, weights, found, frames, plain.logprobs, plain.counts)
+
+
+def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
+    """Find the most probable text by beam search.
+
+    logprobs: (F, V), log-probability of each of V pieces at each of F frames. model: a language model of pieces.
+    Returns: the text's piece ids, and for each piece the frame at which it is most probable.
+    """
+    start, end = model.pieces, model.pieces + 1
+    # cache: the last pieces of a text -> function that gives ln P of the next piece
+    scores: dict[tuple[int, ...], Callable[[int], float]] = {}
+
+    def after(text: tuple[int, ...]) -> Callable[[int], float]:
+        last = (start, *text)[-max(model.order - 1, 1) :]
+        if (found := scores.get(last)) is None:
+            found = scores[last] = model.after(last)
+        return found
+
+    # hypothesis -> (ln P of its paths that end in a blank, ln P of its paths that end in its last piece, score by the
+    # n-gram, frame at which each piece begins)
+    kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, NEVER, 0.0, ())}
+    for frame, row in enumerate(logprobs):
+        likely = np.argpartition(row, -CHOICES)[-CHOICES:] if len(row) > CHOICES else range(len(row))
+        choices = [(int(piece), float(row[piece])) for piece in likely if piece != BLANK and row[piece] > LEAST]
+        silent = float(row[BLANK])
+        grown: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {}
+        for text, (ended, held, gain, frames) in kept.items():
+            both, last = _sum(ended, held), text[-1] if text else start
+            stays, score = held + float(row[last]) if text else NEVER, after(text)
+            other = grown.get(text, (NEVER, NEVER, gain, frames))
+            grown[text] = (_sum(other[0], both + silent), _sum(other[1], stays), gain, other[3])
+            for piece, logprob in choices:
+                path = (ended if piece == last else both) + logprob
+                if path < NEVER / 2:
+                    continue
+                longer = (*text, piece)
+                known = grown.get(longer)
+                if known is not None:
+                    grown[longer] = (known[0], _sum(known[1], path), known[2], known[3])
+                else:
+                    more = gain + WEIGHT * score(piece) + BONUS
+                    grown[longer] = (NEVER, path, more, (*frames, frame))
+        best = sorted(grown.items(), key=lambda entry: -_sum(entry[1][0], entry[1][1]) - entry[1][2])
+        kept = dict(best[:WIDTH])
+    totals = {
+        text: _sum(ended, held) + gain + WEIGHT * after(text)(end) for text, (ended, held, gain, _) in kept.items()
+    }
+    text = max(totals, key=totals.__getitem__)
+    begun = [*kept[text][3], len(logprobs)]
+    surest = [
+        at + int(np.argmax(logprobs[at : max(until, at + 1), piece]))
+        for piece, at, until in zip(text, begun, begun[1:], strict=False)
+    ]
+    return list(text), surest
+
+
+def _sum(one: float, other: float) -> float:
+    """Return ln(e^one + e^other)."""
+    if one < other:
+        one, other = other, one
+    return one if other <= NEVER / 2 else one + math.log1p(math.exp(other - one))

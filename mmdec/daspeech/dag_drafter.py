@@ -1,0 +1,144 @@
+"""Drafts for a speech translator from the directed acyclic graph (DAG) of its non-autoregressive decoder.
+
+The graph (as in DA-Transformer) gives the exact distribution of the next unit (token) after the accepted ones. With
+alpha_t(j) = P(y_1..y_t, a_t = v_j), the chance that vertex j emitted unit t, and the transition matrix E, it is
+P(y | y_1..y_t) ~ sum_j (alpha_t E)_j P(y | v_j). So each accepted unit costs one product with E, even if it is not on
+the graph's best path. Every path ends at the last vertex, which emits </s>.
+
+The drafter holds the graphs of one batch, not weights: make one drafter for each call.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from torch import Tensor
+
+from mmdec.core.tree import trees_from_lists
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+FLOOR = 1e-6  # least emission probability, because the accepted text may have units to which the graph gives 0
+ALTERNATIVE = 0.02  # a branch begins at a second-best unit if it and all units before it have at least this probability
+TAIL = 6  # maximum units of a branch after its first one
+
+
+@dataclass
+class RowState:
+    """One row's graph, and for each vertex the probability that it emitted the row's last unit."""
+
+    links: np.ndarray  # (L, L), [i, j]: probability of the transition from vertex i to vertex j
+    emissions: np.ndarray  # (L, V), probability of each unit at each vertex
+    alpha: np.ndarray  # (L,), probability that the vertex emitted the last unit
+
+    def next_distributions(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distributions over the next vertex (L,) and over the next unit (V,). alpha: (L,), probability that
+        each vertex emitted the last unit."""
+        ahead = alpha @ self.links
+        return ahead, ahead @ self.emissions
+
+    def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
+        """Return the probability (L,) of each vertex that it emitted the next unit, once this unit is known.
+
+        ahead: (L,), probability of each vertex to be the next one, before the unit is known. unit: the unit's id.
+        """
+        alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
+        total = alpha.sum()
+        # the sum is 0 if no vertex is left, that is, after the last vertex
+        return alpha / total if total > 0.0 else ahead
+
+
+@final
+class DagDrafter:
+    """A drafter that proposes the graph's most probable next units, and a branch where a second unit is likely, too. It
+    holds the graphs of one batch."""
+
+    name = "lattice"
+    needs = Needs()
+
+    def __init__(self, emissions: Tensor, links: Tensor, lengths: Tensor, eos: int) -> None:
+        """emissions: (B, L, V), log-probability of each unit at each vertex. links: (B, L, L), [b, i, j]:
+        log-probability of the transition from vertex i to j. lengths: (B,), each graph's number of vertices.
+        eos: id of the unit that ends a text.
+        """
+        self.vocab_size, self.eos = emissions.shape[2], eos
+        self.graphs = [
+            (link[:size, :size].exp().float().cpu().numpy(), emission[:size].exp().float().cpu().numpy())
+            for link, emission, size in zip(links, emissions, lengths.tolist(), strict=True)
+        ]
+
+    def check(self, target: Target) -> None:
+        if target.vocab_size != self.vocab_size:
+            raise InputError(
+                f"`drafter` must have the target's {target.vocab_size} units, but its graph has {self.vocab_size}. "
+                "Use the graph of the same model."
+            )
+
+    def start(self, context: Context) -> list[RowState]:
+        states = []
+        for links, emissions in self.graphs:
+            alpha = np.zeros(len(links), np.float32)
+            alpha[0] = 1.0  # the first vertex emits <s>, which is the prompt
+            states.append(RowState(links, emissions, alpha))
+        return states
+
+    def propose(self, memory: list[RowState], roots: Tensor, plan: Plan) -> Draft:
+        """Draft a tree after each batch row's last unit: the most probable units, and branches at likely second-best
+        ones."""
+        return trees_from_lists(roots, [self._tree(state, plan) for state in memory])
+
+    def _tree(self, state: RowState, plan: Plan) -> tuple[list[int], list[int]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        # Branches to draft later, the most probable first. Each is (-its probability, node below which it begins, its
+        # first unit, distribution over the next vertex before that unit, depth of that unit).
+        second: list[tuple[float, int, int, np.ndarray, int]] = []
+        alpha, node, chance = state.alpha, 0, 1.0
+        for depth in range(1, min(plan.depth, plan.nodes) + 1):
+            ahead, units = state.next_distributions(alpha)
+            unit, other = _two(units)
+            total = float(units.sum())
+            if total <= 0.0:
+                break
+            if chance * float(units[other]) / total >= ALTERNATIVE:
+                heapq.heappush(second, (-chance * float(units[other]) / total, node, other, ahead, depth))
+            tokens.append(unit)
+            parents.append(node)
+            node, chance = len(tokens), chance * float(units[unit]) / total
+            if unit == self.eos:
+                break
+            alpha = state.after(ahead, unit)
+        while second and len(tokens) < plan.nodes:
+            _, node, unit, ahead, depth = heapq.heappop(second)
+            for _ in range(min(TAIL + 1, plan.nodes - len(tokens), plan.depth - depth + 1)):
+                tokens.append(unit)
+                parents.append(node)
+                if unit == self.eos:
+                    break
+                node, alpha = len(tokens), state.after(ahead, unit)
+                ahead, units = state.next_distributions(alpha)
+                unit = int(units.argmax())
+        return tokens, parents
+
+    def update(self, memory: list[RowState], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """For each batch row, update the probabilities `alpha` of the vertices: which of them may have emitted the last
+        accepted unit."""
+        for state, units, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for unit in units[:length]:
+                state.alpha = state.after(state.alpha @ state.links, unit)
+
+    def select(self, memory: list[RowState], live: Tensor) -> None:
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
+        memory[:] = [memory[row] for row in live.tolist()]
+
+
+def _two(chances: np.ndarray) -> tuple[int, int]:
+    """Return the most probable and the second most probable unit. chances: (V,), probability of each unit."""
+    first = int(chances.argmax())
+    kept = chances[first]
+    chances[first] = -1.0
+    second = int(chances.argmax())
+    chances[first] = kept
+    return first, second

@@ -1,0 +1,148 @@
+"""A translator of French speech: Whisper's encoder, a CTC head that transcribes French, and a network that translates
+the transcript.
+
+At each position of the transcript, the CTC head gives several word pieces with probabilities (`nn/ctc_head.py`). The
+piece reader encodes them. From its states, the graph decoder or the autoregressive decoder predicts English pieces
+(`nn/piece_reader.py`). `PhoneVoice` makes log-mel frames from the phones of the English text (`phonetics/spelling.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
+from mmdec.daspeech.ctc_beam import PieceNGram, read_pieces
+from mmdec.daspeech.dag_decoder import DagDecoder, Lattice
+from mmdec.daspeech.model import Source
+from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
+from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, Heard, best_pieces
+from mmdec.types import InputError
+from mmdec.whisper.encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
+
+PAD, EOS = 1, 2  # ids of <pad> and </s>; the first four phones are <s>, <pad>, </s>, <unk>
+
+
+class PhoneVoice(nn.Module):
+    """Converts phones to log-mel frames for `Vocoder`. A row's result does not depend on the other rows of its batch.
+
+    config: sizes. num_phones: number of phones in `phones.json`, the four special ones (<s>, <pad>, </s>, <unk>)
+        included.
+    """
+
+    def __init__(self, config: FastSpeech2Config, num_phones: int) -> None:
+        super().__init__()
+        self.config = config
+        # the training module has the same attribute name, so its checkpoints can be loaded
+        self.tts = FastSpeech2(config, num_phones)
+
+    def forward(self, phones: Tensor, lengths: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
+        """Compute the log-mel frames of phones.
+
+        phones: (B, N) ids, without <s>, </s> and pauses at the ends; values beyond a row's length are ignored.
+        lengths: (B,), numbers of phones; a row with 0 gets no frames. max_frames: maximum frames of a row, 16 ms each;
+            longer rows are cut.
+
+        Returns: mel (B, F, 80), natural logarithm, zeros beyond a row's frames; numbers of frames (B,).
+        """
+        places = torch.arange(phones.shape[1] + 1, device=phones.device)
+        units = F.pad(phones, (0, 1)).masked_fill(places >= lengths[:, None], PAD)  # shape (B, N + 1)
+        units = units.masked_fill(places == lengths[:, None], EOS)
+        output = self.tts(self.tts.embed(units), lengths + 1, max_frames=max_frames)
+        return output.mel, output.mel_lengths
+
+
+@dataclass(frozen=True)
+class HeardTranslatorConfig:
+    """Sizes of all networks in the model. best: number of pieces at each position of the transcript: the chosen piece
+    and its alternatives."""
+
+    encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
+    head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
+    reader: ReaderConfig = field(default_factory=ReaderConfig)
+    best: int = 8
+
+    def __post_init__(self) -> None:
+        for name, one, other in (
+            ("d_states", self.head.d_states, self.encoder.d_model),
+            ("pieces", self.reader.pieces, self.head.pieces),
+            ("reader.d_states", self.reader.d_states, self.reader.d_states and self.encoder.d_model),
+            ("best", self.best, min(max(self.best, 1), self.head.pieces)),
+        ):
+            if one != other:
+                raise InputError(f"`{name}` must fit the network before it, {other}, but is {one}. Export them anew.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> HeardTranslatorConfig:
+        return cls(
+            WhisperEncoderConfig(**values["encoder"]),
+            CtcHeadConfig(**values["head"]),
+            ReaderConfig.from_dict(values["reader"]),
+            values["best"],
+        )
+
+
+class HeardTranslator(PiecesToUnits):
+    """The whole translator except the voice. Holds the speech encoder, the CTC head (`head`), and from `PiecesToUnits`
+    the piece reader (`reader`) and the decoders (`ar`, `decoder`).
+
+    ngram: an n-gram of French pieces, for a beam search over the head's frames; None: take the best piece of each
+        frame.
+    written: an n-gram of English pieces, for the decoding strategy "beam".
+    """
+
+    ngram: PieceNGram | None = None
+    written: PieceNGram | None = None
+
+    def __init__(self, config: HeardTranslatorConfig) -> None:
+        super().__init__(config.reader)
+        self.sizes = config
+        self.encoder = WhisperEncoder(config.encoder)
+        self.head = CtcHead(config.head)
+
+    def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the speech encoder's input. sounds: 16 kHz samples (T,) of each recording.
+
+        Returns: features (B, mels, F); frames (B,), numbers of frames; counts (B,), numbers of encoder states that the
+            CTC head reads.
+        """
+        return sound_features(sounds, self.sizes.encoder, tail=TAIL)
+
+    def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[Heard, Tensor]:
+        """Transcribe recordings with the CTC head. features, frames, counts: the outputs of `features`.
+
+        Returns: the transcripts, and the speech encoder's states (B, S, D).
+        """
+        states, _ = self.encoder(features, frames)
+        states = states[:, : int(counts.max())]
+        logits, lengths = self.head(states, counts)
+        if self.ngram is not None:
+            return read_pieces(logits, lengths, self.ngram, self.sizes.best), states
+        return best_pieces(logits, lengths, self.sizes.best), states
+
+    def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
+        """Encode recordings for the decoders. features, frames, counts: the outputs of `features`. A recording with an
+        empty transcript has length 0."""
+        heard, states = self.hear(features, frames, counts)
+        beside = None
+        if self.reader.project is not None:
+            places = (heard.frames * self.sizes.head.stride).clamp(max=states.shape[1] - 1)
+            beside = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
+        read = self.reader(heard.pieces, heard.weights, heard.lengths, beside)
+        return Source(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
+
+    def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
+        """Predict the graphs. states: (B, N, d) of the piece reader. state_lengths: (B,), numbers of states. sizes:
+        (B,), numbers of transcript pieces, which decide the graphs' sizes. Raises InputError for a model without a
+        graph decoder."""
+        if self.decoder is None:
+            raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
+        graph: DagDecoder = self.decoder
+        return graph(states, state_lengths, sizes)

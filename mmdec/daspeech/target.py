@@ -1,0 +1,85 @@
+"""The autoregressive decoder of a speech translator as a target: it scores drafts of units, its output tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from mmdec.core.tree import single
+from mmdec.daspeech.ar_decoder import ArCache, ArDecoder
+from mmdec.daspeech.dag_decoder import BOS as BOS  # special tokens, re-exported for other modules
+from mmdec.daspeech.dag_decoder import EOS as EOS
+from mmdec.daspeech.dag_decoder import PAD as PAD
+from mmdec.daspeech.model import Source as Source
+from mmdec.kernels.kv_gather import kv_gather
+from mmdec.targets.kv_cache import RowLayout
+from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+
+
+@dataclass
+class UnitSession:
+    """The state of one decoding: the key-value cache, and where each batch row's tokens are in it."""
+
+    cache: ArCache
+    rows: RowLayout
+
+
+@final
+class UnitTarget:
+    """Scores drafts of units (output tokens) with the translator's autoregressive decoder. Its prompt is <s>.
+
+    The inputs of `prefill` are the encoder's `states` (B, S, d_memory) and their `state_lengths` (B,).
+    """
+
+    def __init__(self, decoder: ArDecoder) -> None:
+        self.decoder, self.name = decoder, "units"
+        self.vocab_size, self.hidden_size = decoder.embed_tokens.weight.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the decoder."""
+        return self.decoder.embed_tokens.weight.device
+
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
+        """Run the decoder over the prompt <s>. Returns session (decoding state), context (what drafters read), draft
+        (only <s>) and scores (logits after it)."""
+        if needs.layers or needs.embeds:
+            raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")
+        states, sizes = inputs["states"], inputs["state_lengths"]
+        tokens = torch.full((states.shape[0], 1), BOS, device=states.device)
+        none = [0] * len(states)
+        session = UnitSession(self.decoder.start(states, sizes, 64), RowLayout(none, none, none))
+        draft = single(tokens[:, 0])
+        scores = self.score(session, draft)
+        where = torch.zeros_like(tokens)
+        context = Context(tokens, tokens == BOS, where[None], where[:, 0], memory=states if needs.memory else None)
+        return session, context, draft, scores
+
+    def score(self, session: UnitSession, draft: Draft) -> Scores:
+        """Run the decoder over the draft's trees in one pass. Returns the logits (B, N, V) after each node."""
+        rows, device = session.rows, draft.tokens.device
+        tree, positions = rows.see(draft, session.cache.table.dtype)
+        mask = None if tree is None else tree.additive
+        rows.wait(draft.tokens.shape[1])
+        return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
+
+    def commit(self, session: UnitSession, verdict: Verdict) -> None:
+        """Move the accepted nodes to the end of their row in the cache, and drop the draft's other nodes."""
+        columns, begins = session.rows.commit(verdict.path.tolist())
+        for part in (part for pair in session.cache.own for part in pair):  # (B, H, size, D)
+            kv_gather(part, columns, begins)
+        session.cache.length = session.rows.width
+
+    def select(self, session: UnitSession, live: Tensor) -> None:
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The other rows have ended."""
+        cache = session.cache
+        cache.own = [(keys[live], values[live]) for keys, values in cache.own]
+        cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]
+        if cache.mask is not None:
+            cache.mask = cache.mask[live]
+        session.rows.select(live.tolist())
+        cache.length = session.rows.width

@@ -1,0 +1,1 @@
+"""Training of DASpeech: encoder and graph decoder, acoustic decoder, vocoder."""

@@ -1,0 +1,1 @@
+"""Training of the graph decoder that reads a CTC head's pieces."""

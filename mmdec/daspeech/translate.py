@@ -1,0 +1,271 @@
+"""`mmdec.translate_speech`: translates French recordings of any length (files, arrays) into English."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import TypedDict, Unpack
+
+from mmdec.checks.arguments import check_switch, check_threads, show
+from mmdec.checks.devices import check_device, check_dtype
+from mmdec.core.summary import three_lines
+from mmdec.daspeech.checkpoint import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
+from mmdec.daspeech.translator import (
+    OnPass,
+    SpeechTranslator,
+    SpokenTranslation,
+    check_strategy,
+    total_timings,
+)
+from mmdec.hub.find import LoadedModels, path_text, version
+from mmdec.io import audio as sound
+from mmdec.tasks.call import check_placed
+from mmdec.tasks.confidence import check_min_confidence, read_calibrations
+from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_noted, with_notes
+from mmdec.tasks.threads import with_threads
+from mmdec.types import InputError
+
+__all__ = ["TranslateOptions", "Translation", "translate_speech"]
+
+PAUSE = 0.3  # seconds of silence that are put between two translated pieces of a recording
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The translation of one recording: English speech and text."""
+
+    text: str
+    audio: np.ndarray = field(repr=False)  # (T,) float32 in [-1, 1], the English speech
+    sample_rate: int  # Hz
+    units: list[str] = field(repr=False)  # phones or word pieces of the translation, in order
+    # stage -> seconds; the time of a padded batch (on a GPU) is divided equally among its recordings
+    timings: dict[str, float] = field(repr=False)
+    seconds_source: float = 0.0  # duration of the French recording in seconds
+    passes: int = 1  # number of passes of the decoder that writes units, summed over all pieces
+    confidence: float = 0.0  # in [0, 1]: expected share of right words, see `mmdec.tasks.confidence`
+    note: str = ""  # what of the French recording's file could not be read
+
+    def __str__(self) -> str:
+        """Write three lines: the text, the number of passes, the time."""
+        each = len(self.units) / max(self.passes, 1)
+        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
+        return three_lines(self.text, passes, self.timings)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the English speech to a sound file, 16 bits per sample.
+
+        path: the file; its suffix chooses the format. If writing fails, an existing file stays as it was.
+        Returns: the path.
+        """
+        return sound.save_audio(path, self.audio, self.sample_rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields except the audio, as lists, numbers and text."""
+        content = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "audio"}
+        return content | {"units": list(self.units), "timings": dict(self.timings)}
+
+
+class TranslateOptions(TypedDict, total=False):
+    """The keyword arguments of `translate_speech`."""
+
+    sample_rate: int | None
+    model: str | os.PathLike[str] | SpeechTranslator
+    strategy: str | None
+    verify: bool
+    device: str | torch.device | None
+    dtype: torch.dtype | str | None
+    threads: int | None
+    vocoder: str | os.PathLike[str] | None
+    min_confidence: float | None
+    strict: bool
+    on_pass: OnPass | None
+
+
+@overload
+def translate_speech(audio: Audio, **options: Unpack[TranslateOptions]) -> Translation: ...
+
+
+@overload
+def translate_speech(audio: AudioList, **options: Unpack[TranslateOptions]) -> list[Translation]: ...
+
+
+def translate_speech(
+    audio: Audio | Sequence[Audio],
+    *,
+    sample_rate: int | None = None,
+    model: str | os.PathLike[str] | SpeechTranslator = DEFAULT_MODEL,
+    strategy: str | None = None,
+    verify: bool = False,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    threads: int | None = None,
+    vocoder: str | os.PathLike[str] | None = None,
+    min_confidence: float | None = None,
+    strict: bool = False,
+    on_pass: OnPass | None = None,
+) -> Translation | list[Translation]:
+    """Translate French speech into English speech and text.
+
+    audio: a path, a file object, or samples: (T,), (T, channels) or (channels, T), floats or integers up to 32 bit. A
+        list holds several recordings; on a CPU its results equal single calls exactly.
+    sample_rate: Hz of samples; None for files, whose header has it.
+    model: a shipped name, a directory, a hub id, or a translator from `load`.
+    strategy: lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None: the
+        model's own.
+    verify: True chooses the strategy "verified": exactly the autoregressive decoder's units, in few passes, because the
+        graph drafts them.
+    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+    dtype: dtype of matrix products; the vocoder always uses float32. Default None: float32.
+    threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
+        `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
+    vocoder: published HiFi-GAN weights: a directory or a hub id. Default None: the model's own.
+    min_confidence: in [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
+    strict: reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest is
+        translated, and the translation's `note` says where the part is and how long.
+    on_pass: called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the graph;
+        for one recording only. An exception from it ends the call.
+    Returns: a `Translation`; for a list, a list of `Translation`s in the same order.
+    Raises: InputError for a recording that cannot be translated, also if the model finds no phone or word piece in it;
+        for a list, BatchError, which holds the results of the accepted recordings.
+    """
+    check_threads(threads)
+    least = check_min_confidence(min_confidence)
+    strict = check_switch("strict", strict)
+    strategy = chosen_strategy(strategy, verify)
+    batch = as_batch(audio, sample_rate)
+    batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
+    translator = as_translator(model, device, vocoder, dtype)
+    with with_threads(threads, *translator.networks):
+        recordings = batch.read(lambda given: read_noted(given, sample_rate, strict=strict))
+        samples = [recording.samples for recording in recordings.values()]
+        translations = dict(zip(recordings, _translate(translator, samples, strategy, on_pass), strict=True))
+        for index, translation in translations.items():
+            if not translation.units:
+                batch.errors[index] = InputError(
+                    "`audio` must hold speech that the model knows, but it found no unit to say in "
+                    f"{translation.seconds_source:.2f} seconds. Check the recording: its language, its level, its "
+                    "noise."
+                )
+        return batch.finish(with_notes(translations, recordings), least)
+
+
+_translators = LoadedModels[SpeechTranslator]()
+
+
+def load(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    *,
+    vocoder: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> SpeechTranslator:
+    """Load a translator. It is loaded once for each folder, device, dtype and vocoder, and again if the folder's files
+    have changed.
+
+    model: a shipped name, a directory or a hub id.
+    device: None: a GPU if there is one.
+    vocoder: None: the model's own; or a directory or hub id of HiFi-GAN weights.
+    dtype: None: float32. bfloat16 and float16 apply to matrix products only; features, weights, the graph's
+        probabilities and the vocoder stay in float32.
+    Raises: InputError if model or vocoder is not found (the message says how to get it), is damaged, lies outside its
+        folder or has no safetensors, and for a device that this machine does not have.
+    """
+    directory = resolve(model)
+    checked, products = check_device(device), _products(dtype)
+    if vocoder is not None:
+        path_text(vocoder, "vocoder", VOCODER_RULE)
+    key = (version(directory), str(checked), str(products), None if vocoder is None else version(vocoder))
+    return _translators.get(
+        key, lambda: SpeechTranslator(read_parts(directory, checked, vocoder), read_calibrations(directory), products)
+    )
+
+
+def as_translator(
+    model: str | os.PathLike[str] | SpeechTranslator,
+    device: str | torch.device | None,
+    vocoder: str | os.PathLike[str] | None,
+    dtype: torch.dtype | str | None = None,
+) -> SpeechTranslator:
+    """Convert the arguments of `translate_speech` to a translator.
+
+    model: a name, directory or hub id, which is loaded; or a loaded translator. For a loaded one, `vocoder` must be
+        None, and `device` and `dtype` must be None or those of the translator.
+    Raises: InputError if these arguments do not fit, or the model cannot be loaded.
+    """
+    if not isinstance(model, SpeechTranslator):
+        return load(model, device, vocoder=vocoder, dtype=dtype)
+    if vocoder is not None:
+        raise InputError(
+            f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
+            "`load`."
+        )
+    check_placed(model, device, dtype, "Leave it out, or load the model there.")
+    return model
+
+
+def _products(dtype: torch.dtype | str | None) -> torch.dtype:
+    found = check_dtype(dtype)
+    if found == torch.float64:
+        raise InputError(f"`dtype` must be float32, bfloat16 or float16 for a translator, but is {found}. Choose one.")
+    return found
+
+
+def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
+    """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own. Raises
+    InputError for an unknown strategy, or if `verify` contradicts `strategy`."""
+    if check_switch("verify", verify) and strategy not in (None, "verified"):
+        raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
+    if strategy is not None:
+        check_strategy(strategy)
+    return "verified" if verify else strategy
+
+
+def _translate(
+    translator: SpeechTranslator, recordings: list[Tensor], strategy: str | None, on_pass: OnPass | None
+) -> list[Translation]:
+    """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results.
+
+    strategy: None: the model's own. on_pass: called after each decoder pass.
+    """
+    pieces: list[Tensor] = []
+    owners: list[int] = []
+    for owner, samples in enumerate(recordings):
+        parts = [sound.trim_silence(samples[start:end]) for start, end in sound.split_at_pauses(samples)]
+        # silent pieces are left out, because the model would invent words for them
+        least = SILENCE if peak(samples) >= SILENCE else INAUDIBLE
+        spoken = [part for part in parts if peak(part) >= least]
+        pieces += spoken
+        owners += [owner] * len(spoken)
+    results = translator.translate(pieces, strategy, on_pass)
+    translations = []
+    for owner in range(len(recordings)):
+        mine = [result for result, source in zip(results, owners, strict=True) if source == owner]
+        pause = np.zeros(int(PAUSE * sound.SAMPLE_RATE), dtype=np.float32)
+        voiced = [result.samples.numpy() for result in mine if len(result.samples)]
+        joined = [part for voice in voiced for part in (pause, voice)][1:]
+        translations.append(
+            Translation(
+                text=" ".join(result.text for result in mine if result.text),
+                audio=np.concatenate(joined) if joined else pause,
+                sample_rate=sound.SAMPLE_RATE,
+                units=[unit for result in mine for unit in result.units],
+                timings=total_timings([result.timings for result in mine]),
+                seconds_source=len(recordings[owner]) / sound.SAMPLE_RATE,
+                passes=sum(result.passes for result in mine),
+                confidence=_together(mine),
+            )
+        )
+    return translations
+
+
+def _together(pieces: Sequence[SpokenTranslation]) -> float:
+    """Average the confidence of one recording's pieces, weighted by their numbers of units."""
+    units = sum(len(piece.units) for piece in pieces)
+    return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0

@@ -1,0 +1,486 @@
+"""Runs the networks of a French-to-English speech translator in order, and measures their time.
+
+The order is: features, encoder, linguistic decoder (a path through the graph, or the autoregressive decoder), words,
+acoustic model, vocoder. Each pass of the linguistic decoder, and its graph, can be reported to the caller (`Pass`).
+`layouts.py` holds the differences between translators of phones and of word pieces; `translate.py` does loading, files
+and long recordings.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from mmdec.checks.arguments import show
+from mmdec.core.budget import Budget
+from mmdec.core.loop import decode
+from mmdec.core.sampling import Sequences, Stop
+from mmdec.core.timing import Stopwatch
+from mmdec.core.verify import MatchRule
+from mmdec.daspeech.ar_decoder import ArDecoder
+from mmdec.daspeech.checkpoint import DASpeechParts, save_parts
+from mmdec.daspeech.checkpoint_parts import GRAPH_STRATEGIES, JUDGED, STRATEGIES
+from mmdec.daspeech.dag_decoder import BOS, Lattice
+from mmdec.daspeech.dag_drafter import DagDrafter
+from mmdec.daspeech.heard_checkpoint import HeardParts
+from mmdec.daspeech.layouts import Layout, layout_of, pad
+from mmdec.daspeech.model import DASpeech, Source
+from mmdec.daspeech.target import EOS, PAD, UnitTarget
+from mmdec.generation.model_lock import reading
+from mmdec.hub.publish import push_folder
+from mmdec.kernels.dag_decode import LatticePath
+from mmdec.tasks.confidence import FLOOR, Calibration, confidence, evidence
+from mmdec.types import InputError
+
+__all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
+
+STAGES = ("features", "encoder", "linguistic", "confidence", "acoustic", "vocoder", "words")
+GPU_ROWS = 16  # maximum rows of a padded batch on a GPU
+RERANKED = 8  # for "reranked": number of the graph's best texts that the autoregressive decoder scores
+DRAFT_NODES = 192  # maximum nodes of a draft that is made from the graph: an utterance's units and their alternatives
+
+GRAPH, AUTOREGRESSIVE = "graph", "autoregressive"  # kinds of decoding in confidence.json
+
+Rows = list[dict[str, float]]
+Decoder = Callable[[Tensor, Tensor, Tensor], Tensor]
+# scores of one text by the autoregressive decoder: ln P of each unit and of </s>; for each, whether it is the decoder's
+# first choice
+Reading = tuple[list[float], list[bool]]
+# for each row: unit ids; the graph's states (K + 1, D) at its K units and </s>; number of passes; evidence for the
+# confidence
+_Decoded = tuple[list[list[int]], list[Tensor] | None, list[int], Rows]
+SPECIALS = 4  # the first four units of every vocabulary are special: <s> <pad> </s> <unk>
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph decoder's output for one utterance, on the CPU."""
+
+    emissions: Tensor = field(repr=False)  # (L, V) log-probabilities of V units at L vertices
+    # (L, L) log-probabilities of links from vertex i (row) to j (column); -inf: no link
+    links: Tensor = field(repr=False)
+    units: list[str] = field(repr=False)  # names of the V units, ordered by id
+    path: list[int]  # vertices on the chosen path, in order; empty if the graph only makes drafts
+    chosen: list[str]  # the unit at each vertex on the path, <s> and </s> included
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a decoder, as it is reported to the caller. It makes units final; but for strategy "verified", the
+    graph's pass only drafts units."""
+
+    piece: int  # index of the piece of the recording; long recordings are cut into pieces at pauses
+    units: list[str]  # names of the units that this pass made final, in order
+    tokens: int  # number of units that this pass made final, special ones such as </s> included
+    seconds: float  # seconds since decoding of the piece began, without the time spent in `on_pass`
+    graph: Graph | None = None  # the graph that this pass predicted; None for a pass of the autoregressive decoder
+
+
+OnPass = Callable[[Pass], None]
+
+
+@final
+class PassListener:
+    """Reports the decoder passes of one utterance to the callback `on_pass`, with their times. Without a callback it
+    does nothing."""
+
+    def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
+        self._on_pass, self._piece, self._units = on_pass, piece, list(units)
+        self._stopwatch, self._seconds = Stopwatch(device), 0.0
+        self.limit: int | None = None  # maximum number of units to report, because a decoder may run one step more
+        # Whether the text has ended. On a GPU the decoder seldom checks this, so it may report a few more steps after
+        # the end; they are ignored.
+        self._ended = False
+
+    def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
+        """Report a pass that made these unit ids final, special ones included. graph: the graph that the pass
+        predicted, or None."""
+        if self._on_pass is None:
+            return
+        self._seconds += self._stopwatch.lap()
+        if self.limit is not None:
+            tokens = tokens[: self.limit]
+            self.limit -= len(tokens)
+        units = [self._units[token] for token in tokens if token >= SPECIALS]
+        self._on_pass(Pass(self._piece, units, len(tokens), self._seconds, graph))
+        self._stopwatch.lap()
+
+    def step(self, tokens: Tensor) -> None:
+        """Report one step of `ArDecoder.generate`, which calls this function. tokens: (1,), the step's unit. Steps
+        after the row's end are skipped."""
+        if self._on_pass is not None and not self._ended:
+            token = int(tokens)
+            self._ended = token in (EOS, PAD)
+            self.tokens([token])
+
+    def graph(
+        self, emissions: Tensor, links: Tensor, tokens: Tensor | None = None, vertices: Tensor | None = None
+    ) -> None:
+        """Report the graph of one row. If a path is given, its units are final.
+
+        emissions: (L, V) log-probabilities of V units at L vertices. links: (L, L) log-probabilities. tokens, vertices:
+            (K,), unit and vertex of each of the path's K steps, padded with -1.
+        """
+        if self._on_pass is None:
+            return
+        chosen = [] if tokens is None else [token for token in tokens.tolist() if token >= 0]
+        path = [] if vertices is None else [vertex for vertex in vertices.tolist() if vertex >= 0]
+        names = [self._units[token] for token in chosen]
+        self.tokens(chosen, Graph(emissions.cpu(), links.cpu(), self._units, path, names))
+
+
+def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> list[Reading]:
+    """Score the units of each row in one pass of the autoregressive decoder. Returns: for each row the ln P of its
+    units and of </s>, and whether each is the decoder's first choice.
+
+    decoder: function from units (B, M), encoder states and their lengths to logits (B, M, V). tokens: unit ids of each
+        row. source: the encoded recordings.
+    """
+    rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
+    said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+    chances = decoder(said[:, :-1], source.states, source.lengths).float().log_softmax(-1)
+    chosen = chances.gather(2, said[:, 1:, None])[..., 0].tolist()
+    same = (chances.argmax(-1) == said[:, 1:]).tolist()
+    sizes = [len(row) + 1 for row in tokens]
+    return [(row[:size], agrees[:size]) for row, agrees, size in zip(chosen, same, sizes, strict=True)]
+
+
+def second_opinion(reading: Reading) -> dict[str, float]:
+    """Compute evidence for the confidence from the autoregressive decoder's scores of one text: its log-probabilities
+    of the units, and the share of units for which this decoder prefers another unit.
+
+    reading: the scores of one text, from `readings`.
+    """
+    logprobs, agrees = reading
+    return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
+
+
+def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
+    """Compute evidence from the graph's path. scores: (B,), ln P of each row's path. lengths: (B,), the path's number
+    of vertices."""
+    means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
+    return [{"graph": math.log(mean + FLOOR)} for mean in means]
+
+
+def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
+    """Compute evidence from the graph's probabilities of the units on each row's path.
+
+    emissions: (B, L, V) log-probabilities of V units at L vertices. vertices, tokens: (B, K), vertex and unit of each
+        of the path's K steps, padded with -1.
+    """
+    rows = zip(emissions, vertices, tokens, strict=True)
+    return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
+
+
+def head_evidence(source: Source) -> Rows:
+    """Compute evidence from the CTC head; empty without one. It has three parts: the head's probabilities of the
+    transcript's pieces; its probabilities of the best piece or blank at each frame; and the number of pieces per frame,
+    which is unusual for other languages and noise."""
+    heard = source.heard
+    if heard is None:
+        return [{} for _ in source.limits]
+    seen: Rows = []
+    pieces: Tensor = heard.weights[..., 0].clamp(min=1e-12).log()
+    rows = (pieces.tolist(), heard.lengths.tolist(), heard.logprobs.tolist(), heard.counts.tolist())
+    for sure, places, logprobs, frames in zip(*rows, strict=True):
+        doubt = -sum(logprobs[:frames]) / max(frames, 1)
+        seen.append(
+            evidence(sure[:places], "heard_")
+            | {"frames": math.log(doubt + FLOOR), "rate": math.log(max(places, 1) / max(frames, 1))}
+        )
+    return seen
+
+
+@dataclass(frozen=True)
+class SpokenTranslation:
+    """The translation of one utterance: English text and speech."""
+
+    text: str
+    units: list[str]  # names of its phones or word pieces
+    samples: Tensor  # (T,) float32 on the CPU, the English speech at 16 kHz
+    timings: dict[str, float]  # stage -> seconds; the time of a batch is divided equally among its utterances
+    passes: int = 1  # number of passes of the decoder that wrote the units
+    confidence: float = 0.0  # in [0, 1]: expected share of right words
+    # the values from which the confidence was computed
+    evidence: Mapping[str, float] = field(default_factory=lambda: {})
+
+
+class SpeechTranslator:
+    """A French-to-English speech translator. Holds networks and tables that do not change, so several callers may share
+    it.
+
+    `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
+    """
+
+    def __init__(
+        self,
+        parts: DASpeechParts | HeardParts,
+        calibrations: Mapping[str, Calibration] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """parts: the networks and tables. calibrations: kind of decoding -> calibration of the confidence; None: use
+        token probabilities.
+        dtype: dtype of matrix products. The vocoder always uses float32, because bfloat16 would make its sound noisy.
+        """
+        self.dtype = dtype
+        self.parts, self.calibrations = parts, calibrations or {}
+        self.networks = tuple(network.eval() for network in parts.networks)
+        self.model, self.vocoder = parts.model, parts.vocoder
+        self.layout: Layout = layout_of(parts)
+        self.units, self.decoding, self.name = parts.units, parts.decoding, parts.name
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the networks."""
+        return next(self.model.parameters()).device
+
+    @property
+    def baseline(self) -> ArDecoder:
+        """Return the autoregressive decoder. Raises InputError for a model that has none."""
+        return self.model.baseline if isinstance(self.model, DASpeech) else self.model.ar
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
+        """Write the model's folder. If writing fails, an existing folder stays as it was.
+
+        The model card, calibrations and provenance are copied only if the weights were not changed. Raises: InputError
+        for a vocoder that is not the model's own, or if the folder holds other files.
+        """
+        return save_parts(directory, self.parts)
+
+    def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload the model's folder to the hub. Returns the commit's address. Raises InputError if the upload fails."""
+        with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
+            return push_folder(self.save_pretrained(Path(folder) / self.name), repo_id, private=private, token=token)
+
+    def translate(
+        self, samples: Sequence[Tensor], strategy: str | None = None, on_pass: OnPass | None = None
+    ) -> list[SpokenTranslation]:
+        """Translate 16 kHz utterances [(T,), ...], in order.
+
+        On a CPU, utterances are processed one by one, so a batch gives exactly the same results as single calls. On a
+        GPU, utterances are padded into groups, whose time is divided equally among their rows. With `on_pass`,
+        utterances are processed one by one on every device.
+
+        strategy: None: the model's own. "verified" gives the autoregressive decoder's greedy output in fewer passes:
+            the graph drafts, the autoregressive decoder verifies. "reranked" takes the graph's best text by both
+            decoders' scores.
+        on_pass: called after each pass of the linguistic decoder.
+        """
+        strategy = self.checked(strategy)
+        with reading(*self.networks):  # the model must not change between two groups
+            rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
+            groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
+            return [
+                result
+                for index, group in enumerate(groups)
+                for result in self.translate_together(group, strategy, on_pass, index)
+            ]
+
+    def checked(self, strategy: str | None) -> str:
+        """Return the strategy, or for None the model's own. Raises InputError if the model does not support it."""
+        if strategy is None:
+            return self.decoding.strategy
+        check_strategy(strategy)
+        if strategy != "autoregressive" and self.model.decoder is None:
+            raise InputError(
+                f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is {show(strategy)}. "
+                "Choose that one."
+            )
+        if strategy in JUDGED and self.model.ar is None:
+            raise InputError(
+                f"`strategy` must be one of {', '.join(GRAPH_STRATEGIES)} for '{self.name}', which has no "
+                f"autoregressive decoder, but is {show(strategy)}. Choose one of these."
+            )
+        return strategy
+
+    @torch.inference_mode()
+    def translate_together(
+        self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
+    ) -> list[SpokenTranslation]:
+        """Translate one padded batch (on a CPU a single utterance). The caller must hold the model's lock.
+
+        The units of a row are the same as without the batch; its samples differ only by rounding. on_pass: only for a
+        batch of one utterance. piece: index of this utterance, which `on_pass` gets.
+        """
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return self._translate_together(samples, strategy, on_pass, piece)
+
+    def _translate_together(
+        self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None, piece: int
+    ) -> list[SpokenTranslation]:
+        clock = Stopwatch(self.device)
+        with clock.stage("features"), torch.autocast(self.device.type, enabled=False):
+            features = self.layout.features(samples)
+        with clock.stage("encoder"):
+            source = self.layout.source(features)
+        heard: list[int] = source.lengths.nonzero()[:, 0].tolist()
+        if len(heard) < len(samples):
+            source = source.select(heard)
+        listener = PassListener(on_pass, piece, self.units, self.device)
+        found = self._translated(source, strategy, listener, clock) if heard else []
+        timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
+        results = [SpokenTranslation("", [], torch.zeros(0), dict(timings), passes=0) for _ in samples]
+        for row, result in zip(heard, found, strict=True):
+            results[row] = replace(result, timings=dict(timings))
+        return results
+
+    def _translated(
+        self, source: Source, strategy: str, listener: PassListener, clock: Stopwatch
+    ) -> list[SpokenTranslation]:
+        """Translate each row: text, units and speech, without timings.
+
+        source: the encoded recordings; no row may be empty. listener: reports the passes. clock: measures the stages.
+        """
+        with clock.stage("linguistic"):
+            kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
+            run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
+            tokens, hidden, passes, seen = run(source, strategy, listener)
+        with clock.stage("confidence"):
+            if strategy == "autoregressive" and self.model.decoder is not None:
+                seen = self._graphs_own(self.model.lattice(source.states, source.lengths, source.sizes))
+            if self.model.ar is not None and strategy != "reranked":
+                read = readings(self.model.ar, tokens, source)
+                seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
+            seen = [row | new for row, new in zip(seen, head_evidence(source), strict=True)]
+            sure = [confidence(row, self.calibrations, kind) for row in seen]
+        with clock.stage("words"):
+            texts = self.layout.texts(tokens)
+        with clock.stage("acoustic"):
+            mels = self.layout.mels(tokens, texts, hidden)
+        with clock.stage("vocoder"):
+            voices = self._voice(mels)
+        units = [[self.units[token] for token in row] for row in tokens]
+        return [
+            SpokenTranslation(text, row, voice, {}, *told)
+            for text, row, voice, *told in zip(texts, units, voices, passes, sure, seen, strict=True)
+        ]
+
+    def _autoregressive(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+        listener.limit = source.limits[0]
+        rows = self.baseline.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
+        return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
+
+    def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+        """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them, the
+        autoregressive decoder verifies them."""
+        listener.limit = source.limits[0]
+        lattice = self.model.lattice(source.states, source.lengths, source.sizes)
+        listener.graph(lattice.emissions[0], lattice.links[0])
+        proposing = DagDrafter(lattice.emissions, lattice.links, lattice.lengths, EOS)
+        target = UnitTarget(self.baseline)
+        proposing.check(target)
+        prompt = torch.full((len(source.states), 1), BOS, device=self.device)
+        # the same limit and end tokens as in `ArDecoder.generate`, so that the units are the same
+        stop = Stop(max(source.limits) + 1, frozenset({EOS, PAD}))
+        text = Sequences(prompt, stop)
+        inputs = {"states": source.states, "state_lengths": source.lengths}
+        passes = [0] * len(source.states)
+        for round_ in decode(target, inputs, text, MatchRule(), proposing, Budget.fixed(DRAFT_NODES)):
+            for row in round_.rows:
+                passes[row] += 1
+            listener.tokens(round_.tokens[0])
+        rows = [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens]
+        return _within(rows, source.limits), None, passes, self._graphs_own(lattice)
+
+    def _graph(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+        lattice = self.model.lattice(source.states, source.lengths, source.sizes)
+        path, read = self._path(lattice, strategy), []
+        if strategy == "reranked":
+            path, read = self._likeliest(path, source)
+        listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
+        keep, tokens = _spoken(path)
+        spoken = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
+        hidden = [
+            states[vertices[steps]]
+            for states, vertices, steps in zip(lattice.hidden, path.vertices, spoken, strict=True)
+        ]
+        seen = path_evidence(path.scores, path.lengths)
+        if read:
+            seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
+        # there is no autoregressive decoder to score the text, so the graph's probabilities are used
+        if self.model.ar is None:
+            own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
+            seen = [row | new for row, new in zip(seen, own, strict=True)]
+        return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
+
+    def _graphs_own(self, lattice: Lattice) -> Rows:
+        """Compute evidence for a text of the autoregressive decoder: the log-probability of the path that the graph
+        itself would choose."""
+        guided = getattr(self.model, "written", None) is not None
+        path = self._path(lattice, "beam" if guided else "lookahead")
+        return path_evidence(path.scores, path.lengths)
+
+    def _path(self, lattice: Lattice, strategy: str) -> LatticePath:
+        """Find each row's path through the graph. For "reranked": several paths for each row, one after the other."""
+        if strategy in ("beam", "reranked"):
+            count = RERANKED if strategy == "reranked" else 1
+            return lattice.beam(getattr(self.model, "written", None), self.decoding.collapse, count)
+        return lattice.path(
+            strategy,
+            lookahead_weight=self.decoding.lookahead_weight,
+            length_penalty=self.decoding.length_penalty,
+            collapse=self.decoding.collapse,
+        )
+
+    def _likeliest(self, paths: LatticePath, source: Source) -> tuple[LatticePath, list[Reading]]:
+        """Choose the best of several paths for each row: the one with the highest sum of beam search score and ln P of
+        its text by the autoregressive decoder, which scores all texts in one pass. Returns: the chosen paths, and the
+        decoder's scores of their texts.
+
+        Source: after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
+        """
+        rows = len(source.states)
+        count = len(paths.scores) // rows
+        _, texts = _spoken(paths)
+        repeated = source.select([row for row in range(rows) for _ in range(count)])
+        assert paths.beams is not None  # only for type checkers: a beam search always sets `beams`
+        read = readings(self.baseline, texts, repeated)
+        worth = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in read])
+        best = torch.arange(rows, device=worth.device) * count + worth.view(rows, count).argmax(-1)
+        return paths.select(best), [read[row] for row in best.tolist()]
+
+    def _voice(self, mels: list[Tensor]) -> list[Tensor]:
+        """Convert log mels (F, 80) of each utterance to samples (T,) on the CPU, within [-1, 1]."""
+        spoken = [row for row, mel in enumerate(mels) if len(mel)]
+        voices = [torch.zeros(0) for _ in mels]
+        if spoken:
+            batch, lengths = pad([mels[row] for row in spoken], self.device)
+            with torch.autocast(self.device.type, enabled=False):
+                samples = self.vocoder(batch.float(), lengths).float().clamp(-1, 1).cpu()
+            for row, voice, length in zip(spoken, samples, lengths.tolist(), strict=True):
+                voices[row] = voice[: self.parts.mels.samples(length)]
+        return voices
+
+
+def _spoken(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
+    """Return for each path the steps at which it emits a unit that is not special: their indices (N,), and the units'
+    ids."""
+    keep = [row.nonzero()[:, 0] for row in paths.tokens >= SPECIALS]  # padding is -1
+    return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
+
+
+def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
+    """Cut each translation (a list of unit ids) to its maximum length, and remove special units. limits: the maximum
+    number of units of each."""
+    return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
+
+
+def check_strategy(strategy: str) -> None:
+    """Raise InputError for an unknown strategy."""
+    if not isinstance(strategy, str) or strategy not in STRATEGIES:
+        raise InputError(
+            f"`strategy` must be one of {', '.join(STRATEGIES)}, but is {show(strategy)}. Choose one of these."
+        )
+
+
+def total_timings(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sum the seconds of each stage over several utterances."""
+    return {stage: sum(part[stage] for part in parts) for stage in STAGES}

@@ -1,0 +1,413 @@
+"""The settings with which a drafter's network may be run wrongly, and the variants that `doctor.py` tries.
+
+A setting (in the names: a convention) is a choice in how the network is run, such as the target's layers that it reads.
+The config.json and the tensors' names in a checkpoint folder state these choices, but engines interpret them
+differently, and guess what is not stated. Each `Variant` runs the network (by a `Reader`) with one setting changed, and
+says which change of the folder has the same effect.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmdec.checks.weights import read_settings
+from mmdec.doctor.own_texts import Reader
+from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
+from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.eagle.published import SCALED_ROPE
+from mmdec.hub.checkpoint import read_tensors, tensor_names
+
+BASE = 10000.0  # base of rotary positions if a config names none
+FACTORS = (2.0, 4.0)  # factors to try for linearly scaled rotary positions
+OWN, FLAT, SPECULATORS = "mmdec's own", "published, flat", "speculators'"  # names of the formats of checkpoint folders
+CONVERT = "Convert the folder with `mmdec convert drafter`. "
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """How to correct a checkpoint folder. config: dotted key of config.json -> its new value. text: what else to do."""
+
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    text: str = ""
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"`{name}` to {json.dumps(value)}" for name, value in self.config.items())
+        return " ".join(filter(None, (f"In config.json set {settings}." if settings else "", self.text)))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a draft network that differs from the present way in one setting."""
+
+    convention: str  # name of the setting that differs
+    now: str  # the setting's present value, in words
+    tried: str  # the value that the variant tries, in words
+    reader: Reader  # runs the network with the value that is tried
+    remedy: Remedy  # how to change the checkpoint folder, so that the network is always run like this
+    depth: int = 1  # the first drafted token, counted from 1, on which this setting has an effect
+    tries: int = 1  # among how many values a search has found this one; 1: it was not searched for
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The facts about a drafter's checkpoint folder on which remedies depend."""
+
+    path: Path
+    described: Mapping[str, Any]  # config.json
+    names: frozenset[str]  # names of its tensors
+
+    @classmethod
+    def of(cls, path: Path) -> Folder:
+        """Read config.json and the tensors' names of a drafter's folder. Raises InputError for a damaged folder."""
+        return cls(path, read_settings(path / "config.json", "drafter"), tensor_names(path, "drafter"))
+
+    @property
+    def layout(self) -> str:
+        """Return the format of the checkpoint folder: mmdec's, speculators', or the flat one of other trainers."""
+        if "system" in self.described:
+            return OWN
+        return SPECULATORS if "speculators_model_type" in self.described else FLAT
+
+    def set(self, own: Mapping[str, Any], published: Mapping[str, Any] | None) -> Remedy:
+        """Make the correction of a checkpoint folder that sets fields of its config.json.
+
+        own: dotted key -> value, in mmdec's format. published: the same fields in published formats; None: published
+            formats have no such key.
+        """
+        if self.layout == OWN:
+            return Remedy(own)
+        if published is not None:
+            return Remedy(published)
+        fields = ", ".join(f"`{name}` to {json.dumps(value)}" for name, value in own.items())
+        return Remedy(text=f"{CONVERT}In the new folder's config.json set {fields}.")
+
+    def key(self, name: str) -> str:
+        """Return the dotted key of a setting of the decoder layer in a published config, which may be nested."""
+        for inner in ("transformer_layer_config", "text_config"):
+            if isinstance(self.described.get(inner), dict):
+                return f"{inner}.{name}"
+        return name
+
+    def value(self, key: str) -> Any:
+        """Return the value at a dotted key of config.json, such as "text_config.rope_theta"; None if there is none."""
+        found: Any = self.described
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+    def rope(self) -> str:
+        """Return the dotted key of the settings of rotary positions in config.json."""
+        key = self.key("rope_parameters")
+        return key if self.value(key) else self.key("rope_scaling")
+
+    def base(self) -> str:
+        """Return the dotted key of the base of rotary positions in config.json."""
+        inner = f"{self.rope()}.rope_theta"
+        return inner if self.value(inner) else self.key("rope_theta")
+
+    def tensor(self, names: tuple[str, ...]) -> Tensor | None:
+        """Read the first of these tensors that the folder holds, in float32; None if it holds none."""
+        held = next((name for name in names if name in self.names), None)
+        return None if held is None else read_tensors(self.path, "drafter")[held].float()
+
+
+def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
+    """Build a network that shares the weights of `network`, but has another configuration.
+
+    tensors: weights, by name, that replace the network's, or that only the new configuration has.
+    changes: fields of the configuration that differ.
+    """
+    with torch.device("meta"):
+        changed = type(network)(replace(network.config, **changes))
+    state = {**network.state_dict(), **(tensors or {})}
+    changed.load_state_dict({name: state[name] for name in changed.state_dict()}, assign=True)
+    return changed.eval()
+
+
+def variants(reader: Reader, folder: Folder, model: PreTrainedModel, pictures: bool) -> Iterator[Variant]:
+    """Yield all variants of how the network is run, each with one setting changed. reader: how the network is run now.
+    model: the target. pictures: whether any prompt has pictures."""
+    target: Any = model.config.get_text_config(decoder=True)
+    yield from _layers(reader, folder, target.num_hidden_layers)
+    yield from _flags(reader, folder)
+    yield from _norms(reader, folder)
+    yield from _rotations(reader, folder, target)
+    yield from _ends(reader, folder)
+    yield from _columns(reader, folder, target, pictures)
+
+
+def layer_rules(reader: Reader, depth: int) -> dict[tuple[int, ...], str]:
+    """Return other choices of the target's layers whose hidden states the network may read: layers -> a description in
+    words.
+
+    The choices are: all layers one higher, all layers one lower, and EAGLE-3's default layers. The layers that are read
+        now are left out. depth: the target's number of layers.
+    """
+    layers = reader.layers
+    found = {tuple(layer + step for layer in layers): name for step, name in ((1, "one higher"), (-1, "one lower"))}
+    if len(layers) == 3:
+        found.setdefault(default_layers(depth), "the default")
+    return {ids: name for ids, name in found.items() if ids != layers and all(0 <= layer < depth for layer in ids)}
+
+
+def other_layers(
+    reader: Reader, folder: Folder, ids: tuple[int, ...], name: str, convention: str = "layer ids", tries: int = 1
+) -> Variant:
+    """Make the variant in which the network reads the hidden states of other layers of the target.
+
+    ids: indices of these layers. name: description of the choice in words. tries: among how many choices a search has
+        found it.
+    """
+    three = isinstance(reader.network.config, Eagle3Config)
+    published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
+    remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
+    now = f"outputs of {_listed(reader.layers)}"
+    return Variant(convention, now, f"{name}: {_listed(ids)}", _with(reader, layers=ids), remedy, tries=tries)
+
+
+def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
+    """Yield variants in which the network reads other layers of the target, or reads the last layer before instead of
+    after the final norm, or the reverse."""
+    layers, last = reader.layers, depth - 1
+    if min(layers) >= 0:
+        for ids, name in layer_rules(reader, depth).items():
+            yield other_layers(reader, folder, ids, name)
+    if -1 in layers:
+        for replaced, name in ((last, "features before it"), (last - 1, "the layer below")):
+            if replaced >= 0:
+                ids = tuple(replaced if layer == -1 else layer for layer in layers)
+                yield other_layers(reader, folder, ids, name, "final norm")
+    elif last in layers:
+        normed = tuple(-1 if layer == last else layer for layer in layers)
+        yield other_layers(reader, folder, normed, "the last features after it", "final norm")
+
+
+def _flags(reader: Reader, folder: Folder) -> Iterator[Variant]:
+    """Yield variants of two switches of EAGLE-3 that change no weights, `norm_before_residual` and `norm_output`."""
+    config = reader.network.config
+    if not isinstance(config, Eagle3Config):
+        return
+    value = not config.norm_before_residual
+    names = ("the feature before its norm", "the feature after its norm")
+    yield Variant(
+        "residual",
+        names[config.norm_before_residual],
+        names[value],
+        _with(reader, norm_before_residual=value),
+        folder.set({"norm_before_residual": value}, {"norm_before_residual": value}),
+    )
+    value = not config.norm_output
+    names = ("the state before the last norm", "the state after the last norm")
+    yield Variant(
+        "feature of drafted tokens",
+        names[config.norm_output],
+        names[value],
+        _with(reader, norm_output=value),
+        folder.set({"norm_output": value}, {"norm_output": value}),
+        depth=2,  # no effect on the first drafted token, whose feature is the target's
+    )
+
+
+def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
+    """Yield variants of norms: leave a norm of the folder out, or add a norm that the folder lacks, with all weights
+    1."""
+    network, config = reader.network, reader.network.config
+    size = config.hidden_size
+    three = isinstance(config, Eagle3Config)
+    names: dict[str, dict[str, int]] = {"input_norm": {"layers.0.input_layernorm.weight": size}}
+    if isinstance(config, Eagle3Config):
+        parts = {f"fc_norm.{index}.weight": config.target_size for index in range(config.features)}
+        names = {"fc_norm": parts, "norm_before_fc": {"input_norm.weight": config.features * config.target_size}}
+    where = {
+        "input_norm": "the layer's input",
+        "fc_norm": "each feature before fc",
+        "norm_before_fc": "all features before fc",
+    }
+    held = [flag for flag in names if getattr(config, flag)]
+    for flag, tensors in names.items():
+        listed = ", ".join(f"`{name}`" for name in tensors)
+        key = flag if three or folder.layout == OWN else ""  # configs of EAGLE-1 and -2 have no key for this norm
+        if flag in held:
+            said = Remedy({key: False} if key else {}, f"Leave {listed} out of the folder's tensors.")
+            yield Variant("norms", f"norm of {where[flag]}", "none", _with(reader, **{flag: False}), said)
+        elif not (three and held):  # EAGLE-3 has at most one of its two norms
+            weight = next(network.parameters())
+            ones = {
+                name: torch.ones(count, dtype=weight.dtype, device=weight.device) for name, count in tensors.items()
+            }
+            mended = replace(reader, network=altered(network, ones, **{flag: True}))
+            text = f"Put {listed} into the folder, as trained; weights of one were tried."
+            said = Remedy({key: True} if key else {}, text)
+            yield Variant("norms", f"no norm of {where[flag]}", "a norm with weights of one", mended, said)
+
+
+def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]:
+    """Yield variants with another base or scaling of rotary positions (RoPE)."""
+    config = reader.network.config
+    rope = getattr(target, "rope_parameters", None) or {}
+    base = rope.get("rope_theta")
+    for theta, name in ((BASE, "the usual"), (base, "the model's")):
+        if isinstance(theta, int | float) and theta > 0 and theta != config.rope_theta:
+            yield other_base(reader, folder, float(theta), name)
+        if theta == base:
+            break  # the model's base is `BASE`, which was tried in the step before
+    if not isinstance(config, Eagle3Config):
+        return
+    own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
+    scaling = {name: value for name, value in rope.items() if name not in ("rope_theta", *MROPE)}
+    if config.rope_scaling is not None:
+        kept = {name: own[name] for name in (*MROPE, "rope_theta") if name in own}
+        published = {folder.rope(): {**kept, "rope_type": "default"} if kept else None}
+        remedy = folder.set({"rope_scaling": None}, published)
+        yield Variant("rope scaling", "as its config says", "none", _with(reader, rope_scaling=None), remedy)
+        return
+    kept = {name: value for name, value in own.items() if name not in ("type", "rope_type")}
+    scalings: dict[str, dict[str, Any]] = {"the model's": scaling} if scaling.get("rope_type") in SCALED_ROPE else {}
+    scalings |= {f"linear, factor {factor:g}": {"rope_type": "linear", "factor": factor} for factor in FACTORS}
+    for name, settings in scalings.items():
+        remedy = folder.set({"rope_scaling": settings}, {folder.rope(): {**kept, **settings}})
+        yield Variant("rope scaling", "none", name, _with(reader, rope_scaling=settings), remedy)
+
+
+def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
+    """Make the variant with another base of rotary positions (RoPE).
+
+    theta: the base. name: where the base is from. tries: among how many choices a search has found it.
+    """
+    remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
+    now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)
+    return Variant("rope base", now, f"{name}, {theta:g}", mended, remedy, tries=tries)
+
+
+MROPE = ("mrope_section", "mrope_interleaved")  # settings of rotary positions with three axes
+
+
+def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
+    """Yield variants with another embedding, another scale of the embedding, another LM head, or another `d2t`, which
+    converts draft tokens to the target's tokens."""
+    network, config = reader.network, reader.network.config
+    scale = math.sqrt(config.hidden_size)
+    for factor, name in ((scale, f"times {scale:.4g}"), (1 / scale, f"divided by {scale:.4g}")):
+        if isinstance(network, Eagle3):
+            scaled = replace(reader, scale=reader.scale * factor)
+            weights = "`embed_tokens.weight`, the folder's or else the model's,"
+        else:
+            weights = f"the first {config.hidden_size} columns of `fc.weight`"
+            fused = network.fc.weight.clone()
+            fused[:, : config.hidden_size] *= factor
+            scaled = replace(reader, network=altered(network, {"fc.weight": fused}))
+        remedy = Remedy(text=f"In the folder's tensors, multiply {weights} by {factor:.6g}.")
+        yield Variant("embedding scale", "as the embedding gives it", name, scaled, remedy)
+    if isinstance(network, Eagle3):
+        yield from _eagle3_ends(reader, network)
+        return
+    for convention, names, end in (
+        ("LM head", ("lm_head.weight", "model.lm_head.weight"), reader.output),
+        ("embedding", ("embed_tokens.weight", "model.embed_tokens.weight"), reader.embedding),
+    ):
+        now = cast(Tensor, end.weight)
+        held = None if folder.layout == OWN else folder.tensor(names)
+        if held is None or held.shape != now.shape or torch.equal(held.to(now), now):
+            continue
+        remedy = Remedy(text="The drafter was trained for other weights than this model's: draft for that model.")
+        if convention == "LM head":
+            changed = replace(reader, output=_linear(held.to(now)))
+        else:
+            changed = replace(reader, embedding=nn.Embedding.from_pretrained(held.to(now)))
+        yield Variant(convention, "the model's", "the folder's", changed, remedy)
+
+
+def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
+    """Yield variants of an EAGLE-3 network with another embedding, LM head or `d2t`, which converts draft tokens to the
+    target's tokens."""
+    config, output = network.config, reader.output
+    if config.own_embedding and config.hidden_size == config.target_size:
+        shared = replace(reader, network=altered(network, own_embedding=False))
+        remedy = Remedy(text="Leave `embed_tokens.weight` out of the folder's tensors.")
+        yield Variant("embedding", "the folder's", "the model's", shared, remedy)
+    ids = network.token_ids(torch.arange(network.vocabulary, device=output.weight.device))
+    legal = bool(((ids >= 0) & (ids < config.vocab_size)).all())
+    if config.hidden_size == config.target_size and legal:
+        tied = replace(reader, network=altered(network, {"lm_head.weight": output.weight[ids].clone()}))
+        rows = "the rows of the drafted tokens in the model's LM head" if config.mapped else "the model's LM head"
+        remedy = Remedy(text=f"Replace `lm_head.weight` by {rows}.")
+        yield Variant("LM head", "its own", "tied to the model's", tied, remedy)
+    if config.mapped:
+        table = cast(Tensor, network.d2t)
+        own = torch.arange(len(table), device=table.device)
+        if int(table.min()) >= 0 and int(table.max()) < config.vocab_size and len(table.unique()) == len(table):
+            read = replace(reader, network=altered(network, {"d2t": table - own}))
+            remedy = Remedy(text="`d2t` holds tokens: subtract `torch.arange(len(d2t))` from it, or add `t2d`.")
+            yield Variant("d2t", "offsets", "tokens", read, remedy)
+
+
+def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Iterator[Variant]:
+    """Yield variants in which the network reads other things at a position: the embedding of another token, the
+    features of another token, or other embeddings for pictures."""
+    text = "No setting mends this. Train anew: column t reads the embedding of token t + 1 and the features of token t."
+    for late, name in (
+        ("tokens", "token t and the features of token t"),
+        ("features", "token t + 1, features of t - 1"),
+    ):
+        shifted = replace(reader, late=late)
+        yield Variant("column shift", "token t + 1, features of token t", name, shifted, Remedy(text=text))
+    if not pictures:
+        return
+    config = reader.network.config
+    placed = getattr(config, "visual_token", None)
+    if placed is not None:
+        other = "own" if placed == "next" else "next"
+        remedy = folder.set({"visual_token": other}, None)
+        yield Variant("visual columns", placed, other, _with(reader, visual_token=other), remedy)
+    if not isinstance(config, Eagle3Config):
+        return
+    kinds: tuple[Pictures, ...] = ("placeholder", "projected", "dropped")
+    for kind in kinds:
+        same = config.hidden_size == config.target_size
+        if kind != config.pictures and (same or kind != "projected"):
+            remedy = folder.set({"pictures": kind}, None)
+            yield Variant("embedding of pictures", config.pictures, kind, _with(reader, pictures=kind), remedy)
+    rope = getattr(target, "rope_parameters", None) or {}
+    sections = tuple(config.mrope_section or rope.get("mrope_section") or ())
+    if not rope.get("mrope_section"):
+        return  # no M-RoPE: the model's positions have one axis
+    own: dict[str, Any] = dict(folder.value(folder.rope()) or {})
+    plain = {name: value for name, value in own.items() if name not in MROPE}
+    fields: dict[str, Any] = {"mrope_section": list(sections)}
+    fields["mrope_interleaved"] = bool(config.mrope_interleaved or rope.get("mrope_interleaved"))
+    names = {"text": "counted like text", "temporal": "the first axis", "axes": "three axes"}
+    for kind, name in names.items():
+        if kind == config.positions or (kind == "axes" and 2 * sum(sections) != config.head_dim):
+            continue
+        changes: dict[str, Any] = {"positions": kind, **(fields if kind == "axes" else {})}
+        published: dict[str, Any] | None = None
+        if kind == "axes":
+            published = {folder.rope(): {"rope_type": "default", **plain, **fields}}
+        elif kind == "temporal":
+            published = {folder.rope(): {**plain, "rope_type": "default"} if plain else None}
+        remedy = folder.set(changes, published)
+        yield Variant("positions", names[config.positions], name, _with(reader, **changes), remedy)
+
+
+def _with(reader: Reader, **changes: Any) -> Reader:
+    return replace(reader, network=altered(reader.network, **changes))
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """Make an LM head with these weights (vocabulary, H)."""
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    head.weight = nn.Parameter(weight, requires_grad=False)
+    return head
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return ", ".join("the final norm" if layer == -1 else str(layer) for layer in layers)

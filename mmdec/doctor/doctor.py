@@ -1,0 +1,469 @@
+"""The drafter doctor: tests whether a drafter is run as in its training, and measures how many tokens are accepted.
+
+A checkpoint folder may not state some settings (here called conventions), such as which layers of the target a draft
+network reads. If one differs from training, drafts are worse, but the text is the same. `examine` measures which share
+of first drafted tokens is accepted on the target's greedy text, as the folder says and with each setting changed. A
+change that clearly raises the share is a finding. It is kept in the search for the next one.
+
+A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
+texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
+and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmdec.doctor import searches
+from mmdec.doctor.conventions import Folder, Remedy, Variant, variants
+from mmdec.doctor.own_texts import (
+    Asked,
+    Model,
+    OwnText,
+    Reader,
+    chain_rounds,
+    decoding_rounds,
+    has_template,
+    inputs_of,
+    own_text,
+    right_tokens,
+)
+from mmdec.drafters.dflash.network import DFlash
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.hub.find import drafter_by_name
+from mmdec.hub.provenance import hardware
+from mmdec.pretrained.drafters import load_drafter
+from mmdec.pretrained.vlm import LoadedVlm
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.registry import target_of
+from mmdec.training.corpora.text_files import evenly_spaced
+from mmdec.types import Drafter, InputError, Needs
+
+TOKENS = 128  # the most tokens of an answer
+CHAINS = range(1, 8)  # lengths of the chains to measure
+TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
+LEAST_GAIN, MOST_MENDS = 0.01, 4  # of reported changes: minimum rise of the share of accepted tokens; maximum number
+FEW, BLOCK = 10, 32  # if there are fewer texts than FEW, they are cut into blocks of BLOCK places
+MOST_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
+TEMPLATE = "chat template"
+STRATA = 5  # bins of the target's confidence; different texts are compared at places in the same bin
+OFF, WORSE, NOTHING = "off", "worse", "no measurable effect"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share, 0 to 1, or a difference of two shares, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How the share of accepted tokens changes if one setting of how a draft network is run is changed.
+
+    verdict: "off": the share rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
+    """
+
+    convention: str
+    now: str  # the value that the drafter's folder gives the setting, as text
+    tried: str  # the value that was tried, in words
+    depth: int  # number of the drafted token, from 1, whose acceptance is compared
+    before: Share  # share of these drafted tokens that are accepted with the folder's value
+    after: Share  # the same share with the value that was tried
+    gain: Share  # `after` minus `before`
+    verdict: str
+    remedy: Remedy = field(default_factory=Remedy)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Tokens per round, the bonus token included, with drafts of one size."""
+
+    nodes: int
+    depth: int
+    as_is: float  # tokens per round if the network is run as its folder says
+    mended: float | None = None  # tokens per round with all recommended changes; None: not measured
+
+    @property
+    def name(self) -> str:
+        """Write the size, such as "chain of 3" or "tree of 16, 5 deep"."""
+        return f"chain of {self.nodes}" if self.nodes <= self.depth else f"tree of {self.nodes}, {self.depth} deep"
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The result of `examine`: what is wrong with how a drafter is run, and how many of its tokens are accepted."""
+
+    drafter: str
+    system: str  # the kind of drafter, such as "eagle3"
+    layout: str  # format of the drafter's checkpoint folder
+    target: str
+    prompts: int  # number of prompts with an answer
+    places: int  # number of positions of the answers at which a draft may begin
+    pictures: int  # number of prompts with pictures
+    template: bool  # whether the prompts went through the chat template
+    acceptance: Share  # accepted share of first drafted tokens
+    mended: Share | None  # accepted share of first drafted tokens with the changes of `findings`; None: not measured
+    findings: list[Tried]
+    conventions: list[Tried]  # other changes that were tried, one at a time, on top of those of `findings`
+    depths: list[float]  # [k]: of the chains whose first k tokens were accepted, the share whose next one is accepted
+    rounds: list[Rounds]
+    notes: list[str]
+    measured_on: dict[str, Any]  # description of the hardware and of software versions
+
+
+def examine(
+    drafter: str | Path,
+    model: Model,
+    prompts: Sequence[Asked],
+    *,
+    template: bool = True,
+    tokens: int = TOKENS,
+    log: Callable[[str], None] = lambda line: None,
+) -> Examination:
+    """Examine a drafter on its target's greedy answers.
+
+    drafter: the drafter's folder, name or hub id, as for `load_drafter`. model: the loaded target.
+    prompts: the target answers them.
+    template: whether prompts go through the chat template, if the model has one. tokens: the most tokens of an answer.
+    log: receives lines of progress.
+    Returns: the `Examination`.
+    Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
+    """
+    target = target_of(model.model)
+    if not isinstance(target, DecoderTarget):
+        raise InputError(
+            f"`model` must be a language model or one that reads images, but is {type(model.model).__name__}. Measure "
+            "its drafters with `mmdec bench asr`."
+        )
+    loaded = load_drafter(drafter, model.model, "drafter")
+    loaded.check(target)
+    folder = Folder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
+    templates = [template and has_template(model)]
+    layers, reader = {-1}, None
+    if isinstance(loaded, TreeGrowing) and not isinstance(loaded.network, DFlash):
+        ends: Any = model.model
+        reader = Reader(loaded.network, ends.get_input_embeddings(), ends.get_output_embeddings())
+        templates += [not template] * has_template(model)
+        columns = len(prompts) * (inputs_of(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
+        layers |= {*reader.layers, *searches.searchable(model.model, columns)}
+        layers |= {layer for one in variants(reader, folder, model.model, True) for layer in one.reader.layers}
+
+    def written(asked: Asked, applied: bool) -> OwnText | None:
+        needs = Needs(layers=tuple(sorted(layers)), embeds=True)
+        return own_text(target, inputs_of(model, asked, applied), loaded, tokens, needs)
+
+    log(f"the model answers {len(prompts)} prompts")
+    answers = [written(asked, templates[0]) for asked in prompts]
+    texts = [text for text in answers if text is not None]
+    if not texts:
+        raise InputError("`data` must have prompts that the model answers, but every answer is empty. Give others.")
+    pairs: list[tuple[OwnText, OwnText]] = []
+    if len(templates) > 1:
+        log("the model answers some of them " + ("without the chat template" if templates[0] else "as chats"))
+        answered = [pair for pair in zip(prompts, answers, strict=True) if pair[1] is not None]
+        for asked, text in evenly_spaced(answered, MOST_PAIRS):
+            other = written(asked, templates[1])
+            if other is not None and text is not None:
+                pairs.append((text, other))
+    log("the drafter is measured")
+    pictures = sum(_pictured(text) for text in texts)
+    findings, tried, better, notes = list[Tried](), list[Tried](), reader, list[str]()
+    if reader is None:
+        notes.append(
+            "Conventions are tried for networks that continue the model's features; "
+            f"{loaded.name.partition('-')[0]} is none."
+        )
+    else:
+        findings, tried, better = find_mends(reader, folder, model.model, texts)
+        if isinstance(model, LoadedVlm) and not pictures:
+            notes.append("No prompt has a picture: conventions of pictures were not tried.")
+        if not texts[0].context.features.keys() >= searches.searchable(model.model, 0):
+            notes.append(searches.UNSEARCHED)
+    mends = len(findings)
+    if better is not None and pairs:
+        row = _template(better, pairs)
+        (findings if row.verdict == OFF else tried).append(row)
+    log("the answers are decoded with trees")
+    rounds, depths = _rounds(model.model, loaded, reader, texts)
+    mended = better.drafter() if better is not None and mends else None
+    if mended is not None:
+        after, depths = _rounds(model.model, mended, better, texts)
+        rounds = [replace(row, mended=new.as_is) for row, new in zip(rounds, after, strict=True)]
+    return Examination(
+        drafter=str(drafter),
+        system=reader.network.system if reader is not None else loaded.name.partition("-")[0],
+        layout=folder.layout,
+        target=target.name,
+        prompts=len(texts),
+        places=sum(text.places for text in texts),
+        pictures=pictures,
+        template=templates[0],
+        acceptance=accepted(_first(reader, texts) if reader is not None else _hits(model.model, loaded, texts)),
+        mended=accepted(_first(better, texts)) if better is not None and mends else None,
+        findings=findings,
+        conventions=tried,
+        depths=depths,
+        rounds=rounds,
+        notes=notes,
+        measured_on=hardware(
+            device=model.model.device, dtype=model.model.dtype, batch=1, threads=torch.get_num_threads()
+        ),
+    )
+
+
+def _pictured(text: OwnText) -> bool:
+    return text.context.visual is not None and bool(text.context.visual.any())
+
+
+def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
+    """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
+    target gives its token similar probabilities.
+
+    pairs: for some prompts, the text as the prompts are given, and one with the template left out or applied.
+    """
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    right = [_first(reader, side) for side in sides]
+    sure = [[confidences(reader, text) for text in side] for side in sides]
+    gain, certain = matched_gain(right[0], sure[0], right[1], sure[1])
+    applied = sides[0][0].prompt > sides[1][0].prompt
+    names = ("left out", "applied")
+    remedy = (
+        "It drafts better for prompts without the chat template, so it was trained on such: train it on chats."
+        if applied
+        else "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
+    )
+    return Tried(
+        TEMPLATE,
+        names[applied],
+        names[not applied],
+        1,
+        accepted(right[0]),
+        accepted(right[1]),
+        gain,
+        verdict(gain.value, certain),
+        Remedy(text=remedy),
+    )
+
+
+def _rounds(
+    model: PreTrainedModel, drafter: Drafter, reader: Reader | None, texts: Sequence[OwnText]
+) -> tuple[list[Rounds], list[float]]:
+    """Measure tokens a round of chains and trees, and acceptance by depth. reader: runs the drafter's network, so that
+    chains are counted without decoding; None: everything is decoded, and acceptance by depth is not measured."""
+    places = sum(text.places for text in texts)
+
+    def decoded(nodes: int, depth: int) -> Rounds:
+        count = sum(decoding_rounds(model, drafter, text, nodes, depth) for text in texts)
+        return Rounds(nodes, depth, places / count)
+
+    trees = [decoded(nodes, depth) for nodes, depth in TREES]
+    if reader is None:
+        return [*(decoded(length, length) for length in CHAINS), *trees], []
+    right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
+    chains = [Rounds(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS]
+    return [*chains, *trees], by_depth(right)
+
+
+def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) -> list[np.ndarray]:
+    """Return for each text (n,): for each of n rounds that draft one token, 1 if it was accepted, else 0."""
+    rounds = [decoding_rounds(model, drafter, text, 1, 1) for text in texts]
+    return [(np.arange(count) < text.places - count).astype(float) for text, count in zip(texts, rounds, strict=True)]
+
+
+def find_mends(
+    reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
+) -> tuple[list[Tried], list[Tried], Reader]:
+    """Find the settings in which a network is run otherwise than in its training, one after another.
+
+    reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
+    Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
+    """
+    findings, done, given = list[Tried](), set[str](), reader
+    pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
+    while True:
+        todo = [
+            variant
+            for tried in (variants(reader, folder, model, pictures), searches.searched(reader, folder, model, texts))
+            for variant in tried
+            if variant.convention not in done and recorded >= {*variant.reader.layers}
+        ]
+        now = [right_tokens(reader, text, 2) for text in texts]
+        readings = sum(variant.tries for variant in todo)
+        rows = [_try(variant, now, texts, readings) for variant in todo]
+        best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
+        if best is None or best.verdict != OFF or len(done) == MOST_MENDS:
+            lost = _lost_head(given, texts) if _lost_head(reader, texts) else None
+            # with a wrong LM head, the gains of other changes mean nothing
+            return ([lost], [], given) if lost else (findings, rows, reader)
+        findings.append(best)
+        done.add(best.convention)
+        reader = todo[rows.index(best)].reader
+
+
+def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
+    """Return the finding that the network was trained with another LM head; None if its own LM head may be right."""
+    fits = searches.fitted_head(reader, texts)
+    if fits is None:
+        return None
+    before, after = (accepted(hits) for hits in fits)
+    differences = [y - x for x, y in zip(*fits, strict=True)]
+    gain, certain = mean(differences), mean(differences, 0.01)
+    if verdict(gain.value, certain) != OFF or after.value < searches.LOST * before.value:
+        return None
+    now, remedy = searches.head_remedy(reader)
+    return Tried("LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, OFF, remedy)
+
+
+def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
+    """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of text i's chains is right without the variant.
+    count: number of all variants that are tried, for Bonferroni's interval."""
+    before = [_of_depth(right, variant.depth) for right in now]
+    after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
+    differences = [y - x for x, y in zip(before, after, strict=True)]
+    gain, certain = mean(differences), mean(differences, 0.05 / count)
+    return Tried(
+        variant.convention,
+        variant.now,
+        variant.tried,
+        variant.depth,
+        accepted(before),
+        accepted(after),
+        gain,
+        verdict(gain.value, certain),
+        variant.remedy,
+    )
+
+
+def _first(reader: Reader, texts: Sequence[OwnText]) -> list[np.ndarray]:
+    """Return for each text (N,): for each place where a draft can begin, 1 if its first token is right, else 0."""
+    return [_of_depth(right_tokens(reader, text, 1), 1) for text in texts]
+
+
+def _of_depth(right: Sequence[Tensor], depth: int) -> np.ndarray:
+    """Return (n,): 1 for each chain whose token at `depth` is right, else 0. right[k]: (n,) bool, of token k + 1."""
+    return right[depth - 1].numpy().astype(float) if depth <= len(right) else np.empty(0)
+
+
+def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
+    """Compute for each depth, from 1, the share of right tokens among chains whose earlier tokens are all right.
+    right[i][k]: (n,) bool, whether token k + 1 of each chain of text i is right."""
+    shares = []
+    for depth in range(CHAINS[-1]):
+        hits = tries = 0
+        for own in right:
+            if depth < len(own):
+                size = len(own[depth])
+                reached = torch.ones(size, dtype=torch.bool)
+                for earlier in own[:depth]:
+                    reached &= earlier[:size]
+                hits, tries = hits + int((reached & own[depth]).sum()), tries + int(reached.sum())
+        shares.append(hits / tries if tries else math.nan)
+    return shares
+
+
+def accepted(right: Sequence[np.ndarray]) -> Share:
+    """Compute the share of places that are right, with its interval. right: for each text (n,), 1 or 0."""
+    found = mean(right)
+    return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
+
+
+def mean(values: Sequence[np.ndarray], level: float = 0.05) -> Share:
+    """Compute the mean over all places, with its interval. values: (n,) of each text. level: 1 minus the coverage.
+
+    Texts, or blocks of places if there are few texts, count as independent: linearised variance of a ratio of sums,
+    Student's t. The interval is no narrower than if all places were independent: a few texts may agree by chance.
+    """
+    parts = [text for text in values if len(text)]
+    if len(parts) < FEW:
+        parts = [part for text in parts for part in np.array_split(text, max(1, len(text) // BLOCK))]
+    sums, counts = np.array([part.sum() for part in parts]), np.array([len(part) for part in parts], float)
+    total, spare = counts.sum(), len(parts) - 1
+    if spare < 0:
+        return Share(math.nan, -math.inf, math.inf)
+    value = float(sums.sum() / total)
+    if spare < 1:
+        return Share(value, -math.inf, math.inf)
+    between = ((sums - value * counts) ** 2).sum() * len(parts) / spare
+    within = sum(float(((part - value) ** 2).sum()) for part in parts)
+    reach = student(1 - level / 2, spare) * math.sqrt(max(between, within)) / float(total)
+    return Share(value, value - reach, value + reach)
+
+
+def student(chance: float, freedom: int) -> float:
+    """Compute a quantile of Student's t with `freedom` degrees of freedom. Source: Abramowitz and Stegun, 26.7.5."""
+    z = NormalDist().inv_cdf(chance)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
+def verdict(gain: float, certain: Share) -> str:
+    """Return "off", "worse" or "no measurable effect". certain: the gain with an interval for all tried changes."""
+    if gain >= LEAST_GAIN and certain.low > 0:
+        return OFF
+    return WORSE if gain <= -LEAST_GAIN and certain.high < 0 else NOTHING
+
+
+@torch.inference_mode()
+def confidences(reader: Reader, text: OwnText) -> np.ndarray:
+    """Compute the probabilities (N,) that the target gives to the tokens of its answer from the second on."""
+    logits = reader.output(text.context.features[-1][0, text.prompt :]).float()
+    tokens = torch.tensor(text.answer[1:], device=logits.device)[:, None]
+    return logits.softmax(-1).gather(1, tokens)[:, 0].cpu().numpy()
+
+
+def matched_gain(
+    ours: Sequence[np.ndarray], sure: Sequence[np.ndarray], others: Sequence[np.ndarray], sure_of: Sequence[np.ndarray]
+) -> tuple[Share, Share]:
+    """Compute the gain of other texts over ours at places of similar confidence, with a 95 % and with a 99 % interval.
+
+    ours, others: (N,) for each prompt's text, 1 where the first drafted token is right, else 0. sure, sure_of: the
+    target's confidence at the places of `ours` and of `others`. The intervals are the jackknife's over prompts.
+    """
+    pooled = np.concatenate([*sure, *sure_of])
+    edges = np.quantile(pooled, np.arange(1, STRATA) / STRATA)
+    weights = np.bincount(np.searchsorted(edges, pooled), minlength=STRATA) / len(pooled)
+
+    def table(right: Sequence[np.ndarray], chances: Sequence[np.ndarray]) -> np.ndarray:
+        """Count (prompts, 2, strata) right places and all places, in bins of the target's confidence."""
+        where = [np.searchsorted(edges, part) for part in chances]
+        pairs = zip(where, right, strict=True)
+        return np.array([[np.bincount(w, r, STRATA), np.bincount(w, minlength=STRATA)] for w, r in pairs])
+
+    first, second = table(ours, sure), table(others, sure_of)
+
+    def gain(rows: np.ndarray) -> float:
+        (hit, all_), (hit_of, all_of) = first[rows].sum(0), second[rows].sum(0)
+        both = (all_ > 0) & (all_of > 0)
+        if not both.any():
+            return 0.0
+        differences = hit_of[both] / all_of[both] - hit[both] / all_[both]
+        return float((weights[both] * differences).sum() / weights[both].sum())
+
+    every = np.arange(len(ours))
+    value = gain(every)
+    if len(every) < 3:
+        unknown = Share(value, -math.inf, math.inf)
+        return unknown, unknown
+    left = np.array([gain(np.delete(every, index)) for index in every])
+    spread = math.sqrt((len(every) - 1) / len(every) * ((left - left.mean()) ** 2).sum())
+    reaches = [student(1 - level / 2, len(every) - 1) * spread for level in (0.05, 0.01)]
+    near, far = (Share(value, value - reach, value + reach) for reach in reaches)
+    return near, far

@@ -1,0 +1,400 @@
+"""Measures how often a drafter's tokens equal those of the target's greedy answers.
+
+For each prompt the target writes its greedy answer once; then one pass over prompt and answer gives the target's
+features. With these features, the drafter drafts at all places of the answer at once: its first tokens, and the later
+tokens of chains, whose input after a right token is the same text as in decoding. So the rounds that decoding with
+chains takes are counted without decoding. For trees, the answer is decoded again.
+
+Sizes: P tokens of the prompt, N + 1 tokens of the answer, L = P + N tokens of the pass (without the answer's last one),
+H channels. At the answer's token c, from 0, this token is the root, and the first drafted token should be token c + 1.
+In names, a column is a token of the pass.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from mmdec.bench.language_models import INSTRUCTIONS
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
+from mmdec.drafters.eagle.network import DraftNetwork, Pair, Prompted
+from mmdec.generation.speculation import generate
+from mmdec.hub.find import find
+from mmdec.pretrained.language_model import FILES, LoadedLanguageModel, is_language_model, load_language_model
+from mmdec.pretrained.vlm import LoadedVlm, load_vlm, reads_images
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.ropes import longest
+from mmdec.training.corpora.chats import SYSTEM, read_chats
+from mmdec.training.corpora.text_files import evenly_spaced
+from mmdec.types import Context, Drafter, InputError, Needs
+from mmdec.vision.describe import read_question, render, tensors, user_message
+
+LEAST = 2  # a prompt is left out if its answer has fewer tokens
+
+
+@dataclass(frozen=True)
+class OwnText:
+    """A prompt, the target's answer, and what the target's pass over both recorded."""
+
+    answer: list[int]  # N + 1 tokens
+    context: Context  # from the target's pass over L tokens, a batch of one
+    inputs: Mapping[str, Any]  # the target's inputs for the prompt
+
+    @property
+    def prompt(self) -> int:
+        """Return P, the number of tokens of the prompt."""
+        return self.context.tokens.shape[1] - self.places
+
+    @property
+    def places(self) -> int:
+        """Return N, the number of places in the answer where a draft can begin."""
+        return len(self.answer) - 1
+
+
+def own_text(
+    target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
+) -> OwnText | None:
+    """Let the target answer a prompt greedily, and run the target over prompt and answer. Returns None for an answer of
+    fewer than `LEAST` tokens.
+
+    inputs: the target's inputs for the prompt, a batch of one. drafter: speeds up the answer without changing it.
+    tokens: the most new tokens. needs: what the pass must record.
+    Raises: InputError for a prompt that leaves no room for an answer.
+    """
+    model: Any = target.model
+    begin = inputs["input_ids"].shape[1]
+    most = longest(model.config.get_text_config(decoder=True))
+    room = tokens if most is None else min(tokens, most - max(target.prompt_positions(inputs)))
+    if room < LEAST:
+        raise InputError(f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}.")
+    written = generate(model, inputs, drafter, max_new_tokens=room, **_greedy(model)).sequences
+    answer: list[int] = written[0, begin:].tolist()
+    if len(answer) < LEAST:
+        return None
+    added = len(answer) - 1
+    whole = {
+        name: pad(value, (0, added), value=int(name == "attention_mask"))
+        if isinstance(value, Tensor) and value.shape == inputs["input_ids"].shape
+        else value
+        for name, value in inputs.items()
+    }
+    whole["input_ids"] = written[:, :-1]
+    _, context, _, _ = target.prefill(whole, needs)
+    return OwnText(answer, context, inputs)
+
+
+def decoding_rounds(model: PreTrainedModel, drafter: Drafter, text: OwnText, nodes: int, depth: int) -> int:
+    """Decode an answer again with drafts of at most `nodes` tokens and `depth`, and return how many rounds it took."""
+    options = {"max_new_tokens": len(text.answer), **_greedy(model)}
+    again = generate(model, text.inputs, drafter, num_speculative_tokens=(nodes, depth), **options)
+    return len(again.rounds) - 1  # the first is the pass over the prompt
+
+
+def _greedy(model: Any) -> dict[str, Any]:
+    """Return options for greedy decoding without warnings, whatever the model's generation config says."""
+    options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "temperature": None, "top_p": None, "top_k": None}
+    ends = model.generation_config.eos_token_id
+    if model.generation_config.pad_token_id is None and ends is not None:
+        options["pad_token_id"] = ends[0] if isinstance(ends, list) else ends
+    return options
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One way to run a draft network: the network, and two settings that its configuration does not have.
+
+    scale: factor on the text embeddings, for EAGLE-3.
+    late: "tokens" or "features": at each token, the network reads this input of the token before instead; "": neither.
+    """
+
+    network: DraftNetwork
+    embedding: nn.Module  # the target's token embedding
+    output: nn.Linear  # the target's LM head
+    scale: float = 1.0
+    late: str = ""
+
+    @property
+    def table(self) -> nn.Module:
+        """Return the token embedding: the network's own, or the target's."""
+        own = getattr(self.network.config, "own_embedding", False)
+        return self.network.get_submodule("embed_tokens") if own else self.embedding
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Return the target's layers whose features the network reads."""
+        return self.network.config.layers
+
+    def drafter(self) -> TreeGrowing | None:
+        """Build a drafter that runs the network in this way. None if `late` is set: no drafter can read inputs late."""
+        if self.late:
+            return None
+        drafter = TreeGrowing(self.network, self.embedding, self.output)
+        if self.scale != 1.0:
+            drafter.embedding = Scaled(drafter.embedding, self.scale)
+        return drafter
+
+    def rows(self, text: OwnText) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the network's inputs at all L tokens of a text.
+
+        Returns: embeddings (L, H); the target's features (L, layers * channels of each); which tokens are visual, (L,)
+            bool.
+        """
+        whole = text.context
+        visual = whole.visual[0] if whole.visual is not None else whole.mask[0].logical_not()
+        embeds = self.table(whole.tokens[0]) * self.scale
+        if self.network.config.projected and whole.embeds is not None:
+            embeds = torch.where(visual[:, None], whole.embeds[0], embeds)
+        features = torch.cat([whole.features[layer][0] for layer in self.layers], -1)
+        if self.late == "tokens":
+            embeds, visual = embeds.roll(1, 0), visual.roll(1, 0)
+        elif self.late == "features":
+            features = features.roll(1, 0)
+        return embeds, features, visual
+
+    def positions(self, text: OwnText, prompted: Prompted) -> tuple[Tensor, int]:
+        """Return the rotary positions of the M inputs that the network computes for the prompt (M < P), and that of the
+        first root.
+
+        prompted: those M inputs.
+        Returns: (1, M), or (1 or 3, 1, M) with one row for each axis of M-RoPE; and the root's position.
+        """
+        config, positions = self.network.config, text.context.positions
+        if isinstance(config, Eagle3Config) and config.follows and len(positions) > 1:
+            taken = positions[:, :, : text.prompt - 1]
+            return taken if config.positions == "axes" else taken[0], int(positions[..., text.prompt].amax()) - 1
+        return prompted.positions[None], text.prompt - 1 if prompted.end is None else prompted.end
+
+
+class Scaled(nn.Module):
+    """An embedding whose output is multiplied by a factor."""
+
+    def __init__(self, embedding: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.embedding, self.scale = embedding, scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens) * self.scale
+
+
+@torch.inference_mode()
+def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
+    """Draft a chain after each root, which is a token of the answer, and compare it with the answer.
+
+    depth: length of the chains.
+    Returns: for each depth k from 1, (N + 1 - k,) bool: whether token k of each root's chain is right, if the drafter's
+        input has the right tokens before it. There are fewer depths if the answer is shorter.
+    """
+    network, begin, count = reader.network, text.prompt, text.places
+    prompted, embeds, hidden, past, own = _at_roots(reader, text)
+    answer = torch.tensor(text.answer, device=embeds.device)
+    found: list[Tensor] = []
+    for step in range(min(depth, count)):
+        if step:
+            # the chains after all roots at once: a chain attends to the text up to its root, and to itself
+            states = _followed(reader, embeds[begin + step :], hidden[0, :-1], prompted.carry)
+            mask = _chain_mask(len(prompted.states), count, step, states)
+            hidden, pair = network.layer(states[None], own[None, step:], past, mask)
+            past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
+        drafted = network.token_ids(network.logits(hidden[0], reader.output).argmax(-1))
+        found.append((drafted == answer[1 + step :]).cpu())
+    return found
+
+
+def _at_roots(reader: Reader, text: OwnText) -> tuple[Prompted, Tensor, Tensor, Pair, Tensor]:
+    """Run the network over a text.
+
+    Returns: the network's inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first
+        tokens are drafted; keys and values of all tokens; the roots' positions (N,).
+    """
+    network, begin = reader.network, text.prompt
+    embeds, features, visual = reader.rows(text)
+    prompted = network.prompt(embeds[:begin], features[:begin], visual[:begin])
+    positions, start = reader.positions(text, prompted)
+    past: Pair | None = None
+    if len(prompted.states):
+        _, past = network.layer(prompted.states[None], positions)
+    own = torch.arange(start, start + text.places, device=embeds.device)
+    states = network.fuse(embeds[begin:], features[begin - 1 : -1], prompted.carry)
+    hidden, pair = network.layer(states[None], own[None], past)
+    past = pair if past is None else (torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2))
+    return prompted, embeds, hidden, past, own
+
+
+@torch.inference_mode()
+def root_states(reader: Reader, text: OwnText) -> Tensor:
+    """Compute the network's states (N, H) from which the first token of each draft is predicted."""
+    return _at_roots(reader, text)[2][0]
+
+
+@torch.inference_mode()
+def surprise(reader: Reader, text: OwnText) -> Tensor:
+    """Compute -log of the probability, in nats, that the drafter gives the text's next token.
+
+    Returns: (n,), for the n <= N places whose next token is in the draft vocabulary.
+    """
+    logits = reader.network.logits(root_states(reader, text), reader.output).float()
+    tokens = reader.network.token_ids(torch.arange(logits.shape[-1], device=logits.device))
+    answer = torch.tensor(text.answer[1:], device=logits.device)
+    known = (answer[:, None] == tokens).nonzero()  # (n, 2): place, and index in the draft vocabulary
+    return -logits.log_softmax(-1)[known[:, 0], known[:, 1]].cpu()
+
+
+def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
+    """Compute the draft network's input (n, H) at the next token of n drafted chains.
+
+    embeds: (n, H) embeddings of the tokens. hidden: (n, H), the network's output at the tokens before them. carry: what
+        the network has stored of the prompt for later tokens (`Prompted.carry`).
+    """
+    network = reader.network
+    if isinstance(network, Eagle3) and network.config.mask_token is not None:
+        token = torch.tensor(network.config.mask_token, device=embeds.device)
+        return network.masked(reader.table(token) * reader.scale).expand(len(embeds), -1)
+    return network.follow(embeds, hidden, carry)
+
+
+def _chain_mask(prompt: int, count: int, step: int, states: Tensor) -> Tensor:
+    """Build the attention mask of the drafted chains at one step: token number `step` of each of n chains sees the
+    prompt, the answer up to the chain's root, and the chain's own tokens. Returns: additive (1, 1, n, S), over the S
+    tokens so far.
+
+    prompt, count: numbers of the network's inputs for the prompt and for the answer. states: gives dtype and device.
+    """
+    device, size = states.device, count - step
+    roots = torch.arange(size, device=device)[:, None]
+    parts = [torch.ones(size, prompt, dtype=torch.bool, device=device)]
+    parts.append(torch.arange(count, device=device) <= roots)
+    parts += [torch.arange(count - earlier, device=device) == roots for earlier in range(1, step + 1)]
+    seen = torch.cat(parts, 1)
+    return torch.zeros(seen.shape, dtype=states.dtype, device=device).masked_fill(~seen, -math.inf)[None, None]
+
+
+def chain_rounds(right: Sequence[Tensor], length: int) -> int:
+    """Count the rounds that decoding an answer takes with chains of `length` tokens.
+
+    right[k]: bool for each root, whether token k + 1 of its chain is right.
+    """
+    lists = [depth.tolist() for depth in right]
+    count = len(lists[0])
+    root = rounds = 0
+    while root < count:
+        accepted = 0
+        while accepted < min(length, count - root) and lists[accepted][root]:
+            accepted += 1
+        root, rounds = root + accepted + 1, rounds + 1
+    return rounds
+
+
+Model = LoadedLanguageModel | LoadedVlm
+
+BEGINNINGS = (  # for models without a chat template, which continue a text
+    "Once upon a time, there was a little girl who",
+    "The ship left the harbour at dawn, and the captain",
+    "In the year 1900, the city of Paris",
+    "To make bread, mix the flour with",
+    "One day, Tom and his dog went to the park. They",
+    "The most important difference between the two methods is",
+    "def fibonacci(n):\n    ",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "The cat sat by the window and looked at",
+    "Water boils at a lower temperature on a mountain because",
+    "Lily had a red ball. She liked to",
+    "Chapter 1\n\nIt was a cold evening when",
+    "The results of the experiment show that",
+    "Mom said it was time to go to bed, but",
+    "The first thing you should know about the moon is that",
+    "There was a big tree in the garden. Under the tree",
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt. system: the system message; "": none. images: the files of its pictures."""
+
+    text: str
+    system: str = ""
+    images: tuple[Path, ...] = ()
+
+
+# names of processors' files; if a folder of a model that reads images has none, the model is loaded for text alone
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+
+
+def load_target(
+    model: str | os.PathLike[str], device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Model:
+    """Load a language model with its tokenizer, or a model that reads images with its processor. model: name, folder or
+    hub id."""
+    folder = find(model, None, FILES)
+    sees = reads_images(folder) and any((folder / name).is_file() for name in PROCESSORS)
+    if is_language_model(folder) and not sees:
+        return load_language_model(model, device, dtype)
+    return load_vlm(model, device, dtype)
+
+
+def built_in(chat: bool) -> list[Asked]:
+    """Return the prompts to use if no file is given: instructions if `chat`, for a model with a chat template, or
+    beginnings of texts."""
+    return [Asked(text) for text in ([one.messages[0]["content"] for one in INSTRUCTIONS] if chat else BEGINNINGS)]
+
+
+def read_prompts(path: Path, limit: int | None) -> list[Asked]:
+    """Read the prompts of a file: .txt with one on each line, or .jsonl or .json of chats.
+
+    limit: take this many, evenly spaced; None: all.
+
+    A chat gives one prompt: its system message and first question. Later turns hold answers that are not the target's.
+    Raises: InputError for a file in none of these formats, naming the line or row.
+    """
+    return [
+        Asked(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)
+        for chat in evenly_spaced(read_chats(path), limit)
+    ]
+
+
+def has_template(model: Model) -> bool:
+    """Return whether the model has a chat template."""
+    return isinstance(model, LoadedVlm) or bool(getattr(model.tokenizer, "chat_template", None))
+
+
+def inputs_of(model: Model, asked: Asked, template: bool) -> dict[str, Any]:
+    """Make the model's inputs for a prompt, a batch of one. template: whether the chat template is applied.
+
+    Raises: InputError if the prompt has pictures, but the model cannot read pictures.
+    """
+    if isinstance(model, LoadedVlm):
+        return _seen(model, asked, template)
+    if asked.images:
+        raise InputError(
+            f"`model` must read images for these prompts, but {type(model.model).__name__} does not. Leave `image` out."
+        )
+    tokenizer = model.tokenizer
+    if template:
+        messages = [{"role": "system", "content": asked.system}] * bool(asked.system)
+        messages.append({"role": "user", "content": asked.text})
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+    else:
+        inputs = tokenizer("\n\n".join(filter(None, (asked.system, asked.text))), return_tensors="pt")
+    taken: Mapping[str, Any] = inputs
+    return {name: taken[name].to(model.model.device) for name in ("input_ids", "attention_mask")}
+
+
+def _seen(vlm: LoadedVlm, asked: Asked, template: bool) -> dict[str, Any]:
+    question = read_question(asked.images, asked.text)
+    said = vlm.plain.hide([*filter(None, (asked.system, asked.text))])
+    text = "\n".join([*[vlm.image_token] * len(asked.images), *said])
+    if template:
+        system = {"role": "system", "content": [{"type": "text", "text": asked.system}]}
+        text = render(vlm, [*[system] * bool(asked.system), user_message(question)])
+    return tensors(vlm, [text], [question])

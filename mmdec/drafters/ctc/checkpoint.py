@@ -1,0 +1,169 @@
+"""Reads and writes the folder of a CTC head that drafts: config.json, model.safetensors and a model card.
+
+model.safetensors holds the head's matrices in 8 bits (`mmdec.nn.int8`), the draft vocabulary, and the BPE merges of the
+model's tokenizer, which convert the head's text to the model's tokens; so the folder needs no tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import check_path
+from mmdec.checks.weights import WHOLE, checked_file, damaged, fill, read_settings, read_weights
+from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
+from mmdec.drafters.ctc.tokens import Merges, TokenPieces
+from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.nn.int8 import pack_rows, unpack_rows
+from mmdec.types import InputError
+
+SYSTEM = "ctc"
+
+
+@dataclass(frozen=True)
+class HeardTokens:
+    """The ids of the model's tokens that the drafter needs.
+
+    base: the model's name. languages: ids of the tokens of the languages that the head was trained for; empty: all
+        languages.
+    refused: ids of prompt tokens with which nothing is drafted, such as a task whose text is in another language.
+    """
+
+    first_time: int  # id of the timestamp token <|0.00|>
+    end: int  # id of the end-of-text token
+    vocab_size: int
+    base: str = ""
+    languages: Sequence[int] = ()
+    refused: Sequence[int] = ()
+
+
+def token_merges(tokenizer: Any) -> Merges:
+    """Return the BPE merges of a byte-level tokenizer from transformers."""
+    return Merges.of(json.loads(tokenizer.backend_tokenizer.to_str())["model"])
+
+
+def save_ctc(
+    directory: str | os.PathLike[str],
+    head: CtcHead,
+    pieces: TokenPieces,
+    tokens: HeardTokens,
+    trained: str = "",
+) -> Path:
+    """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
+
+    head: the trained head. pieces: the head's vocabulary. tokens: the model's token ids.
+    trained: the head's training data in words, for the model card.
+    """
+    target = new_folder(directory)
+    with whole_folder(target) as fresh:
+        config = {
+            "system": SYSTEM,
+            "model_type": "mmdec-drafter",
+            "head": asdict(head.config),
+            "tokens": asdict(tokens),
+        }
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file({**pack_rows(head.state_dict()), **_tables(pieces)}, fresh / WHOLE)
+        (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
+    return target
+
+
+def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
+    """Load a CTC drafter for a model, on the model's device and in the model's precision.
+
+    Raises: InputError if the folder is damaged, or the head belongs to another model (with other channels or tokens).
+    """
+    head, pieces, tokens = read_ctc(directory)
+    shape: Any = getattr(model, "config", None)
+    for what, expected, actual in (
+        ("channels", head.config.d_states, getattr(shape, "d_model", None)),
+        ("tokens", tokens.vocab_size, getattr(shape, "vocab_size", None)),
+    ):
+        if expected != actual:
+            raise InputError(
+                f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
+                f"{tokens.base or 'another model'}; use a drafter trained for this model."
+            )
+    head = head.to(model.device, model.dtype)
+    return Ctc(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused)
+
+
+def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens]:
+    """Read the folder of a CTC head. Returns: the head in float32 on the CPU, its vocabulary, and the model's token
+    ids. Raises InputError if the folder is damaged."""
+    folder = check_path("directory", directory, "Name a folder.")
+    config = read_settings(folder / "config.json", "directory")
+    if config.get("system") != SYSTEM:
+        raise InputError(
+            f"`directory` must hold a CTC head, but '{folder}' holds {config.get('system')!r:.60}. Name its folder."
+        )
+    state = read_weights([checked_file(folder, WHOLE, "directory")], "directory")
+    with damaged(
+        f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Fetch it again."
+    ):
+        sizes, tokens = CtcHeadConfig(**config["head"]), HeardTokens(**config["tokens"])
+        kept = state.pop("pieces").tolist()
+        tables = [state.pop(name).numpy() for name in ("merges", "merged", "alphabet")]
+        merges = _merges(*((table.tobytes(), table.dtype.str) for table in tables))
+        if not all(token in merges for token in kept) or len(merges.alphabet) != 256:
+            raise ValueError("the pieces are no tokens of the merges")
+        pieces = TokenPieces(merges, kept)
+        if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
+            raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
+    weights: dict[str, Tensor] = unpack_rows(state, "directory")
+    return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens
+
+
+@lru_cache(maxsize=4)
+def _merges(pairs: tuple[bytes, str], merged: tuple[bytes, str], alphabet: tuple[bytes, str]) -> Merges:
+    """Make the BPE from stored tables, once for all heads of a model. Each table: its bytes, and the dtype of its
+    numbers."""
+    left_right, tokens = (np.frombuffer(*table).tolist() if table[0] else [] for table in (pairs, merged))
+    left_right = list(zip(left_right[::2], left_right[1::2], strict=True))
+    if len(tokens) == 1:  # only the first number is stored if they are consecutive
+        tokens = range(tokens[0], tokens[0] + len(left_right))
+    rows = [(left, right, token) for (left, right), token in zip(left_right, tokens, strict=True)]
+    return Merges(rows, np.frombuffer(*alphabet).tolist())
+
+
+def _tables(pieces: TokenPieces) -> dict[str, Tensor]:
+    """Return the draft vocabulary and the BPE merges as tensors of small integers, by name."""
+    merges = pieces.merges
+    pairs, merged = [row[:2] for row in merges.rows], [row[2] for row in merges.rows]
+    if merged and merged == list(range(merged[0], merged[0] + len(merged))):
+        merged = merged[:1]
+    largest = max([*pieces.kept, *(token for row in merges.rows for token in row)], default=0)
+    small = torch.uint16 if largest < 2**16 else torch.int32
+    unsigned = {"pieces": pieces.kept, "merges": pairs, "merged": merged}
+    tables = {name: torch.tensor(table, dtype=torch.int32).to(small) for name, table in unsigned.items()}
+    return {**tables, "alphabet": torch.tensor(merges.alphabet, dtype=torch.int32)}
+
+
+def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
+    base, count = tokens.base or "the model that it was trained for", sum(w.numel() for w in head.parameters())
+    text = (
+        f"# A CTC head that drafts for {base}\n\n{count:,} parameters in 8 bits, {head.config.pieces} pieces, over the "
+        f"encoder's states ({head.config.d_states} channels). It proposes tokens; the model checks them, and its text "
+        "stays its own.\n"
+    )
+    if trained:
+        text += f"\n{trained}\n"
+    if tokens.base:
+        text += (
+            "\nPass its folder as `drafter`:\n\n```python\nimport mmdec\n\n"
+            f'out = mmdec.transcribe("recording.wav", model={json.dumps(tokens.base)}, drafter="FOLDER")\n'
+            "print(out.text, out.tokens_per_round)\n```\n"
+        )
+    return text

@@ -1,0 +1,1 @@
+"""Training of CTC heads that draft."""

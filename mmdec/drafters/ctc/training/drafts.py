@@ -1,0 +1,164 @@
+"""Measures the drafts of a CTC drafter for a Whisper, by simulated decoding of recordings; writes the drafter's folder.
+
+python -m mmdec.drafters.ctc.training.drafts --checkpoint runs/drafts/checkpoints/last.ckpt \\
+    --pieces runs/drafts/pieces.json --model MODEL --corpus data/passages/manifest.tsv --split dev --states runs/drafts --out models/NAME-ctc
+
+Each recording is one window, cut to 30 s. Prints, for chains of 4, 8 and 16 tokens, the tokens per round and the
+drafted tokens per round if every round has a draft; and the word error rate of the head's text against the Whisper's
+text. Transcripts are stored in `--states`: the Whisper decodes only windows without a stored transcript. `--out`
+writes the folder that `drafter=FOLDER` takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmdec.core.tree import single
+from mmdec.drafters.ctc.checkpoint import HeardTokens, save_ctc, token_merges
+from mmdec.drafters.ctc.drafter import Ctc
+from mmdec.drafters.ctc.tokens import FIRST, TokenPieces
+from mmdec.drafters.ctc.training.data import CLEAN
+from mmdec.drafters.ctc.training.module import load_module
+from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
+from mmdec.training.checkpoints import newest
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.metrics.text import rate, word_edits
+from mmdec.training.stores import FrameStore, TokenStore
+from mmdec.types import Context, InputError, MmdecError, Plan, Scores, Verdict
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+
+SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per round are measured
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Counts from the simulated decoding of one window: tokens of the text, rounds of drafting and verifying, and
+    drafted tokens."""
+
+    tokens: int
+    rounds: int
+    drafted: int
+
+
+def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> Rounds:
+    """Simulate speculative decoding of a text that is known, and count its rounds.
+
+    states: (S, D) the window's encoder states. prompt: token ids of the decoder's prompt.
+    text: token ids of the Whisper's transcript, end token included; a drafted token is accepted if it equals the
+        transcript's token.
+    plan: the size of each draft.
+    """
+    ids = torch.tensor([prompt])
+    positions = torch.arange(len(prompt))
+    memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, memory=states[None]))
+    scores = Scores(torch.zeros(1, 1, 1))
+    done, rounds, drafted = 0, 0, 0
+    accepted = [text[0]]  # this token comes from the Whisper's pass over the prompt, without a draft
+    while True:
+        done += len(accepted)
+        row = torch.tensor([accepted])
+        verdict = Verdict(row, row[:, -1], row[:, -1] < 0, row, torch.tensor([len(accepted)]))
+        drafter.update(memory, single(row[:, -1]), scores, verdict)
+        if done >= len(text):
+            return Rounds(done, rounds, drafted)
+        draft = drafter.propose(memory, row[:, -1], plan).tokens[0, 1:].tolist()
+        right = 0
+        while right < len(draft) and done + right < len(text) - 1 and draft[right] == text[done + right]:
+            right += 1
+        accepted = list(text[done : done + right + 1])
+        rounds, drafted = rounds + 1, drafted + len(draft)
+
+
+def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
+    """Collect what a CTC drafter must know of its Whisper's vocabulary: its size, the ids of the first timestamp and of
+    the end token, and the languages' tokens.
+
+    name: the Whisper's public name. languages: codes such as "en" of the languages that the head was trained on; empty:
+        any language.
+    Raises: InputError for a language that the model does not know.
+    """
+    reader, known = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}
+    unknown = [code for code in languages if f"<|{code}|>" not in known]
+    if unknown:
+        raise InputError(f"`languages` must be codes that the model knows, but has {unknown[0]!r}. Leave them out.")
+    tokens = [known[f"<|{code}|>"] for code in languages]
+    tasks: dict[str, int] = getattr(whisper.model.generation_config, "task_to_id", None) or {}
+    # a translation is English: a head of other languages would draft what was said, not what is written
+    refused = [tasks["translate"]] if languages and "en" not in languages and "translate" in tasks else []
+    return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name, tokens, refused)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command: write the drafter's folder, and print its scores. Returns exit code 0, or 2 if a file cannot be
+    read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint, or the folder of some")
+    parser.add_argument("--average", type=int, default=1, help="checkpoints of a folder to average, the last ones")
+    parser.add_argument("--pieces", type=Path, required=True)
+    parser.add_argument("--model", required=True, help="the name or folder of the Whisper that the head drafts for")
+    parser.add_argument("--corpus", help="LibriSpeech's layout, or a manifest")
+    parser.add_argument("--split", default="dev")
+    parser.add_argument("--language", default="en")
+    parser.add_argument("--states", type=Path, help="the folder of kept states and transcripts")
+    parser.add_argument("--threshold", type=float, default=0.0, help="chance below which a chain ends")
+    parser.add_argument("--out", type=Path, help="write the drafter's folder here")
+    parser.add_argument("--languages", nargs="*", default=[], help="codes of those that the head learned, for --out")
+    parser.add_argument("--base", default="", help="the model's public name, for the card")
+    parser.add_argument("--trained", default="", help="what the head was trained on, for the card")
+    given = parser.parse_args(arguments)
+    if given.corpus is not None and given.states is None:
+        parser.error("--corpus needs --states, the folder of kept states and transcripts")
+    try:
+        whisper, checkpoint = load_whisper(given.model), given.checkpoint
+        files = newest(checkpoint, given.average) if checkpoint.is_dir() else [checkpoint]
+        head = load_module(files)[0].head
+        pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
+        tokens = heard_tokens(whisper, given.base, given.languages)
+        if given.out is not None:
+            print(save_ctc(given.out, head, pieces, tokens, given.trained))
+        if given.corpus is not None:
+            _measure(given, whisper, Ctc(head, pieces, tokens.first_time, tokens.end))
+    except MmdecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) -> None:
+    reader, folder = WindowReader(whisper), given.states
+    store = FrameStore(folder / "states", whisper.model.config.d_model)
+    transcripts = TokenStore(folder / "transcripts")
+    windows = [JoinedWindow((row,), given.language, 0) for row in read_utterances(given.corpus, given.split)]
+    keep_transcripts(windows, whisper, store, transcripts, CLEAN)
+    edits, results = [], {size: list[Rounds]() for size in SIZES}
+    for window in windows:
+        text, states = transcripts.get(window.name) or [], store.get(window.name)
+        if len(text) < 2:
+            continue
+        for size, rows in results.items():
+            plan = Plan(size, size, threshold=given.threshold)
+            rows.append(rounds_of(drafter, states, reader.prompt(given.language), text, plan))
+        with torch.inference_mode():
+            logits, _ = drafter.head(states[None], torch.tensor([len(states)]))
+        path = logits[0].argmax(-1).unique_consecutive().tolist()
+        heard = b"".join(drafter.pieces.bytes(piece) for piece in path if piece >= FIRST).decode("utf-8", "replace")
+        words = [token for token in text if token < reader.first_time]
+        edits.append(word_edits(str(whisper.tokenizer.decode(words, skip_special_tokens=True)), heard))
+        each = "  ".join(f"{rows[-1].tokens / max(rows[-1].rounds, 1):5.2f}" for rows in results.values())
+        print(f"{each}  {window.name}", flush=True)
+    wrong = rate(edits)
+    print(f"words wrong: {wrong['value']:.1%} of {wrong['length']}, {len(edits)} windows")
+    for size, rows in results.items():
+        tokens, rounds, drafted = (sum(getattr(row, name) for row in rows) for name in ("tokens", "rounds", "drafted"))
+        print(f"chains of {size}: {tokens / max(rounds, 1):.2f} tokens a round, {drafted / max(rounds, 1):.2f} drafted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Training of a CTC head on stored encoder states. The encoder is frozen, except for its last `top` layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mmdec.daspeech.checkpoint import heard_parts
+from mmdec.daspeech.training.module import ctc_loss, load_network
+from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, collapse
+from mmdec.drafters.ctc.training.data import STATES, CtcBatch, SpeechEncoder, WhisperReader, load_speech_encoder
+from mmdec.io.audio import load_audio
+from mmdec.training.checkpoints import load_averaged, read_start
+from mmdec.training.metrics.text import phone_distance
+from mmdec.training.module import RecipeModule
+from mmdec.training.optim import MuonAdamW, groups
+from mmdec.types import InputError
+from mmdec.whisper.checkpoint import load_encoder
+from mmdec.whisper.encoder import MARGIN, TAIL, TopLayers
+
+
+@dataclass(frozen=True)
+class CtcOptions:
+    """Options of `CtcModule` that a recipe (YAML file) sets.
+
+    d_states: channels of an encoder state. stride: number of encoder states for each output frame.
+    d_model, layers, kernel: the head's channels, number of layers and width of convolutions in frames.
+    warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
+        to zero from step `decay_from` on, within `decay_steps`. If `decay_from` is None, it does not fall.
+    time_masks: number of masked spans in each recording, each up to `mask_states` states long.
+    channels: share of the state channels that are masked in a whole recording.
+    start: file or folder to take initial weights from: a checkpoint, a speech translator, or a CTC drafter.
+    top: number of last layers of the Whisper `encoder` that are trained, too, at the learning rate `top_lr`. The stored
+        states must be taken below these layers.
+    """
+
+    d_states: int = 512
+    stride: int = 2
+    d_model: int = 320
+    layers: int = 5
+    kernel: int = 11
+    dropout: float = 0.1
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    warmup: int = 200
+    decay_from: int | None = None
+    decay_steps: int = 1000
+    time_masks: int = 2
+    mask_states: int = 12
+    channels: float = 0.1
+    start: str | None = None
+    top: int = 0
+    encoder: str | None = None
+    top_lr: float = 1e-4
+    seed: int = 0
+
+
+class CtcModule(RecipeModule):
+    """Trains a CTC head. The loss is -log P(pieces | states) / number of pieces, averaged over the recordings of a
+    batch.
+
+    units: the subword pieces ordered by id, the blank first. options: fields of `CtcOptions`.
+    """
+
+    options: CtcOptions
+
+    def __init__(self, units: list[str], **options: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.use_options(CtcOptions(**options))
+        torch.manual_seed(self.options.seed)
+        names = ("d_states", "stride", "d_model", "layers", "kernel", "dropout")
+        sizes = {name: getattr(self.options, name) for name in names}
+        self.head = CtcHead(CtcHeadConfig(pieces=len(units), **sizes))
+        self.top = None
+        if self.options.top:
+            if self.options.encoder is None:
+                raise InputError("`encoder` must name the Whisper whose `top` layers are trained, but is not given.")
+            encoder = load_encoder(self.options.encoder)
+            self.top = TopLayers(encoder.config, self.options.top).take(encoder)
+            self.most = encoder.config.positions
+        if self.options.start is not None:
+            state = read_start(Path(self.options.start))
+            # `start` is a drafter's file, which has only the head's weights
+            if not any(name.startswith("head.") for name in state):
+                state = {f"head.{name}": value for name, value in state.items()}
+            # where `start` has no weights for `top`, the encoder's weights stay
+            anew = [name for name in load_network(self, state) if name.startswith("head.")]
+            if anew:
+                total = len(self.head.state_dict())
+                rank_zero_info(f"{len(anew)} of the head's {total} tensors begin anew: `start` has other sizes")
+
+    def forward(self, batch: CtcBatch) -> tuple[Tensor, Tensor]:
+        """Return logits (B, F, V) for F output frames and V pieces, and the number of frames (B,). In training, random
+        spans and channels of the states are masked."""
+        states, lengths = batch.states, batch.lengths
+        if self.training:
+            states = states.masked_fill(self.spans(batch)[..., None].to(states.device), 0.0)
+        # The layers in `top` read all silence after a recording. The head reads only the beginning of this silence, so
+        # the states of the rest are cut off.
+        if self.top is not None:
+            states = self.top(states, lengths)
+            # a recording that fills the window has hardly any silence after it, so nothing is cut off
+            cut = lengths < self.most
+            lengths = lengths - cut * round((MARGIN - TAIL) * STATES)
+            states = states[:, : int(lengths.max())]
+        if self.training:
+            lost = torch.rand(len(states), 1, states.shape[-1]) < self.options.channels
+            states = states.masked_fill(lost.to(states.device), 0.0)
+        return self.head(states, lengths)
+
+    def spans(self, batch: CtcBatch) -> Tensor:
+        """Draw the random spans of states to mask. Returns (B, S) bool, True where a state is masked."""
+        rows, size, _ = batch.states.shape
+        begins = (torch.rand(rows, self.options.time_masks, 1) * batch.lengths.cpu()[:, None, None]).long()
+        spans = torch.randint(0, self.options.mask_states + 1, (rows, self.options.time_masks, 1))
+        steps = torch.arange(size)
+        return ((steps >= begins) & (steps < begins + spans)).any(1)
+
+    def training_step(self, batch: CtcBatch, batch_idx: int) -> Tensor:
+        logits, lengths = self(batch)
+        loss = ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
+        self.log("train/ctc", loss.detach(), batch_size=len(batch.rows), sync_dist=True)
+        self.log("step", float(self.global_step))
+        return loss
+
+    def validation_step(self, batch: CtcBatch, batch_idx: int) -> None:
+        logits, lengths = self(batch)
+        loss = ctc_loss(logits, lengths, batch.pieces, batch.piece_lengths)
+        self.log("dev/ctc", loss, batch_size=len(batch.rows), sync_dist=True)
+        counts = batch.piece_lengths.tolist()
+        wanted = [row[:count] for row, count in zip(batch.pieces.tolist(), counts, strict=True)]
+        written = collapse(logits.argmax(-1), lengths)
+        wrong = sum(map(phone_distance, wanted, written))
+        self.log("dev/wrong", wrong / sum(counts), batch_size=sum(counts), sync_dist=True)
+
+    def optimizer(self) -> Optimizer:
+        named, options = self.head.named_parameters(), self.options
+        tuned = [] if self.top is None else groups(self.top.parameters(), options.weight_decay)
+        slow = [{**group, "lr": options.top_lr} for group in tuned]
+        return MuonAdamW.of(
+            named, lambda name, _: name.startswith("blocks"), options.lr, options.weight_decay, more=slow
+        )
+
+
+def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
+    """Load a CTC module with the mean of its checkpoints' weights. Returns the module, and the training step of the
+    last checkpoint."""
+    return load_averaged(CtcModule, checkpoints)
+
+
+@dataclass(frozen=True)
+class Ears:
+    """A CTC speech recogniser: a head and the frozen encoder that it was trained on.
+
+    Calling it with a sound file returns logits (1, F, V) for F output frames and V pieces, and the number of frames
+    (1,).
+    """
+
+    head: CtcHead
+    encoder: SpeechEncoder
+
+    @torch.inference_mode()
+    def __call__(self, path: Path) -> tuple[Tensor, Tensor]:
+        return self.head(*self.encoder.read([load_audio(path)], TAIL))
+
+
+def load_ears(checkpoint: Path, encoder: str) -> Ears:
+    """Load a CTC head and its encoder.
+
+    checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
+    encoder: name or folder of the encoder.
+    Raises: InputError for damaged files.
+    """
+    ears = load_speech_encoder(encoder)
+    if checkpoint.is_dir():
+        return Ears(heard_parts(checkpoint).model.head.eval(), ears)
+    module, _ = load_module([checkpoint])
+    if module.top is not None:
+        # a checkpoint has trained encoder layers only if the encoder is a Whisper
+        assert isinstance(ears, WhisperReader)
+        ears = WhisperReader(module.top.give(ears.encoder))
+    return Ears(module.head, ears)

@@ -1,0 +1,410 @@
+"""Training data of a CTC head that drafts for a Whisper: encoder states of windows, and the Whisper's own transcripts.
+
+Recordings are joined to windows of at most 30 s, as in decoding. The stored states are those of the speech and of some
+silence after it. The Whisper decodes each window greedily, with timestamps. The known text of the window's recordings
+is the draft (speculative decoding), so a transcript needs only a few decoder passes instead of one for each token. With
+`agreement`, one decoder pass scores the known text, which becomes the transcript if the model agrees with it. This
+takes a third to a half of the time of decoding with drafts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmdec.checks.devices import fast_bfloat16
+from mmdec.core.tree import chains
+from mmdec.drafters.ctc.checkpoint import token_merges
+from mmdec.drafters.ctc.tokens import MARK, TokenPieces, frequent_tokens
+from mmdec.drafters.ctc.training.data import Distortion, StoredBatches, distort
+from mmdec.drafters.medusa.training.data import ends, own_text
+from mmdec.io.audio import SAMPLE_RATE, load_audio, sound_seconds
+from mmdec.training.corpora.librispeech import Utterance, read_utterances
+from mmdec.training.stores import FrameStore, TokenStore
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.whisper.call import context_frames, encode
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.encoder import STEP, whisper_mel
+
+SILENCE = 3.0  # maximum seconds of silence after the sound whose encoder states are stored
+LENGTHS = (2.0, 27.0)  # in seconds: windows of joined recordings have a random maximum length in this range
+PAUSE = (0.2, 1.0)  # minimum and maximum seconds of silence between two joined recordings
+RECALL = 12  # after a round, an accepted token is searched among this many next tokens of the known text
+AT_ONCE = 4  # number of windows that the decoder decodes together
+WHOLE = 4  # every 4th batch of augmented windows is padded to 30 s, as in decoding
+NODES = 11  # number of tokens of the known text that are drafted in a round, the root included
+LIMIT = 220  # maximum tokens of a transcript; decoding is stopped there
+MARGIN = 5.0  # seconds of silence after the sound that the encoder reads if a window is not padded to 30 s
+
+
+@final
+class KnownText:
+    """A drafter that drafts texts which are known beforehand, one text for each row of the batch.
+
+    The model may write numbers, names and punctuation differently. So after each round, the drafter uses the accepted
+    tokens to find its place in the text again.
+    """
+
+    needs = Needs()
+    name = "known-text"
+
+    def __init__(self, texts: Sequence[Sequence[int]], first_time: int) -> None:
+        """texts: token ids of each row's known text. first_time: id of the first timestamp token."""
+        self.texts, self.first_time = texts, first_time
+
+    def check(self, target: Target) -> None:
+        """Accept every target: this drafter works for all models."""
+
+    def start(self, context: Context) -> list[list[Any]]:
+        """Return the state of each row of the batch, a list of three: the token ids of its text, the index of the next
+        token in it, and the last accepted token."""
+        return [[list(text), 0, -1] for text in self.texts]
+
+    def propose(self, memory: list[list[Any]], roots: Tensor, plan: Plan) -> Draft:
+        """Draft the rest of each row's text. After the timestamp that ends a segment, the same timestamp is drafted
+        first, because the next segment begins with it."""
+        drafts = []
+        for text, place, last in memory:
+            again = [last] if last >= self.first_time and place else []
+            drafts.append([*again, *text[place:]][: min(plan.nodes, plan.depth)])
+        return chains(roots, drafts)
+
+    def update(self, memory: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """After a round, find each row's place in its known text again: after the accepted tokens."""
+        for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+            for token in tokens[:length]:
+                text, place, last = row
+                if token < self.first_time:
+                    near = text[place : place + RECALL]
+                    row[1] = place + near.index(token) + 1 if token in near else place
+                # a repeated timestamp begins the next segment; -1: do not draft it again
+                row[2] = -1 if token == last else token
+
+    def select(self, memory: list[list[Any]], live: Tensor) -> None:
+        """Keep only the rows of the batch whose indices are in `live` (K,) int64, in that order."""
+        memory[:] = [memory[index] for index in live.tolist()]
+
+
+@dataclass(frozen=True)
+class JoinedWindow:
+    """A window of sound: several recordings, one after the other.
+
+    language: a code such as "en". view: 0: the recordings as they are; n: the n-th augmented version.
+    """
+
+    rows: tuple[Utterance, ...]
+    language: str
+    view: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows[0].path.stem}+{len(self.rows)}@{self.view}"
+
+    @property
+    def text(self) -> str:
+        return " ".join(row.text for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        """Return the sum of the recordings' durations in seconds, without the pauses between them."""
+        return sum(sound_seconds(row.path) for row in self.rows)
+
+    def sound(self, how: Distortion) -> Tensor:
+        """Load the window as 16 kHz samples (T,). how: probabilities of augmentations, which are used unless `view` is
+        0."""
+        draw = np.random.default_rng([*self.name.encode()])
+        parts = []
+        for row in self.rows:
+            parts += [load_audio(row.path).numpy(), np.zeros(int(draw.uniform(*PAUSE) * SAMPLE_RATE), np.float32)]
+        joined = np.concatenate(parts[:-1])
+        return torch.from_numpy(distort(joined, how, draw) if self.view else joined)
+
+
+def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
+    """Join recordings, in their order, into windows. Each window's maximum length is drawn at random from `LENGTHS`.
+
+    view: 0: the recordings as they are; n: the n-th augmented version, with other random lengths.
+    """
+    windows: list[JoinedWindow] = []
+    taken: list[Utterance] = []
+    seconds = 0.0
+    draw = np.random.default_rng([seed, view])
+    bound = draw.uniform(*LENGTHS)
+    for row in rows:
+        length = sound_seconds(row.path)
+        if taken and seconds + length > bound:
+            windows.append(JoinedWindow(tuple(taken), language, view))
+            taken, seconds, bound = [], 0.0, draw.uniform(*LENGTHS)
+        taken.append(row)
+        seconds += length + PAUSE[1]
+    return [*windows, JoinedWindow(tuple(taken), language, view)] if taken else windows
+
+
+@dataclass(frozen=True)
+class WindowReader:
+    """Runs a Whisper on windows of sound, to compute encoder states and greedy transcripts."""
+
+    whisper: LoadedWhisper
+
+    @property
+    def first_time(self) -> int:
+        """Return the id of the first timestamp token."""
+        settings: Any = self.whisper.model.generation_config
+        return int(settings.no_timestamps_token_id) + 1
+
+    @property
+    def end(self) -> int:
+        """Return the id of the token that ends a text."""
+        return ends(self.whisper.model)[0]
+
+    def prompt(self, language: str) -> list[int]:
+        """Return the token ids of the decoder's prompt for a transcript with timestamps. language: a code such as
+        "en"."""
+        settings: Any = self.whisper.model.generation_config
+        begin = [int(settings.decoder_start_token_id)]
+        if not getattr(settings, "is_multilingual", False):
+            return begin
+        return [*begin, settings.lang_to_id[f"<|{language}|>"], settings.task_to_id["transcribe"]]
+
+    @torch.inference_mode()
+    def states(self, sounds: Sequence[Tensor], whole: bool = True) -> Tensor:
+        """Compute the encoder states (B, S, D) of B recordings, each 16 kHz samples (T,).
+
+        whole: pad the recordings to 30 s. False: only to the longest of them and `MARGIN` seconds of silence.
+        """
+        features = [self._features(sound) for sound in sounds]
+        frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN) for row in features)
+        with _half(features[0].device):
+            states = [encode(self.whisper.model.model.encoder, row, frames) for row in features]
+        return torch.cat(states).float()
+
+    def _features(self, sound: Tensor) -> Tensor:
+        """Compute the log-mel spectrogram (1, mels, frames) of samples (T,), padded or cut to 30 s."""
+        config = self.whisper.model.config
+        window = F.pad(sound, (0, config.max_source_positions * STEP - len(sound)))
+        return whisper_mel(window[None], config.num_mel_bins)
+
+    @torch.inference_mode()
+    def agreed(self, window: JoinedWindow, how: Distortion, least: float) -> tuple[str, Tensor, list[int]] | None:
+        """Turn a window's known text into its transcript, with one decoder pass over this text.
+
+        The words stay as they are; punctuation and capital letters become the model's likeliest. A segment ends where
+        the timestamp tokens together are likelier than any other token. Its timestamp is always 0.00, because the time
+        is not used.
+
+        how: probabilities of augmentations.
+        least: share of the words' tokens, from 0 to 1, that must be the model's likeliest.
+        Returns: name, encoder states (S, D) and transcript's token ids of the window; None if the model agrees with
+        fewer words.
+        """
+        model, first = self.whisper.model, self.first_time
+        known = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
+        sound, prompt = window.sound(how), [*self.prompt(window.language), first]
+        known = known[: model.config.max_target_positions - len(prompt)]
+        features = self._features(sound)
+        with _half(features.device):
+            states = encode(model.model.encoder, features, context_frames(features, MARGIN)).float()
+        ids = torch.tensor([[*prompt, *known]])
+        scores = model(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        scores = scores.float().log_softmax(-1)
+        best, likely = scores[:, : self.end].max(-1), scores[:, first:].logsumexp(-1)
+        liked, timed = best.indices.tolist(), (likely > best.values).tolist()
+        words = [(a, b) for a, b in zip(known, liked, strict=False) if not self._sign(a)]
+        if not words or sum(a == b or self._same(a, b) for a, b in words) < least * len(words):
+            return None
+        text = [first]
+        for token, other, ends_here in zip(known, liked, timed, strict=False):
+            text += [first] if ends_here and text[-1] != first else []
+            signs = self._sign(token) and self._sign(other)
+            text.append(other if signs or self._same(token, other) else token)
+        return window.name, states[0, : int((len(sound) / SAMPLE_RATE + SILENCE) * SAMPLE_RATE) // STEP], text
+
+    def _same(self, token: int, other: int) -> bool:
+        """Return whether two tokens stand for the same text if capital and small letters are not distinguished."""
+        return self.whisper.tokenizer.decode([token]).lower() == self.whisper.tokenizer.decode([other]).lower()
+
+    def _sign(self, token: int) -> bool:
+        return not any(letter.isalnum() for letter in self.whisper.tokenizer.decode([token]))
+
+    @torch.inference_mode()
+    def read(
+        self, windows: Sequence[JoinedWindow], how: Distortion, whole: bool = True
+    ) -> Iterable[tuple[str, Tensor, list[int]]]:
+        """Encode and decode windows. Yields for each window its name, encoder states (S, D) and transcript's token ids.
+        If a transcript has no end token after `LIMIT` tokens, the model has repeated itself; then an empty transcript
+        is yielded.
+
+        how: probabilities of augmentations. whole: pad the windows to 30 s, as in decoding.
+        """
+        sounds = [window.sound(how) for window in windows]
+        states = self.states(sounds, whole)
+        known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
+        prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
+        drafter = KnownText(known, self.first_time)
+        texts = own_text(self.whisper.model, states, prompts, timed, LIMIT, drafter, NODES)
+        for window, sound, row, text in zip(windows, sounds, states, texts, strict=True):
+            seconds = len(sound) / SAMPLE_RATE + SILENCE
+            endless = len(text) >= LIMIT and text[-1] != self.end
+            yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], [] if endless else text
+
+
+def _half(device: torch.device) -> torch.autocast:
+    """Return a context that computes in bfloat16 on devices where this is fast. States are stored in half precision
+    anyway."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device))
+
+
+class TranscriptData(StoredBatches, LightningDataModule):
+    """A data module for CTC drafters: windows of recordings as stored encoder states, with the Whisper's own
+    transcripts.
+
+    corpora: maps each corpus to its language code. A corpus is a manifest (list of sound files with texts), or a folder
+        in LibriSpeech's format.
+    model: the Whisper that the head will draft for.
+    states: folder where states and transcripts are stored. Missing ones are computed first, so a corpus may grow later.
+    pieces: file of the draft vocabulary. If it does not exist, at most `count` pieces are chosen from the transcripts.
+    views: number of augmented versions of each training window.
+    hours: use at most this many hours of each corpus for training.
+    agreement: a training window's known text becomes its transcript if the model agrees with at least this share of its
+        words, from 0 to 1. Other windows are left out. None: the Whisper decodes all windows.
+    batch_states: the most encoder states in one process's batch, padding included.
+    """
+
+    def __init__(
+        self,
+        corpora: dict[str, str],
+        model: str,
+        states: str,
+        pieces: str,
+        count: int = 1200,
+        views: int = 1,
+        distortion: Distortion | None = None,
+        hours: float | None = None,
+        agreement: float | None = None,
+        batch_states: int = 12000,
+        steps_per_epoch: int = 100,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.corpora, self.folder, self.views, self.hours = corpora, Path(states), views, hours
+        self.distortion = distortion or Distortion()
+        self.whisper = load_whisper(model)
+        self.store = FrameStore(self.folder / "states", self.whisper.model.config.d_model)
+        self.transcripts = TokenStore(self.folder / "transcripts")
+        self.steps_per_epoch, self.seed, self.batch_states = steps_per_epoch, seed, batch_states
+        merges = token_merges(self.whisper.tokenizer)
+        self.windows = {split: self._windows(split) for split in ("train", "dev")}
+        stores, train = (self.store, self.transcripts), self.windows["train"]
+        keep_transcripts(self.windows["dev"], self.whisper, *stores, self.distortion)
+        keep_transcripts(train, self.whisper, *stores, self.distortion, agreement)
+        if not Path(pieces).is_file():
+            texts = (self.transcripts.get(window.name) or [] for window in self.windows["train"])
+            Path(pieces).write_text(json.dumps(frequent_tokens(texts, merges, count)), encoding="utf-8")
+        self.pieces = TokenPieces(merges, read_pieces(Path(pieces)))
+
+    @property
+    def units(self) -> list[str]:
+        """Return the draft vocabulary as pieces ordered by id. The command line passes it to the model."""
+        return self.pieces.names
+
+    def _windows(self, split: str) -> list[JoinedWindow]:
+        found = []
+        for corpus, language in self.corpora.items():
+            rows, left = [], self.hours and self.hours * 3600
+            for row in read_utterances(corpus, split):
+                if left is not None and split == "train":
+                    left -= sound_seconds(row.path)
+                    if left < 0:
+                        break
+                rows.append(row)
+            views = range(1, self.views + 1) if split == "train" else (0,)
+            found += [window for view in views for window in joined_windows(rows, language, view, self.seed)]
+        return found
+
+    def setup(self, stage: str) -> None:
+        first_time = WindowReader(self.whisper).first_time
+        texts = {
+            split: {
+                window.name: labels(self.transcripts.get(window.name) or [], self.pieces, first_time)
+                for window in windows
+            }
+            for split, windows in self.windows.items()
+        }
+        self.texts, self.dev_texts = ({name: text for name, text in rows.items() if text} for rows in texts.values())
+        for split, rows in (("train", self.texts), ("dev", self.dev_texts)):
+            if not rows:
+                raise InputError(
+                    f"`corpora` must have recordings in which the model hears words, but the "
+                    f"{len(self.windows[split])} windows of {split} have none. Look at the recordings."
+                )
+
+
+def read_pieces(path: Path) -> list[int]:
+    """Read the draft vocabulary from a JSON file: a list of token ids of the Whisper. Raises InputError for any other
+    file."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"`pieces` must be a file of tokens, but '{path}' is not ({error}).") from None
+    if not isinstance(kept, list) or not all(type(token) is int for token in kept):
+        raise InputError(f"`pieces` must hold a list of tokens, but '{path}' holds another thing. Remove it.")
+    return kept
+
+
+def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
+    """Return the CTC target of a transcript: the pieces of its text tokens, and the piece `MARK` after each segment.
+    transcript: token ids. first_time: id of the first timestamp token."""
+    found: list[int] = []
+    for token in transcript:
+        if token >= first_time:
+            if found and found[-1] != MARK:
+                found.append(MARK)
+        else:
+            found += pieces.of_token(token)
+    return found
+
+
+def keep_transcripts(
+    windows: Sequence[JoinedWindow],
+    whisper: LoadedWhisper,
+    store: FrameStore,
+    transcripts: TokenStore,
+    how: Distortion,
+    agreement: float | None = None,
+) -> None:
+    """Compute and store the encoder states and transcripts that the stores lack.
+
+    Windows of similar length are read together. Windows that are not augmented are padded to 30 s, as in decoding; so
+    are the augmented windows of every fourth batch. All other windows, and all windows if `agreement` is given, have
+    `MARGIN` seconds of silence after them, which is cheaper.
+
+    how: probabilities of augmentations.
+    agreement: a window's known text becomes its transcript if the model agrees with this share of its words, from 0 to
+        1. Otherwise an empty transcript is stored. None: the Whisper decodes all windows.
+    """
+    missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
+    missing.sort(key=lambda window: window.seconds)
+    if missing:
+        rank_zero_info(f"states and transcripts of {len(missing)} windows go to {store.lines.folder.parent}")
+    reader = WindowReader(whisper)
+    # in random order, so that windows of all lengths are stored if the process is killed
+    starts = np.random.default_rng(len(missing)).permutation(range(0, len(missing), AT_ONCE)).tolist()
+    for number, start in enumerate(starts):
+        batch = missing[start : start + AT_ONCE]
+        if agreement is None:
+            found = list(reader.read(batch, how, number % WHOLE == 0 or not all(window.view for window in batch)))
+        else:
+            none = torch.zeros(1, store.width)
+            found = [reader.agreed(window, how, agreement) or (window.name, none, []) for window in batch]
+        store.add({name: states for name, states, _ in found})
+        transcripts.add({name: text for name, _, text in found})

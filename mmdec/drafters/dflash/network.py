@@ -1,0 +1,151 @@
+"""DFlash: a draft network that drafts a whole block of tokens in one pass (Chen et al. 2026, arXiv 2602.06036).
+
+Each accepted token has features: the target's residual stream after some layers. fc and a norm turn them into one
+state, from which every layer of the draft network projects a key and a value. A block is the root token followed by
+mask tokens. The tokens of a block attend to all accepted tokens and to each other, in both directions. The state of
+mask token k predicts the k-th token after the root, so a block of b tokens drafts b - 1 tokens. The layers are Qwen3's.
+Embedding and LM head are the target's. A network that can draft only a part of the target's vocabulary (published by
+speculators, with the tables `d2t` and `t2d`) has its own LM head. The parameters have the published names.
+
+Letters in shapes: B rows, b tokens of a block, n accepted tokens, H channels, k target layers whose features are read,
+h key-value heads, d channels of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast, final
+
+from torch import Tensor, nn
+from torch.nn.functional import embedding as looked_up
+from torch.nn.functional import linear
+
+from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
+from mmdec.drafters.eagle.network import DraftConfig, Pair, RMSNorm, check_size, rms_normed
+from mmdec.types import InputError
+
+MOST_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class DFlashConfig(LayeredConfig):
+    """Sizes and options of a DFlash network.
+
+    layers: indices of the target's layers whose features are read; (): those that `spread_layers` chooses.
+    """
+
+    LEAST: ClassVar[int] = 0
+
+    layers: tuple[int, ...] = ()
+    input_norm: bool = True
+    fc_bias: bool = False
+    block_size: int = 16  # tokens in a block, the root included; drafting must use the same number as training
+    mask_token: int = 0  # id of the mask token, which fills all positions of a block except the root's
+    num_hidden_layers: int = 5
+    # True: the root's state predicts the first draft token; False: only the mask tokens' states predict
+    from_anchor: bool = False
+    # number of tokens that can be drafted; 0: all tokens of the target. A smaller number needs `own_head`
+    draft_vocab_size: int = 0
+    own_head: bool = False  # whether the network has an LM head of its own
+    own_embedding: bool = False  # whether the network has an embedding of its own; False: it uses the target's
+    # True: a block is embedded by the rows of the embedding matrix alone; False: by the target's embedding module,
+    # which may also scale or normalise the rows
+    plain_embedding: bool = False
+    rope_scaling: dict[str, Any] | None = None
+    # positions of image tokens if the target has three-dimensional positions (M-RoPE): "text": counted like text
+    # tokens; "temporal": the first of the three axes
+    positions: Literal["text", "temporal"] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("block_size", self.block_size, MOST_TOKENS, "Take the published.")
+        if self.block_size < 2:
+            raise InputError(f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}.")
+        if self.vocabulary > self.vocab_size or (self.mapped and not self.own_head):
+            raise InputError(
+                f"`draft_vocab_size` must be at most the target's {self.vocab_size}, and the same without `own_head`, "
+                f"but is {self.draft_vocab_size}. Take the published."
+            )
+        if type(self.mask_token) is not int or not 0 <= self.mask_token < self.vocab_size:
+            raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {self.mask_token!r:.60}.")
+        if self.positions not in ("text", "temporal"):
+            raise InputError(f"`positions` must be text or temporal, but is {self.positions!r:.60}. Choose one.")
+
+    @property
+    def features(self) -> int:
+        """Return the number of target layers whose features are read."""
+        return len(self.layers) or self.num_hidden_layers
+
+    @property
+    def drafts(self) -> int:
+        """Return the number of tokens that one block drafts."""
+        return self.block_size if self.from_anchor else self.block_size - 1
+
+    @property
+    def follows(self) -> bool:
+        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
+        return self.positions == "temporal"
+
+    def for_depth(self, layers: int) -> Self:
+        """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
+        filled in."""
+        return self if self.layers else replace(self, layers=spread_layers(layers, self.num_hidden_layers))
+
+
+def spread_layers(depth: int, count: int) -> tuple[int, ...]:
+    """Choose the published default layers: `count` indices, spread evenly from the second to the third last of `depth`
+    layers. A single layer is the middle one."""
+    if count == 1:
+        return (depth // 2,)
+    span = depth - 3 - 1
+    return tuple(min(max(round(1 + index * span / (count - 1)), 0), depth - 1) for index in range(count))
+
+
+@final
+class DFlash(LayeredNetwork):
+    """DFlash's network. Holds its weights; embedding and LM head may be the target's."""
+
+    system: ClassVar[str] = "dflash"
+    config_class: ClassVar[type[DraftConfig]] = DFlashConfig
+    config: DFlashConfig
+
+    def build(self, config: DraftConfig) -> None:
+        """Create the weights, under their published names."""
+        own, size, eps = cast(DFlashConfig, config), config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(own.features * size, size, bias=own.fc_bias)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.build_layers(own, 0, qk_norm=True, output_bias=own.attention_bias)
+        self.build_ends(own, own.own_head)
+
+    def share_head(self) -> None:
+        """Remove the network's own LM head, because it equals the target's LM head, which is used instead."""
+        self.config = replace(self.config, own_head=False)
+        del self.lm_head
+
+    def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
+        """Embed the tokens (B, b) of blocks. Returns: (B, b, H). embedding: the target's embedding module, or the
+        network's own."""
+        return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """Compute a token's state (..., H) from the target's features (..., k * H) of this token. Each layer projects
+        its key and value from this state. embeds, carry: not used; other draft networks need them."""
+        return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
+
+    def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:
+        """Compute the keys and values (B, h, n, d) of layer `index`. states: (B, n, H), from `fuse`. positions: (B,
+        n)."""
+        attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
+        keys, values = (
+            linear(states, part.weight, part.bias).unflatten(-1, heads).transpose(1, 2)
+            for part in (attention.k_proj, attention.v_proj)
+        )
+        keys = attention.k_norm(keys)
+        cosines, sines = self.rotations(positions, states.dtype, states.device)
+        return keys * cosines + keys.roll(self.config.head_dim // 2, -1) * sines, values
+
+    def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Compute logits (..., `vocabulary`) from a block's hidden states (..., H). output: the target's LM head, which
+        is used if the network has no LM head."""
+        normed = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
+        return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)

@@ -1,0 +1,459 @@
+"""Fast paths through a small draft network on a CPU, for one row: small operations in NumPy, matrix products in torch.
+
+The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
+
+    DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: for training, prompts,
+                                        and drafting if no fast path applies (`DraftStep.of` says when)
+    DraftStep, Eagle3Step               one token at a time, to draft chains
+    SlotStep                            FLASH: in one pass new accepted tokens, and the slots that draft after them
+
+Drafting one token of a chain takes about forty operations on vectors of a few hundred numbers, and the call overhead
+of torch would take most of the time. With 128 and 160 channels, `DraftNetwork` takes about twice the time of these
+classes, and torch's functions on the same prepared weights 1.2 to 1.8 times. Matrix products stay in torch, which obeys
+its thread settings.
+
+`DraftStep` writes to buffers, and multiplies matrices by vectors. `SlotStep` processes several tokens at once, and
+allocates new arrays. Some of its small operations use torch: a draft runs most of them only once or twice, when torch's
+code is still in the CPU's caches from the target's pass.
+
+The objects share the weights' memory where possible, and have their own buffers: use each object for a single
+generate() call, in one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
+
+from mmdec.drafters.eagle.eagle3 import Eagle3
+from mmdec.drafters.eagle.network import DraftNetwork, Packed
+from mmdec.drafters.flash.network import FlashNetwork
+
+Vector = NDArray[np.float32]
+MASKED = 512  # number of further entries that a new mask gets, so that it is not made again for each token
+
+
+class TokenStep:
+    """Base class of the fast paths. Holds the embedding (V, H), the LM head and a buffer for logits."""
+
+    def __init__(self, embedding: Tensor, output: nn.Linear) -> None:
+        self.embedding, self.output = embedding.detach().numpy(), output.weight.detach()
+        self.output_bias = None if output.bias is None else output.bias.detach()
+        self.scores = buffer(len(output.weight))
+
+    def reads(self, hidden: Tensor) -> bool:
+        """Return whether the fast path can process `hidden`: it must be float32, without gradients and autocast."""
+        return hidden.dtype == torch.float32 and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+
+    def logits(self, hidden: Vector) -> Vector:
+        """Compute logits (V,) from hidden (H,). They are valid until the next call, which overwrites them."""
+        scores, result = self.scores
+        torch.mv(self.output, torch.from_numpy(hidden), out=scores)
+        if self.output_bias is not None:
+            scores += self.output_bias
+        return result
+
+    def token(self, drafted: int) -> int:
+        """Convert an index in the draft vocabulary to the target's token id."""
+        return drafted
+
+
+@final
+class LayerStep:
+    """Runs the single layer of a draft network, without its input norm, on one token of one row. Holds weights and
+    buffers."""
+
+    def __init__(self, network: DraftNetwork, packed: Packed) -> None:
+        """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
+        config, layer = network.config, cast(Any, network.layers[0])
+        self.network, self.config = network, config
+        self.attention, self.bias = packed.attention, packed.bias
+        self.mixing, self.gate_up = layer.self_attn.o_proj.weight.detach(), packed.gate_up
+        self.down = layer.mlp.down_proj.weight.detach()
+        self.post_norm = layer.post_attention_layernorm.weight.detach().numpy()
+        size, width = config.hidden_size, self.gate_up.shape[0] // 2
+        self.states, self.added = buffer(size), buffer(size)
+        self.normed, self.inner = buffer(size), buffer(width)
+        self.gates = buffer(2 * width)
+        self.projected = buffer(len(packed.attention))
+        self.cosines = self.sines = np.empty((0, config.head_dim), np.float32)  # one row for each position 0, 1, ...
+        groups = config.num_attention_heads + config.num_key_value_heads
+        self.turned = np.empty((groups, config.head_dim), np.float32)
+        self.queries = torch.from_numpy(self.turned)[None, : config.num_attention_heads, None]
+
+    def __call__(self, read: Tensor, position: int, keys: Tensor, values: Tensor) -> Vector:
+        """Run the layer on one token. Returns: hidden (H,), valid until the next call.
+
+        The caller writes the residual into the buffer `states` before the call, which overwrites it.
+        read: input of the query, key and value projections: (H,), or (2 H,) in EAGLE-3. position: the token's position
+            id. keys, values: (1, h, S, d), the cache up to this token, whose own key and value are written to the last
+            entry.
+        """
+        config = self.config
+        dim, heads = config.head_dim, config.num_attention_heads
+        x, (added, more) = self.states[1], self.added
+        projected, own = self.projected
+        torch.mv(self.attention, read, out=projected)
+        if self.bias is not None:
+            projected += self.bias
+        own = own.reshape(-1, dim)
+        self._rotate(own, position)
+        column = keys.shape[2] - 1
+        keys.numpy()[0, :, column] = self.turned[heads:]
+        values.numpy()[0, :, column] = own[len(self.turned) :]
+        grouped = config.num_key_value_heads != heads
+        mixed = scaled_dot_product_attention(self.queries, keys, values, enable_gqa=grouped)
+        torch.mv(self.mixing, mixed.reshape(-1), out=added)
+        x += more
+        (gates, gate), (inner, product) = self.gates, self.inner
+        torch.mv(self.gate_up, self.norm(x, self.post_norm), out=gates)
+        width = len(product)
+        silu(gate[:width], product)
+        product *= gate[width:]
+        torch.mv(self.down, inner, out=added)
+        more += x
+        return more
+
+    def norm(self, x: Vector, weight: Vector) -> Tensor:
+        """Return the RMS norm of x (H,), valid until the next call. weight: (H,), the norm's."""
+        normed, result = self.normed
+        self.norm_into(x, weight, result)
+        return normed
+
+    def norm_into(self, x: Vector, weight: Vector, result: Vector) -> None:
+        """Write the RMS norm of x (H,) into `result` (H,). weight: (H,), the norm's."""
+        np.multiply(x, weight, out=result)
+        result *= 1.0 / math.sqrt(float(x.dot(x)) / len(x) + self.config.rms_norm_eps)
+
+    def _rotate(self, own: Vector, position: int) -> None:
+        """Apply rotary positions to the queries and keys of one token, and write them to the buffer `turned`. own: the
+        token's queries, keys and values, (heads + 2 * key-value heads, channels of a head)."""
+        if position >= len(self.cosines):
+            self.cosines, self.sines = rotations(self.network, position + 1)
+        turned, half, sine = self.turned, self.config.head_dim // 2, self.sines[position]
+        plain = own[: len(turned)]
+        np.multiply(plain[:, half:], sine[:half], out=turned[:, :half])
+        np.multiply(plain[:, :half], sine[half:], out=turned[:, half:])
+        turned += plain * self.cosines[position]
+
+
+@final
+class DraftStep(TokenStep):
+    """Runs a draft network and an LM head on one token of one row at a time. Holds weights and buffers."""
+
+    def __init__(
+        self, network: DraftNetwork, packed: Packed, fused: tuple[Tensor, Tensor], embedding: Tensor, output: nn.Linear
+    ) -> None:
+        """packed: the network's concatenated weights, from `DraftNetwork.packed`. fused: (weight (H, 2 H), bias (H,))
+        from `DraftNetwork.fused_weights`."""
+        super().__init__(embedding, output)
+        self.fused, self.layer, self.joined = fused, LayerStep(network, packed), buffer(2 * network.config.hidden_size)
+        own: Any = network.layers[0]
+        self.input_norm = own.input_layernorm.weight.detach().numpy() if network.config.input_norm else None
+
+    @classmethod
+    def of(
+        cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
+    ) -> DraftStep | None:
+        """Make the fast path for a network. Returns None if it would be slower or give other results.
+
+        None is returned for a large network, a GPU, another precision than float32, a norm in `fuse`, a subclass that
+        overrides a method of the layer, and an embedding that does more than look up rows.
+        packed: the network's concatenated weights, or None. carry: further input of `fuse`. embedding, output:
+            embedding and LM head.
+        """
+        if packed is None or not plain(embedding, packed.attention, output.weight):
+            return None
+        own = any(owner(network, name) is not DraftNetwork for name in ("feature", "project", "attend"))
+        if own or owner(network, "fuse") is not owner(network, "fused_weights"):
+            return None
+        fused = network.fused_weights(carry)
+        return None if fused is None else cls(network, packed, fused, cast(nn.Embedding, embedding).weight, output)
+
+    def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
+        """Run the network on one token. Returns: hidden (H,), valid until the next call.
+
+        feature: (H,), feature of the previous token. position: the token's position id. keys, values: (1, h, S, d), the
+            cache up to this token, whose own key and value are written to the last entry.
+        """
+        (joined, both), (states, x) = self.joined, self.layer.states
+        both[: len(x)], both[len(x) :] = self.embedding[token], feature
+        torch.addmv(self.fused[1], self.fused[0], joined, out=states)
+        read = states if self.input_norm is None else self.layer.norm(x, self.input_norm)
+        return self.layer(read, position, keys, values)
+
+
+@final
+class Eagle3Step(TokenStep):
+    """Runs EAGLE-3's network, if it has one layer, and its LM head on one token of one row at a time. Holds weights and
+    buffers."""
+
+    def __init__(self, network: Eagle3, packed: Packed, embedding: Tensor) -> None:
+        """packed: the network's concatenated weights, from `Eagle3.packed`."""
+        super().__init__(embedding, network.lm_head)
+        config, own = network.config, cast(Any, network.layers[0])
+        self.layer, self.joined = LayerStep(network, packed), buffer(2 * config.hidden_size)
+        self.embed_norm, self.feature_norm, self.final_norm = (
+            part.weight.detach().numpy() for part in (own.input_layernorm, own.hidden_norm, network.norm)
+        )
+        self.before_residual, self.norm_output = config.norm_before_residual, config.norm_output
+        self.last = buffer(config.hidden_size)
+        self.targets = network.token_ids(torch.arange(network.vocabulary)).tolist() if config.mapped else None
+
+    @classmethod
+    def of(cls, network: Eagle3, packed: Packed | None, embedding: nn.Module) -> Eagle3Step | None:
+        """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
+        network, a GPU, another precision than float32, or options that it does not implement."""
+        config = network.config
+        if config.qk_norm or config.output_bias or config.mask_token is not None:
+            return None
+        if packed is None or not plain(embedding, packed.attention, network.lm_head.weight):
+            return None
+        return cls(network, packed, cast(nn.Embedding, embedding).weight)
+
+    def __call__(self, token: int, feature: Vector, position: int, keys: Tensor, values: Tensor) -> Vector:
+        """Run the network on one token. Returns: hidden (H,), valid until the next call.
+
+        feature: (H,), feature of the previous token. position: the token's position id. keys, values: (1, h, S, d), the
+            cache up to this token, whose own key and value are written to the last entry.
+        """
+        (joined, both), (_, x) = self.joined, self.layer.states
+        size = len(x)
+        self.layer.norm_into(self.embedding[token], self.embed_norm, both[:size])
+        self.layer.norm_into(feature, self.feature_norm, both[size:])
+        x[:] = both[size:] if self.before_residual else feature
+        hidden = self.layer(joined, position, keys, values)
+        if not self.norm_output:
+            return hidden
+        self.layer.norm_into(hidden, self.final_norm, self.last[1])
+        return self.last[1]
+
+    def logits(self, hidden: Vector) -> Vector:
+        """Compute logits (Vd,) over the draft vocabulary from hidden (H,), after the final norm if it was not applied
+        before. They are valid until the next call."""
+        if not self.norm_output:
+            self.layer.norm_into(hidden, self.final_norm, self.last[1])
+            hidden = self.last[1]
+        return super().logits(hidden)
+
+    def token(self, drafted: int) -> int:
+        """Convert an index in the draft vocabulary to the target's token id."""
+        return drafted if self.targets is None else self.targets[drafted]
+
+
+def column_step(
+    network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
+) -> ColumnStep | None:
+    """Make the fast path that runs a network on one token at a time; None if no fast path can run this network.
+
+    packed: the network's concatenated weights, or None. carry: further input of `fuse`. embedding, output: embedding
+        and LM head.
+    """
+    if isinstance(network, Eagle3):
+        return Eagle3Step.of(network, packed, embedding)
+    return DraftStep.of(network, packed, carry, embedding, output)
+
+
+ColumnStep = DraftStep | Eagle3Step
+
+
+def quiet() -> np.errstate:
+    """Return a context manager that silences NumPy's overflow warnings. torch gives none either, and a diverging draft
+    network does no harm beyond bad drafts."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
+def rotations(network: DraftNetwork, length: int) -> tuple[Vector, Vector]:
+    """Return the network's cosines and signed sines (L, d) of the positions 0 .. L - 1. L is at least `length`."""
+    cosines, sines = network.rope_table(length, torch.float32, torch.device("cpu"))
+    return cosines.numpy(), sines.numpy()
+
+
+def plain(embedding: nn.Module, *weights: Tensor) -> bool:
+    """Return whether all weights are float32 on a CPU, and the embedding module does nothing but look up rows."""
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
+        return False
+    return all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (embedding.weight, *weights))
+
+
+def owner(network: DraftNetwork, name: str) -> type:
+    """Return the class that defines the network's method `name`."""
+    return next(kind for kind in type(network).__mro__ if name in vars(kind))
+
+
+def silu(x: Vector, result: Vector) -> None:
+    """Write silu(x) = x / (1 + exp(-x)) into `result`, computed as x / 2 * (1 + tanh(x / 2)), which cannot overflow."""
+    np.tanh(x * 0.5, out=result)
+    result += 1.0
+    result *= x
+    result *= 0.5
+
+
+def buffer(size: int) -> tuple[Tensor, Vector]:
+    """Allocate `size` float32 numbers. Returns: a tensor and a NumPy array that share the memory."""
+    array = np.zeros(size, np.float32)
+    return torch.from_numpy(array), array
+
+
+@final
+class SlotStep(TokenStep):
+    """Runs FLASH's network and an LM head for one row. Each token has slots 0, 1, ...; slot i drafts the (i + 1)-th
+    token after it. Holds weights and buffers.
+
+    Slot 1 of a token has the position of the next token and attends to the same tokens as the next token would, so
+    slots are treated as further tokens. New accepted tokens and the slots of the last token share one product for
+    queries, keys and values. The rest of the layer is computed for the slots only.
+    """
+
+    def __init__(self, network: FlashNetwork, packed: Packed, embedding: Tensor, output: nn.Linear) -> None:
+        """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
+        super().__init__(embedding, output)
+        config, layer = network.config, cast(Any, network.layers[0])
+        self.network, self.config, self.slots = network, config, network.slots
+        gate, up = network.fc_gate, network.fc_up
+        self.fused = torch.cat([gate.weight, up.weight]).detach().t()  # shape (2 H, 2 H)
+        self.fused_bias = None if gate.bias is None else torch.cat([gate.bias, up.bias]).detach()
+        self.attention, self.gate_up = packed.attention.detach().t(), packed.gate_up.detach().t()
+        self.bias = None if packed.bias is None else packed.bias.detach()
+        self.mixing = layer.self_attn.o_proj.weight.detach().t()
+        self.down = layer.mlp.down_proj.weight.detach().t()
+        self.post_norm = layer.post_attention_layernorm.weight.detach().numpy()
+        self.input_norm = layer.input_layernorm.weight.detach().numpy() if config.input_norm else None
+        self.fused_norm = cast(Any, network.fc_norm).weight.detach().numpy() if config.fc_norm else None
+        self.embeddings = network.slot_embeddings.detach().numpy()
+        self.residual_gate = network.residual_gate.detach().numpy()[:, None]
+        # memory for one token's key or value, in the shape that the cache has
+        self.column = torch.empty(1, config.num_key_value_heads, 1, config.head_dim)
+        # cosines and sines of the rotary positions 0, 1, ..., one position in each row
+        self.cosines = self.sines = np.empty((0, 1, 2, config.head_dim // 2), np.float32)
+        # additive mask (slots, accepted tokens + slots) that says which accepted tokens and which earlier slots each
+        # slot sees
+        self.mask = np.empty((self.slots, 0), np.float32)
+        pairs = [(refiner.down, refiner.up) for refiner in cast(Any, network.refiners)]
+        self.refiners = [[(part.weight.detach(), part.bias.detach()) for part in pair] for pair in pairs]
+        self.joined = buffer(2 * config.hidden_size)
+
+    @classmethod
+    def of(
+        cls, network: FlashNetwork, packed: Packed | None, embedding: nn.Module, output: nn.Linear
+    ) -> SlotStep | None:
+        """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
+        network, a GPU, another precision than float32, or an embedding that does more than look up rows."""
+        if packed is None or not plain(embedding, packed.attention, output.weight):
+            return None
+        return cls(network, packed, cast(nn.Embedding, embedding).weight, output)
+
+    def block(
+        self, tokens: Sequence[int], features: Vector, position: int, count: int, keys: Tensor, values: Tensor
+    ) -> Vector:
+        """Process n new accepted tokens and the first `count` slots of the last token. Returns: the slots' states
+        (count, H), before `refined`.
+
+        tokens: their ids. features: (n, H). position: position id of the first token.
+        keys, values: (1, h, S, d), the cache; the last n + count - 1 entries are written: those of the n tokens, then
+            of the slots 1, 2, ...
+        """
+        config, size = self.config, self.config.hidden_size
+        heads, dim = config.num_attention_heads, config.head_dim
+        turning = heads + config.num_key_value_heads
+        last, width = len(tokens) - 1, keys.shape[2]
+        states = np.empty((last + count, size), np.float32)
+        states[: last + 1] = self._fuse(tokens, features)
+        np.add(states[last], self.embeddings[: count - 1], out=states[last + 1 :])
+        normed = states if self.input_norm is None else self._norm(states, self.input_norm)
+        own = _product(normed, self.attention, self.bias).reshape(last + count, -1, dim)
+        turned = self._rotate(own[:, :turning], position)
+        begin = width - len(own)
+        keys.numpy()[0, :, begin:] = turned[:, heads:].transpose(1, 0, 2)
+        values.numpy()[0, :, begin:] = own[:, turning:].transpose(1, 0, 2)
+        mixed = F.scaled_dot_product_attention(
+            torch.from_numpy(turned[last:, :heads].transpose(1, 0, 2))[None],
+            keys,
+            values,
+            attn_mask=self._mask(count, width) if count > 1 else None,
+            enable_gqa=config.num_key_value_heads != heads,
+        )
+        x = states[last:]
+        hidden = torch.from_numpy(x)
+        hidden.addmm_(torch.from_numpy(mixed.numpy()[0].transpose(1, 0, 2).reshape(count, -1)), self.mixing)
+        gates = _product(self._norm(x, self.post_norm), self.gate_up)
+        hidden.addmm_(torch.from_numpy(_gated(gates)), self.down)
+        x += self.residual_gate[:count] * features[last]
+        return x
+
+    def refined(self, slot: Vector, preceding: Vector, index: int) -> Vector:
+        """Correct the state `slot` (H,) of slot number `index` (from 1) by the tokens that the slots before it drafted.
+        preceding: (H,), the sum of these tokens' embeddings."""
+        if not self.refiners:
+            return slot
+        (down, down_bias), (up, up_bias) = self.refiners[index - 1]
+        joined, both = self.joined
+        both[: len(slot)], both[len(slot) :] = preceding, slot
+        inner = F.silu(torch.addmv(down_bias, down, joined), inplace=True)
+        return slot + torch.addmv(up_bias, up, inner).numpy()
+
+    def _fuse(self, tokens: Sequence[int], features: Vector) -> Vector:
+        """Compute the layer's input (n, H), as `FlashNetwork.fuse` does. tokens: n ids. features: (n, H), of the tokens
+        before them."""
+        size = self.config.hidden_size
+        joined = np.empty((len(tokens), 2 * size), np.float32)
+        joined[:, size:] = features
+        for row, token in enumerate(tokens):  # a loop over the few tokens is faster than indexing
+            joined[row, :size] = self.embedding[token]
+        if self.fused_norm is not None:
+            joined = self._norm(joined, self.fused_norm)
+        return _gated(_product(joined, self.fused, self.fused_bias))
+
+    def _norm(self, x: Vector, weight: Vector) -> Vector:
+        """Apply an RMS norm to x (n, C). weight: (C,), the norm's."""
+        normed = x * x
+        scale = np.add.reduce(normed, 1, keepdims=True)
+        scale *= 1.0 / x.shape[1]
+        scale += self.config.rms_norm_eps
+        np.divide(x, np.sqrt(scale, out=scale), out=normed)
+        normed *= weight
+        return normed
+
+    def _rotate(self, own: Vector, position: int) -> Vector:
+        """Apply rotary positions to queries or keys (n, heads, channels of a head) of n consecutive tokens. position:
+        position id of the first token."""
+        count, heads, dim = own.shape
+        end = position + count
+        if end > len(self.cosines):
+            self.cosines, self.sines = (part.reshape(-1, 1, 2, dim // 2) for part in rotations(self.network, end))
+        halves = own.reshape(count, heads, 2, dim // 2)
+        turned = halves * self.cosines[position:end]
+        turned += halves[:, :, ::-1] * self.sines[position:end]
+        return turned.reshape(own.shape)
+
+    def _mask(self, count: int, width: int) -> Tensor:
+        """Make the additive mask (count, width) for `count` slots: each slot sees all earlier tokens, and slot i also
+        sees the slots 1 .. i."""
+        more = self.slots - 1
+        if width + more > self.mask.shape[1]:
+            self.mask = np.zeros((self.slots, 2 * width + more + MASKED), np.float32)
+            self.mask[:, -more:][np.triu_indices(self.slots, 0, more)] = -math.inf
+        end = self.mask.shape[1] - more + count - 1
+        return torch.from_numpy(self.mask[:count, end - width : end])
+
+
+def _product(rows: Vector, weight: Tensor, bias: Tensor | None = None) -> Vector:
+    """Multiply rows (n, I) by weight (I, O), and add the bias (O,) if there is one. Returns: (n, O)."""
+    given = torch.from_numpy(rows)
+    return (torch.mm(given, weight) if bias is None else torch.addmm(bias, given, weight)).numpy()
+
+
+def _gated(both: Vector) -> Vector:
+    """Compute SiLU(gate) * up, (n, I). both: (n, 2 I), gate and up concatenated."""
+    size = both.shape[1] // 2
+    gate = F.silu(torch.from_numpy(both[:, :size])).numpy()
+    gate *= both[:, size:]
+    return gate

@@ -1,0 +1,340 @@
+"""Drafts with a draft network, one tree level per pass: EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section 4).
+
+A feature is a hidden state of the target. At each position the network reads a token and the feature of the token
+before; it predicts the next feature. In each level, the `width` nodes with the highest cumulative log-probability get
+children. At the end the best nodes of all levels are drafted. With `plan.nodes` <= `plan.depth` the draft is a chain of
+the likeliest tokens, which may end early (`Plan.threshold`). For residual sampling, children are sampled
+without replacement.
+
+The network's cache holds only accepted tokens, with the target's features. New tokens, the prompt included, wait in a
+queue until the next draft, so they cost nothing if there are no drafts. The last layer computes only their keys and
+values; only for the newest token it also computes its output, which gives the first level of the tree.
+
+P-EAGLE (arXiv 2602.01469) and DFlash (arXiv 2602.06036) compute all levels in one pass. P-EAGLE appends positions
+without tokens. DFlash processes a block of the last token and mask tokens; its cache holds keys and values of target
+features alone. The distribution at a depth then does not depend on the tokens above it. The tree has the nodes with the
+highest products of probabilities along their paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import cast, final
+
+import torch
+from torch import Tensor, nn
+
+from mmdec.core.tree import single
+from mmdec.drafters.dflash.network import DFlash, DFlashConfig
+from mmdec.drafters.eagle.cpu_step import column_step
+from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
+from mmdec.drafters.eagle.kv_cache import DraftCache, LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
+from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.eagle.tree import BlockLevels, Levels, positions_from
+from mmdec.nn.fingerprint import fingerprint
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+
+WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
+
+
+@final
+class TreeGrowing:
+    """A drafter that uses a draft network, the target's embedding and its LM head. It holds weights only; the state of
+    a `generate` call is in `Memory`."""
+
+    def __init__(self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = WIDTH) -> None:
+        """network: the draft network. embedding, output: the target's embedding and LM head
+        (`model.get_input_embeddings()`, `model.get_output_embeddings()`). width: maximum nodes of a tree level that get
+        children.
+
+        Raises: InputError if `output` does not fit the network, or `width` is below 1.
+        """
+        config = network.config
+        if tuple(output.weight.shape) != (config.vocab_size, config.target_size):
+            raise InputError(
+                f"`output` must be {config.vocab_size} x {config.target_size} for this network, but is "
+                f"{' x '.join(map(str, output.weight.shape))}. Use a drafter trained for this model."
+            )
+        if width < 1:
+            raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
+        self.network, self.output, self.width = network.eval(), output, width
+        # the configuration of an EAGLE-3 network, which embeds the prompt's token ids; None for other networks
+        self._own: Eagle3Config | None = network.config if isinstance(network, Eagle3) else None
+        # the configuration of a DFlash network, which reads no embeddings of accepted tokens; None for other networks
+        self._blocks: DFlashConfig | None = network.config if isinstance(network, DFlash) else None
+        own = self._own or self._blocks
+        self.embedding: nn.Module = (
+            cast(nn.Module, network.embed_tokens) if own is not None and own.own_embedding else embedding
+        )
+        embeds = self._blocks is None and config.projected
+        self.needs = Needs(layers=config.layers, embeds=embeds, travels=True, stops=True)
+
+    @property
+    def name(self) -> str:
+        """Return a name made of the network's `system` (such as "eagle"), the width, and a hash of the weights."""
+        return f"{self.network.system}-{self.width}-{fingerprint(self.network, self.network.config)}"
+
+    def check(self, target: Target) -> None:
+        """Raise InputError if the network was made for another model, or has another device or dtype."""
+        config = self.network.config
+        if (config.target_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+            raise InputError(
+                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
+                f"this one is for {config.target_size} and {config.vocab_size}. Use a drafter trained for this model."
+            )
+        weight = next(self.network.parameters())
+        if weight.device != target.device or weight.dtype != self.output.weight.dtype:
+            raise InputError(
+                f"`drafter` must be on {target.device} in {self.output.weight.dtype}, but is on {weight.device} in "
+                f"{weight.dtype}. Call `drafter.network.to(model.device, model.dtype)`."
+            )
+
+    def start(self, context: Context) -> Memory:
+        """Return the drafter's state for one `generate` call. The network is not run yet.
+
+        In a chat, the state of the previous turn is continued if it ends where the new tokens begin. Otherwise the
+        state holds only the new tokens of the prompt.
+        """
+        missing = any(layer not in context.features for layer in self.needs.layers)
+        if missing or (self.needs.embeds and context.embeds is None):
+            raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
+        features = self._joined(context.features)
+        rows, fresh = features.shape[:2]
+        memory, mask = context.carried, context.mask[:, -fresh:]
+        if not (isinstance(memory, Memory) and memory.columns == [context.past] == [context.past] * rows):
+            cache = DraftCache(rows, self.network.depth)
+            memory = Memory(cache, [context.past] * rows, [context.past] * rows)
+        memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since the last turn
+        visual = context.visual if context.visual is not None else torch.zeros_like(mask)
+        waiting = WaitingPrompt(self._embeds(context, visual), features, visual, mask)
+        own = self._own or self._blocks
+        if own is not None and own.follows and len(context.positions) > 1:
+            positions = context.positions if own.positions == "axes" else context.positions[:1]
+            waiting = replace(waiting, positions=positions, next=context.next_position)
+        memory.queue.append(waiting)
+        memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
+        return memory
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Store the accepted tokens and the target's features. They are processed before the next draft."""
+        counts = verdict.lengths.tolist()
+        memory.queue.append(Waiting.of(self._joined(scores.features), verdict, counts))
+        memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
+        rows = live.tolist()
+        memory.cache.select(live)
+        memory.columns = [memory.columns[row] for row in rows]
+        memory.positions = [memory.positions[row] for row in rows]
+        memory.queue = [part.select(live) for part in memory.queue]
+        memory.carry = None if memory.carry is None else memory.carry[live]
+        memory.info = [memory.info[row] for row in rows] if memory.info else []
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
+        chain = plan.nodes <= plan.depth
+        if self._blocks is not None:
+            plan = replace(plan, depth=min(plan.depth, self._blocks.drafts))
+        depth = min(plan.depth, plan.nodes)
+        if depth < 1:
+            return single(roots)
+        levels: Levels
+        if self._blocks is not None:
+            block = self._block(memory, roots)
+            hidden, levels = block[:, :1], BlockLevels(self, memory, block)
+        elif self._own is not None and self._own.mask_token is not None:
+            ahead = self._ahead(memory, depth)
+            hidden, levels = ahead[:, :1], BlockLevels(self, memory, ahead)
+        else:
+            hidden = self.take_in(memory).hidden(self.network, memory.cache, memory.packed)
+            levels = Levels(self, memory)
+        if plan.temperature is not None:
+            return levels.drawn(roots, hidden, plan)
+        if chain:
+            if not (memory.asked or isinstance(levels, BlockLevels)) and len(roots) == 1:
+                memory.asked = True
+                memory.step = column_step(self.network, memory.packed, memory.carry, self.embedding, self.output)
+            return levels.chain(roots, hidden, depth, plan.threshold)
+        return levels.tree(roots, hidden, plan)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits (..., V) of hidden states (..., H), by the target's LM head or that of the network."""
+        return self.network.logits(hidden, self.output)
+
+    def _embeds(self, context: Context, visual: Tensor) -> Tensor:
+        """Return the embeddings (B, F, H) of the prompt's new tokens; (B, F, 0) for DFlash, which reads none.
+
+        visual: (B, F) bool, True at placeholders of images, video or sound.
+        """
+        if self._blocks is not None:
+            return next(iter(context.features.values()))[..., :0]
+        if self._own is None:
+            return cast(Tensor, context.embeds)
+        embeds = self.embedding(context.tokens[:, -visual.shape[1] :])
+        return embeds if context.embeds is None else torch.where(visual[..., None], context.embeds, embeds)
+
+    def _joined(self, features: Mapping[int, Tensor]) -> Tensor:
+        parts = [features[layer] for layer in self.needs.layers]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def take_in(self, memory: Memory) -> LastColumn:
+        """Run the draft network over the accepted tokens in the queue, and cache their keys and values. Returns the
+        network's state at the last token of each batch row."""
+        return self.last_column(memory, self.catch_up(memory))
+
+    def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
+        """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns the network's state at
+        the last token of each batch row."""
+        states, queries = self._columns(memory, part)
+        counts, features = part.counts, part.features
+        if min(counts) == states.shape[1]:
+            return LastColumn(states[:, -1:], queries[:, :, -1:], features[:, -1:])
+        last = torch.tensor(counts, device=states.device) - 1
+        rows = torch.arange(len(counts), device=states.device)
+        return LastColumn(
+            states[rows, last][:, None], queries[rows, :, last][:, :, None], features[rows, last][:, None]
+        )
+
+    def catch_up(self, memory: Memory) -> Waiting:
+        """Run the network over the queued tokens up to the end of the newest prompt. Returns the tokens accepted after
+        this prompt, which are not processed yet."""
+        if memory.packed is None:
+            memory.packed = self.network.packed()
+        groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
+        memory.queue = []
+        for group in groups[:-1]:
+            for part in group if isinstance(group[0], WaitingPrompt) else [_joined(group)]:
+                self._columns(memory, part)
+        return _joined(groups[-1])
+
+    def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
+        """Run the network over the tokens in `part`, and accept them in the cache. Returns the last layer's input
+        (B, n, H) and queries (B, heads, n, d)."""
+        if isinstance(part, WaitingPrompt):
+            states, positions, counts = self._prompt(memory, part)
+        else:
+            states, positions, counts = self._text(memory, part)
+        queries = torch.empty(0)
+        if isinstance(self.network, DFlash):
+            for index in range(self.network.depth if states.shape[1] else 0):
+                memory.cache.write(*self.network.context(states, positions, index), counts, index)
+        elif states.shape[1]:
+            states, queries, keys, values = self._through(memory, states, positions, counts)
+            memory.cache.write(keys, values, counts, self.network.depth - 1)
+        memory.cache.accept(counts)
+        return states, queries
+
+    def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
+        """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each batch row's
+        number of tokens.
+        """
+        states = self.network.fuse(self.embedding(part.tokens), part.features, memory.carry)
+        positions = positions_from(memory.positions, states.shape[1], states.device)
+        memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
+        return states, positions, part.counts
+
+    def _through(
+        self, memory: Memory, states: Tensor, positions: Tensor, counts: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Run all layers but the last over n new positions, and write their keys and values to the cache.
+
+        states: (B, n, H), input of the first layer. positions: (B, n). counts: each batch row's number of valid
+            positions.
+        Returns: the last layer's input (B, n, H), queries, keys and values (B, heads, n, d).
+        """
+        network, cache, last = self.network, memory.cache, self.network.depth - 1
+        for index in range(last):
+            queries, keys, values = network.project(states, positions, None, index)
+            keys, values = cache.write(keys, values, counts, index)
+            mask = cache.written_mask(states.shape[1], keys.shape[2])
+            states = network.attend(states, queries, keys, values, mask, None, index)
+        return states, *network.project(states, positions, memory.packed, last)
+
+    def _ahead(self, memory: Memory, count: int) -> Tensor:
+        """Run P-EAGLE: one pass over the queued tokens, and over `count` - 1 positions without tokens after them. Only
+        the queued tokens stay in the cache.
+
+        Returns: hidden states (B, count, H), one for each drafted depth: at each batch row's last token, and at the
+            positions without tokens.
+        """
+        network, cache = cast(Eagle3, self.network), memory.cache
+        states, positions, counts = self._text(memory, self.catch_up(memory))
+        device = states.device
+        rows = torch.arange(len(counts), device=device)[:, None]
+        ends = [length + count - 1 for length in counts]
+        begins = torch.tensor(counts, device=device)[:, None]
+        places = begins + torch.arange(count - 1, device=device)  # indices of the positions without tokens
+        token = torch.tensor(cast(Eagle3Config, self._own).mask_token, device=device)
+        wide = nn.functional.pad(states, (0, 0, 0, count - 1))
+        wide[rows, places] = network.masked(self.embedding(token))
+        starts = positions[:, :1].expand(len(counts), -1)
+        positions = starts + torch.arange(wide.shape[1], device=device)
+        wide, queries, keys, values = self._through(memory, wide, positions, ends)
+        keys, values = cache.write(keys, values, ends, network.depth - 1)
+        chosen = begins - 1 + torch.arange(count, device=device)
+        queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
+        mask = cache.written_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
+        hidden = network.attend(wide[rows, chosen], queries, keys, values, mask, memory.packed, network.depth - 1)
+        cache.accept(counts)
+        return hidden
+
+    def _block(self, memory: Memory, roots: Tensor) -> Tensor:
+        """Run DFlash: cache the queued tokens' features, then process a block of each batch row's last token and mask
+        tokens.
+
+        roots: (B,), each row's last token. Returns: hidden states (B, K, H), one for each drafted depth.
+        """
+        network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
+        self._columns(memory, self.catch_up(memory))
+        tokens = roots[:, None].repeat(1, config.block_size)
+        tokens[:, 1:] = config.mask_token
+        states = network.embedded(tokens, self.embedding)
+        positions = positions_from(memory.positions, config.block_size, roots.device)
+        mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # no -inf: all see all
+        for index in range(network.depth):
+            queries, keys, values = network.project(states, positions, memory.packed, index)
+            keys, values = cache.draft(keys, values, 0, index)
+            states = network.attend(states, queries, keys, values, mask, memory.packed, index)
+        return states[:, -config.drafts :]
+
+    def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
+        """Return the network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids
+        (B, M) or (3, B, M), both padded on the right, and each batch row's number of positions."""
+        earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
+        prompts = zip(part.embeds, part.features, part.visual, part.mask, earlier, strict=True)
+        rows = [
+            self.network.prompt(embeds[mask], features[mask], visual[mask], carry)
+            for embeds, features, visual, mask, carry in prompts
+        ]
+        memory.info = [PromptInfo(row.compressor, row.kept) for row in rows]
+        carried = [row.carry for row in rows]
+        if any(carry is not None for carry in carried):
+            zeros = torch.zeros_like(next(carry for carry in carried if carry is not None))
+            # drop the fast code `step`: it has a copy of `carry`, which changes here
+            memory.step, memory.asked = None, False
+            memory.carry = torch.stack([zeros if carry is None else carry for carry in carried])[:, None]
+        pad = nn.utils.rnn.pad_sequence
+        if part.positions is None or part.next is None:
+            begun = [row.positions + start for row, start in zip(rows, memory.positions, strict=True)]
+            positions = pad(begun, batch_first=True)
+            ends = [
+                length - 1 if row.end is None else row.end
+                for row, length in zip(rows, part.mask.sum(1).tolist(), strict=True)
+            ]
+            memory.positions = [start + end for start, end in zip(memory.positions, ends, strict=True)]
+        else:
+            axes = [
+                pad([own[mask][:-1] for own, mask in zip(axis, part.mask, strict=True)], batch_first=True)
+                for axis in part.positions
+            ]
+            positions = axes[0] if len(axes) == 1 else torch.stack(axes)
+            memory.positions = [following - 1 for following in part.next.tolist()]
+        states = pad([row.states for row in rows], batch_first=True)
+        return states, positions, [len(row.states) for row in rows]
+
+
+def _joined(parts: Sequence[WaitingPrompt | Waiting]) -> Waiting:
+    return Waiting.joined(cast(Sequence[Waiting], parts))

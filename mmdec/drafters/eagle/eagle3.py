@@ -1,0 +1,412 @@
+"""EAGLE-3 and P-EAGLE: draft networks that read several layers of the target and have their own LM head.
+
+Li et al. 2025 (EAGLE-3, arXiv 2503.01840). Position t of the network reads the embedding of token t + 1 and a feature
+of token t. For accepted tokens, fc computes the feature from the target's residual stream after a few layers (Ht
+channels each), before the final norm. For drafted tokens, the feature is the network's own last state, without fc. The
+first layer normalises embedding and feature, computes attention from the two concatenated (2 H channels), and adds the
+result to the feature alone. Other layers are as in Llama. `lm_head` reads the normalised last state. The vocabulary of
+`lm_head` may be a part of the target's (tables `d2t`, `t2d`).
+
+Options, each as published: the residual is the feature before or after its norm (`norm_before_residual`); EAGLE-3.1
+(arXiv 2605.09992) normalises each target feature (`fc_norm`), or all of them concatenated (`norm_before_fc`), and
+passes the normalised state to the next position (`norm_output`); Qwen3's layers normalise queries and keys (`qk_norm`).
+
+P-EAGLE (arXiv 2602.01469) drafts K tokens in one pass: K - 1 positions are added after the last token. They read the
+embedding of `mask_token` and, in place of the target's features, a learned vector.
+
+The parameters have the published names. d2t holds offsets: token d of the draft vocabulary is the target's token d +
+d2t[d].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mmdec.drafters.eagle.network import (
+    MOST,
+    DecoderLayer,
+    DraftConfig,
+    DraftNetwork,
+    Packed,
+    Pair,
+    Prompted,
+    RMSNorm,
+    check_size,
+    rms_normed,
+    scaled_frequencies,
+)
+from mmdec.types import InputError
+
+MOST_LAYERS = 64
+Positions = Literal["text", "temporal", "axes"]
+Pictures = Literal["placeholder", "projected", "dropped"]
+
+
+class LayeredConfig(DraftConfig):
+    """Base class of the configurations of EAGLE-3 and DFlash. Both are dataclasses, which also have these fields."""
+
+    num_hidden_layers: int
+    draft_vocab_size: int  # number of tokens that can be drafted; 0: all tokens of the target
+    own_embedding: bool  # whether the network has an embedding of its own; False: it uses the target's
+    # transformers' settings, {"rope_type": "linear" | "llama3" | "yarn", "factor": ...}; None: ordinary rotary
+    # positions
+    rope_scaling: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_size("num_hidden_layers", self.num_hidden_layers, MOST_LAYERS, "Take the published.")
+        if self.draft_vocab_size:
+            check_size("draft_vocab_size", self.draft_vocab_size, MOST, "Take the published.")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
+            raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens that can be drafted."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def mapped(self) -> bool:
+        """Return whether the draft vocabulary is a part of the target's, so that tables convert between the two."""
+        return self.vocabulary < self.vocab_size
+
+
+@dataclass(frozen=True)
+class Eagle3Config(LayeredConfig):
+    """Sizes and options of an EAGLE-3 or P-EAGLE network.
+
+    layers: indices of the target's layers whose features are read; empty: the three that `default_layers` chooses.
+        fc_norm: whether each of these features has its own norm before fc.
+    """
+
+    LEAST: ClassVar[int] = 0
+
+    layers: tuple[int, ...] = ()
+    input_norm: bool = True
+    fc_bias: bool = False
+    features: int = 3  # number of target layers whose features are read
+    target_hidden_size: int = 0  # channels of the target's hidden states; 0: the same as `hidden_size`
+    draft_vocab_size: int = 0
+    num_hidden_layers: int = 1
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    qk_norm: bool = False
+    output_bias: bool = False  # whether attention's output projection has a bias
+    own_embedding: bool = False
+    # id of the token that P-EAGLE reads at positions after the last token; None: the network is EAGLE-3
+    mask_token: int | None = None
+    rope_scaling: dict[str, Any] | None = None
+    # positions of image tokens if the target has three-dimensional positions (M-RoPE): "text": counted like text
+    # tokens; "temporal": the first of the three axes; "axes": all three axes, as `mrope_section` says
+    positions: Positions = "text"
+    mrope_section: tuple[int, ...] = ()  # for each of the three M-RoPE axes: its number of rotary frequencies
+    # True: the axes alternate along the frequencies; False: each axis has consecutive frequencies
+    mrope_interleaved: bool = False
+    # what the network reads at image tokens: "placeholder": the embedding of the placeholder token; "projected": the
+    # projected visual embedding; "dropped": nothing, image tokens are left out (for a network trained on text)
+    pictures: Pictures = "placeholder"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mrope_section", tuple(self.mrope_section))
+        super().__post_init__()
+        check_size("features", self.features, 8, "Take the published.")
+        if self.target_hidden_size:
+            check_size("target_hidden_size", self.target_hidden_size, MOST, "Take the published.")
+        if len(self.layers) not in (0, self.features):
+            raise InputError(f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}.")
+        if self.norm_before_fc and self.fc_norm:
+            raise InputError("`fc_norm` must be false with `norm_before_fc`, but both are true. Choose one.")
+        if self.draft_vocab_size > self.vocab_size:
+            raise InputError(
+                f"`draft_vocab_size` must be at most the target's {self.vocab_size}, but is {self.draft_vocab_size}."
+            )
+        if self.target_size != self.hidden_size and not self.own_embedding:
+            raise InputError(
+                f"`own_embedding` must be true where the network has {self.hidden_size} channels and the target "
+                f"{self.target_size}, but is false. Take the file with `embed_tokens.weight`."
+            )
+        mask = self.mask_token
+        if mask is not None and (type(mask) is not int or not 0 <= mask < self.vocab_size):
+            raise InputError(f"`mask_token` must be a token below {self.vocab_size}, but is {mask!r:.60}.")
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        pictures = ("placeholder", "projected", "dropped")
+        if self.positions not in ("text", "temporal", "axes") or self.pictures not in pictures:
+            raise InputError(
+                f"`positions` must be text, temporal or axes, and `pictures` {', '.join(pictures)}, but they are "
+                f"{self.positions!r:.60} and {self.pictures!r:.60}. Choose one."
+            )
+        sections = self.mrope_section
+        if sections and (
+            len(sections) != 3
+            or any(type(part) is not int or part < 0 for part in sections)
+            or 2 * sum(sections) != self.head_dim
+        ):
+            raise InputError(
+                f"`mrope_section` must be three numbers with the sum {self.head_dim // 2}, half of a head's channels, "
+                f"but is {sections!r:.60}. Take the target's."
+            )
+        if self.positions == "axes" and not sections:
+            raise InputError('`mrope_section` must be given with `positions` "axes", but is (). Take the target\'s.')
+
+    @property
+    def target_size(self) -> int:
+        """Return the number of channels of the target's hidden states."""
+        return self.target_hidden_size or self.hidden_size
+
+    @property
+    def projected(self) -> bool:
+        """Return whether the network reads the projected visual embedding at image tokens."""
+        return self.pictures == "projected"
+
+    @property
+    def follows(self) -> bool:
+        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
+        return self.positions != "text" and self.pictures != "dropped"
+
+    def for_depth(self, layers: int) -> Self:
+        """Return the configuration for a target with `layers` layers: if no layers are listed, the default layers are
+        filled in."""
+        if self.layers:
+            return self
+        if self.features != 3:
+            raise InputError(
+                f"`layers` must name the {self.features} layers that the network reads, but is (): only three have a "
+                "default. Take them from the drafter's training."
+            )
+        return replace(self, layers=default_layers(layers))
+
+
+def default_layers(depth: int) -> tuple[int, ...]:
+    """Return the default layers of EAGLE-3 for a target with n = `depth` layers. They are the layers before the
+    boundaries 2, n // 2 and n - 3, where boundary k is the residual stream that enters layer k."""
+    return tuple(min(max(boundary, 1), depth) - 1 for boundary in (2, depth // 2, depth - 3))
+
+
+class LayeredNetwork(DraftNetwork):
+    """Base class of EAGLE-3's and DFlash's networks: it allows several layers, and an LM head and an embedding of their
+    own."""
+
+    config: Any  # a `LayeredConfig`; each subclass declares its own class
+
+    def build_layers(self, own: LayeredConfig, inputs: int, qk_norm: bool, output_bias: bool) -> None:
+        """Create the decoder layers. inputs: input channels of the first layer's attention; 0: H. qk_norm: whether
+        queries and keys are normalised, as in Qwen3. output_bias: whether attention's output projection has a bias."""
+        count, self.qk_norm = own.num_hidden_layers, qk_norm
+        self.layers = nn.ModuleList([DecoderLayer(own, 0 if index else inputs) for index in range(count)])
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            if qk_norm:
+                attention.q_norm, attention.k_norm = (RMSNorm(own.head_dim, own.rms_norm_eps) for _ in range(2))
+            if output_bias:
+                attention.o_proj = nn.Linear(attention.o_proj.in_features, own.hidden_size)
+
+    def build_ends(self, own: LayeredConfig, own_head: bool) -> None:
+        """Create the final norm and, as configured, an LM head, an embedding, and the tables between the draft
+        vocabulary and the target's."""
+        self.norm = RMSNorm(own.hidden_size, own.rms_norm_eps)
+        if own_head:
+            self.lm_head = nn.Linear(own.hidden_size, own.vocabulary, bias=False)
+        if own.own_embedding:
+            self.embed_tokens = nn.Embedding(own.vocab_size, own.hidden_size)
+        if own.mapped:
+            self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
+
+    def share_embedding(self) -> None:
+        """Remove the network's own embedding, because it equals the target's embedding, which is used instead."""
+        self.config = replace(self.config, own_embedding=False)
+        del self.embed_tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the number of tokens that the network can draft."""
+        return self.config.vocabulary
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """Return (`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
+        id in the draft vocabulary. None if both vocabularies are the same."""
+        return cast(Tensor, self.d2t) if self.config.mapped else None
+
+    def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
+        """Normalise queries and keys (B, heads + h, n, d), if the layers have norms for them (as in Qwen3)."""
+        if not self.qk_norm:
+            return queries_keys
+        attention, heads = self._layer(index).self_attn, self.config.num_attention_heads
+        return torch.cat([attention.q_norm(queries_keys[:, :heads]), attention.k_norm(queries_keys[:, heads:])], 1)
+
+    def frequencies(self, device: torch.device) -> tuple[Tensor, float]:
+        """Return the rotary frequencies (d / 2,) and a factor on cosines and sines, scaled as `config.rope_scaling`
+        says."""
+        scaling = self.config.rope_scaling
+        return super().frequencies(device) if scaling is None else scaled_frequencies(self.config, scaling, device)
+
+
+@final
+class Eagle3(LayeredNetwork):
+    """EAGLE-3's network; P-EAGLE's if `config.mask_token` is set. Holds its weights and its LM head."""
+
+    system: ClassVar[str] = "eagle3"
+    config_class: ClassVar[type[DraftConfig]] = Eagle3Config
+    config: Eagle3Config
+
+    def build(self, config: DraftConfig) -> None:
+        """Create the weights, under their published names."""
+        own, size, eps = cast(Eagle3Config, config), config.hidden_size, config.rms_norm_eps
+        joined = own.features * own.target_size
+        self.fc = nn.Linear(joined, size, bias=own.fc_bias)
+        if own.norm_before_fc:
+            self.input_norm = RMSNorm(joined, eps)
+        if own.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(own.target_size, eps) for _ in range(own.features))
+        self.build_layers(own, 2 * size, own.qk_norm, own.output_bias)
+        self.layers[0].hidden_norm = RMSNorm(size, eps)
+        self.build_ends(own, own_head=True)
+        if own.mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, joined))
+
+    def fuse(self, embeds: Tensor, features: Tensor, carry: Any = None) -> Tensor:
+        """Compute the first layer's input (..., 2 H) at position t. embeds: (..., H), embedding of token t + 1.
+        features: (..., k * Ht), the target's features of token t, which fc maps to H channels.
+        carry: only for ViSpec, not used."""
+        return torch.cat([embeds, self.fused(features)], -1)
+
+    def fused(self, features: Tensor) -> Tensor:
+        """Apply fc and its norms to the target's features (..., k * Ht). Returns: (..., H)."""
+        if self.config.norm_before_fc:
+            features = self.input_norm(features)
+        elif self.config.fc_norm:
+            parts = features.chunk(self.config.features, -1)
+            norms = cast(nn.ModuleList, self.fc_norm)
+            features = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], -1)
+        return linear(features, self.fc.weight, self.fc.bias)
+
+    def follow(self, embeds: Tensor, hidden: Tensor, carry: Any = None) -> Tensor:
+        """Compute the first layer's input (..., 2 H) at drafted tokens. embeds: (..., H), their embeddings. hidden:
+        (..., H), the network's output at the token before each. carry: only for ViSpec, not used."""
+        return torch.cat([embeds, hidden], -1)
+
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+        """Compute the first layer's input for the prompt of one row with L tokens. If `config.pictures` is "dropped",
+        positions that read an image token are left out.
+
+        embeds: (L, H). features: (L, k * Ht). visual: (L,) bool, True at visual tokens.
+        carry: only for ViSpec, not used.
+        """
+        prompted = super().prompt(embeds, features, visual)
+        if self.config.pictures != "dropped":
+            return prompted
+        states = prompted.states[~visual[1:]]
+        return Prompted(states, prompted.positions[: len(states)], end=len(states))
+
+    def feature(self, hidden: Tensor) -> Tensor:
+        """Return `hidden`, the network's own output. It replaces the target's features of a drafted token, which are
+        unknown."""
+        return hidden
+
+    def fused_weights(self, carry: Any = None) -> Pair | None:
+        """Return None: `follow` has no linear map, because the network's own output does not pass through fc."""
+        return None
+
+    def masked(self, embed: Tensor) -> Tensor:
+        """Compute the first layer's input (2 H,) at P-EAGLE's added positions, where no token is known. embed: (H,),
+        embedding of `mask_token`."""
+        return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
+
+    def packed(self) -> Packed | None:
+        """Return the weights of the network's single layer, concatenated, and its two input norms. None if the network
+        is large or has several layers."""
+        packed = super().packed()
+        return None if packed is None else Packed(*packed[:3], norms=self._norms())
+
+    def _norms(self) -> Tensor:
+        layer = self._layer(0)
+        return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
+
+    def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
+        """Compute the input of the query, key and value projections of layer `index`: the layer's input, normalised. In
+        the first layer (..., 2 H), embedding and feature are normalised separately."""
+        if index:
+            return self._layer(index).input_layernorm(states)
+        # one operation computes both norms, because a small network's time depends on the number of operations
+        weights = self._norms() if packed is None or packed.norms is None else packed.norms
+        halves = states.view(*states.shape[:-1], 2, self.config.hidden_size)
+        return rms_normed(halves, weights, self.config.rms_norm_eps).view(states.shape)
+
+    def residual(self, states: Tensor, index: int) -> Tensor:
+        """Return the tensor to which layer `index` adds attention's output. In the first layer it is the feature,
+        normalised if `norm_before_residual` is set. In later layers it is the layer's input."""
+        if index:
+            return states
+        features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
+        return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
+
+    def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
+        """Compute the rest of layer `index`, after attention. With `norm_output`, the last layer's output is
+        normalised.
+
+        states: (B, n, H) or in the first layer (B, n, 2 H), the layer's input. mixed: (B, heads, n, d), attention's
+            output.
+        """
+        hidden = super().after_attention(states, mixed, packed, index)
+        return self.norm(hidden) if self.config.norm_output and index + 1 == self.depth else hidden
+
+    def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
+        """Compute logits (..., `vocabulary`) from hidden states (..., H) by the network's own LM head. output: the
+        target's LM head, which this network does not need."""
+        if not self.config.norm_output:
+            hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
+        return linear(hidden, self.lm_head.weight)
+
+    def layer(
+        self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Pair]:
+        """Run all layers.
+
+        states: (B, n, 2 H). positions: (B, n), or (3, B, n) for M-RoPE. past: keys and values of S earlier positions,
+            those of all layers concatenated along the heads: (B, layers * h, S, d). mask: additive (B, 1, n, S + n);
+            None: causal.
+        Returns: hidden (B, n, H); keys and values of the n positions, in the same form as `past`.
+        """
+        pairs: list[Pair] = []
+        for index in range(self.depth):
+            queries, *own = self.project(states, positions, index=index)
+            pairs.append((own[0], own[1]))
+            if past is not None:
+                own = [torch.cat([old.chunk(self.depth, 1)[index], new], 2) for old, new in zip(past, own, strict=True)]
+            states = self.attend(states, queries, own[0], own[1], mask, index=index)
+        keys, values = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
+        return states, (keys, values)
+
+    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
+        """Return cosines and signed sines (B, 1, n, d) of rotary positions. positions: (B, n), or (3, B, n) for M-RoPE;
+        then `mrope_section` says which of the three axes rotates each frequency."""
+        if isinstance(positions, int) or positions.dim() == 2:
+            return super().rotations(positions, dtype, device)
+        axes = self._axes(device)  # shape (d,)
+        parts = [super(Eagle3, self).rotations(axis, dtype, device) for axis in positions]
+        cosines, sines = (torch.stack(part, -1) for part in zip(*parts, strict=True))  # shape (B, 1, n, d, 3)
+        index = axes.expand(cosines.shape[:-1])[..., None]
+        return cosines.gather(-1, index)[..., 0], sines.gather(-1, index)[..., 0]
+
+    def _axes(self, device: torch.device) -> Tensor:
+        """Return for each channel the M-RoPE axis whose position rotates it, (d,) int64."""
+        sections = self.config.mrope_section
+        if not self.config.mrope_interleaved:
+            axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
+        else:
+            # Frequencies 1, 4, 7, ... belong to axis 1, and 2, 5, 8, ... to axis 2, as many as their sections say.
+            # Axis 0 has the rest.
+            axes = [0] * (self.config.head_dim // 2)
+            for axis in (1, 2):
+                for frequency in range(axis, min(3 * sections[axis], len(axes)), 3):
+                    axes[frequency] = axis
+        return torch.tensor(axes * 2, device=device)

@@ -1,0 +1,199 @@
+"""Training of EAGLE-3 (Li et al. 2025, arXiv 2503.01840): training-time test, and a draft vocabulary from the answers.
+
+Training unrolls several drafting steps: from the second step on, the network reads its own hidden states. Each step's
+distribution is compared with the target's at the same token, restricted to the draft vocabulary. Hidden states are not
+compared. Tokens at which the target's likeliest token is not in the draft vocabulary do not count.
+
+In shapes: P answer tokens of a batch, V tokens of the target's vocabulary, Vd of the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast, final
+
+import torch
+from torch import Tensor
+
+from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
+from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
+from mmdec.drafters.eagle.training.data import DraftData
+from mmdec.drafters.eagle.training.module import (
+    CELLS,
+    DraftModule,
+    Weights,
+    expected_states,
+    in_pieces,
+    rank_texts,
+    step_weights,
+)
+from mmdec.drafters.eagle.training.teacher import Reading, Teacher
+from mmdec.drafters.eagle.training.unroll import Columns
+from mmdec.training.callbacks import CHAIN
+from mmdec.types import InputError, Needs
+
+# value of the option `columns`, which says how a picture's tokens enter the network -> fields of `Eagle3Config`
+CONVENTIONS: dict[str, dict[str, str]] = {
+    "engine": {"positions": "temporal", "pictures": "placeholder"},
+    "projected": {"positions": "text", "pictures": "projected"},
+}
+
+
+@final
+class Eagle3Module(DraftModule):
+    """Trains EAGLE-3. The paper's settings are `unroll` 7, `unroll_decay` 0.8 and `noise` 0.
+
+    columns: how a picture's tokens enter the network; its configuration stores this. "engine", as in vLLM: with the
+        embedding of the placeholder token, at the first axis of the target's positions. "projected", as in MSD: with
+        the projected visual embeddings, at positions counted like text.
+    draft_vocab: number of tokens that can be drafted: the most frequent ones in the training answers; 0: all.
+    """
+
+    system: ClassVar[str] = "eagle3"
+    weights: ClassVar[Weights] = Weights(features=0.0, tokens=1.0)
+
+    def __init__(
+        self,
+        units: list[str] | None = None,
+        columns: Literal["engine", "projected"] = "engine",
+        draft_vocab: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(units, **options)
+        if columns not in CONVENTIONS:
+            raise InputError(f"`columns` must be engine or projected, but is {columns!r:.60}. Take engine.")
+        if draft_vocab < 0:
+            raise InputError(f"`draft_vocab` must be 0 or more, but is {draft_vocab}. 0 drafts all tokens.")
+        self.convention, self.draft_vocab = columns, draft_vocab
+        self.hparams.update(columns=columns, draft_vocab=draft_vocab)
+
+    def needed(self, config: DraftConfig) -> Needs:
+        """Return which hidden states of the target training needs: those that the network reads, and the LM head's
+        input (layer -1), from which the target's distributions are computed."""
+        return Needs(layers=(*config.layers, -1), embeds=config.projected)
+
+    def draft_config(self, teacher: Teacher) -> DraftConfig:
+        """Return the configuration of a new network: sizes are those of the target's layers; `columns`, `draft_vocab`
+        and the recipe's `network` options override them."""
+        own = {**CONVENTIONS[self.convention], "draft_vocab_size": self.draft_vocab, **self.options.network}
+        if own["draft_vocab_size"] >= teacher.config.vocab_size:
+            own["draft_vocab_size"] = 0
+        return Eagle3Config.like(teacher.config, **own)
+
+    def first_network(self) -> DraftNetwork:
+        """Return the network that training begins with: loaded from the folder `start`, or new.
+
+        A new network gets its draft vocabulary from the training answers. Its LM head begins as a copy of the target's
+        LM head, if both have the same hidden size.
+        """
+        network = cast(Eagle3, super().first_network())
+        config = network.config
+        if config.own_embedding or config.mask_token is not None:
+            raise InputError(
+                "`network` must be EAGLE-3's, with the target's embedding, but has `own_embedding` or `mask_token`. "
+                "Leave them out."
+            )
+        if self.options.start is None:
+            kept = torch.arange(config.vocab_size)
+            if config.mapped:
+                data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
+                answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
+                kept = frequent_tokens(answers, config.vocabulary)
+                network.get_buffer("d2t").copy_(kept - torch.arange(len(kept)))
+                network.get_buffer("t2d").zero_()[kept] = True
+            head = self.teacher.head[0]
+            if head.shape[1] == config.hidden_size:
+                network.lm_head.weight.data.copy_(head[kept.to(head.device)])
+        return network
+
+    @property
+    def drafted(self) -> Tensor:
+        """Return (V,) int64, which gives for each of the target's tokens its index in the draft vocabulary; -1 if it
+        cannot be drafted."""
+        network = cast(Eagle3, self.network)
+        places = torch.full((network.config.vocab_size,), -1, device=self.device)
+        drafted = torch.arange(network.vocabulary, device=self.device)
+        places[network.token_ids(drafted)] = drafted
+        return places
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits (..., Vd) float32 over the draft vocabulary, by the network's LM head. hidden: (..., H)."""
+        return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
+
+    def rank(self, texts: list[Reading]) -> list[Tensor]:
+        """Return, for simulated decoding, the rank that the network gives to each true token at each depth of a chain.
+
+        Returns: for each text of A answer tokens (A - 1, depth) int64. Entry [r, d] is the rank of answer token
+            r + 1 + d if token r is the root; 0: the likeliest.
+        """
+        columns = self.columns(texts)
+        return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
+
+    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+        """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
+        round of decoding with chains of `CHAIN` drafted tokens."""
+        probs, best = self.distributions(columns, texts)
+        # for each answer token, the index of its distribution in `probs`
+        number = (columns.mask.flatten().cumsum(0) - 1).view(columns.mask.shape)
+        total, parts = columns.states.new_zeros(()), dict[str, Tensor]()
+        accepted, alive = columns.states.new_zeros(()), columns.mask
+        weights = step_weights(torch.zeros_like(columns.mask).masked_scatter(columns.mask, best >= 0), self.depth)
+        for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
+            counted = columns.mask[:, step:]
+            rows = number[:, step:][counted]
+            width = max(1, CELLS // probs.shape[1])
+            pieces = in_pieces(self._compared, width, hidden[counted], probs[rows], best[rows])
+            entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
+            known = best[rows] >= 0
+            tokens = entropy.sum() / known.sum().clamp(min=1)
+            total = total + self.options.unroll_decay**step * weights[step] * tokens
+            name = str(step + 1) if step else ""
+            parts |= {"right" + name: right.mean()} | ({} if step else {"tokens": tokens})
+            if step < CHAIN:
+                hits = torch.zeros_like(counted).masked_scatter(counted, right > 0)
+                alive = alive[:, : hits.shape[1]] & hits
+                accepted = accepted + alive.sum()
+        if self.depth >= CHAIN:
+            parts["round"] = 1 + accepted / columns.mask.sum()
+        return {**parts, "loss": self.loss_weights.tokens * total}
+
+    def _compared(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+        """Compare the drafter with the target at P answer tokens.
+
+        hidden: (P, H), the drafter's states. probs: (P, Vd), the target's distributions over the draft vocabulary.
+        best: (P,), index of the target's likeliest token in the draft vocabulary; -1: it is not there.
+        Returns: the cross-entropies (P,), 0 where `best` is -1; and (P,) 1 where both have the same likeliest token.
+        """
+        drafted = self.logits(hidden)
+        entropy = -(probs * drafted.log_softmax(-1)).sum(-1)
+        return entropy.masked_fill(best < 0, 0.0), (drafted.argmax(-1) == best).to(entropy.dtype)
+
+    @torch.no_grad()
+    def distributions(self, columns: Columns, texts: Sequence[Reading]) -> tuple[Tensor, Tensor]:
+        """Return the target's distributions (P, Vd) over the draft vocabulary at P answer tokens, and the target's
+        likeliest token (P,) at each, as an index of the draft vocabulary; -1 if it is not there."""
+        expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
+        drafted, network = self.drafted, cast(Eagle3, self.network)
+        tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))
+
+        def restricted(states: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.teacher.logits(states)
+            kept = logits[:, tokens] if network.config.mapped else logits
+            return kept.softmax(-1), drafted[logits.argmax(-1)]
+
+        pieces = [restricted(part) for part in expected.split(max(1, CELLS // len(drafted)))]
+        probs, best = (torch.cat(part) for part in zip(*pieces, strict=True))
+        return probs, best
+
+
+def frequent_tokens(answers: Iterable[Sequence[int]], size: int) -> Tensor:
+    """Return the ids of the `size` most frequent tokens of the answers, (size,) int64, ascending. Of equally frequent
+    tokens, those with lower ids are taken. If the answers have fewer different tokens, the lowest other ids are added.
+    """
+    counts = Counter[int]()
+    for answer in answers:
+        counts.update(answer)
+    chosen = sorted(counts, key=lambda token: (-counts[token], token))[:size]
+    others = (token for token in range(size + len(chosen)) if token not in counts)
+    return torch.tensor(sorted([*chosen, *(next(others) for _ in range(size - len(chosen)))]))

@@ -1,0 +1,478 @@
+"""Training of a drafter that reads its target's features (hidden states): the code that all such drafters share.
+
+The target is frozen: no gradient passes through it, and Lightning neither saves nor moves it. One target pass over
+prompt and answer gives inputs and labels of all unrolled drafting steps. Features can be stored on disk, for samples
+that are used again. Only answer tokens count in the loss.
+
+Validation simulates decoding. For this it needs only the rank that the drafter gives to each true next token, with
+every answer token as a root. Accepted drafts equal the answer, so its features are those of real decoding.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, cast
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.functional import smooth_l1_loss
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from mmdec.core.statistics import DecodingStatistics
+from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
+from mmdec.drafters.eagle.training.data import DraftBatch, DraftData
+from mmdec.drafters.eagle.training.teacher import Reading, ReadingStore, Teacher
+from mmdec.drafters.eagle.training.unroll import Columns, read_columns, unrolled
+from mmdec.drafters.medusa.drafter import WIDTH
+from mmdec.drafters.medusa.training.module import gather_ranks, measure
+from mmdec.drafters.registry import network_class
+from mmdec.generation.speculation import generate
+from mmdec.hub.publish import whole_folder
+from mmdec.pretrained.drafters import draft_card, load_drafter, load_network, save_network
+from mmdec.training.checkpoints import check_counts
+from mmdec.training.module import DrafterModule
+from mmdec.training.optim import MuonAdamW, groups, token_weight
+from mmdec.types import InputError, Needs
+
+CELLS = 1 << 26  # maximum logits (positions x vocabulary) in memory at a time; more are computed in pieces
+TOP = 10  # the ListMLE loss compares the order of this many of the target's likeliest tokens
+T = TypeVar("T")
+HEAD = "lm_head.weight"  # parameter name of a network's LM head, if it has one; AdamW trains it, not Muon
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of the parts of the loss. EAGLE, MSD and SpecVLM use 1 for `features` and 0.1 for `tokens`.
+
+    features: SmoothL1 loss of the features, mean over channels. tokens: cross-entropy with the target's distribution.
+    distribution: L1 distance of the drafter's and the target's distribution, summed over the vocabulary. ranks: ListMLE
+        of the target's ten best tokens.
+    """
+
+    features: float = 1.0
+    tokens: float = 0.1
+    distribution: float = 0.0
+    ranks: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(vars(self).values()) < 0 or not any(vars(self).values()):
+            raise InputError(f"`weights` must be 0 or more, and one of them above 0, but are {vars(self)}.")
+
+
+def feature_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """Return the SmoothL1 loss (P,) between features (P, H) at P positions, averaged over the H channels."""
+    return smooth_l1_loss(predicted, expected, reduction="none").mean(-1)
+
+
+def token_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """Return the cross-entropy (P,) of the drafter's logits (P, V) over V tokens with the target's distribution."""
+    return -(expected.softmax(-1) * predicted.log_softmax(-1)).sum(-1)
+
+
+def distribution_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """Return the L1 distance (P,) between the distributions of the drafter's and the target's logits (P, V)."""
+    return (predicted.softmax(-1) - expected.softmax(-1)).abs().sum(-1)
+
+
+def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
+    """Return the ListMLE loss (P,) (Xia et al. 2008) of the drafter's logits (P, V) over V tokens.
+
+    It is minus the log-probability of the order of the target's ten likeliest tokens, under the Plackett-Luce model
+    with the drafter's logits as scores. expected: the target's logits (P, V).
+    """
+    order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
+    scores = predicted.gather(-1, order)
+    rest = scores.flip(-1).logcumsumexp(-1).flip(-1)  # log-sum-exp of each token's score and those after it
+    return (rest - scores).sum(-1)
+
+
+PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tokens": token_loss,
+    "distribution": distribution_loss,
+    "ranks": rank_loss,
+}
+
+
+def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
+    """Call `function` on the tensors `rows`, (P, ...), at most `width` of the P entries at a time, to save memory.
+    Returns a list of results. With several calls, activations are recomputed in the backward pass, not stored."""
+    if len(rows[0]) <= width:
+        return [function(*rows)]
+    pieces = zip(*(part.split(width) for part in rows), strict=True)
+    return [cast(T, checkpoint(function, *piece, use_reentrant=False)) for piece in pieces]
+
+
+def losses(
+    predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
+) -> Mapping[str, Tensor]:
+    """Compare the drafter's features (P, H) with the target's. Returns name -> value: "loss", the weighted sum; its
+    parts; and "right", the share of positions at which drafter and target have the same likeliest token.
+
+    logits: the LM head, (P, H) -> (P, V). weights: of the loss's parts. cells: maximum logits in memory at a time.
+    """
+    parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
+
+    def logit_losses(predicted: Tensor, expected: Tensor) -> Tensor:
+        drafted, teacher = logits(predicted), logits(expected)
+        sums = [
+            PARTS[name](drafted, teacher).sum() if getattr(weights, name) else drafted.new_zeros(()) for name in PARTS
+        ]
+        return torch.stack([*sums, (drafted.argmax(-1) == teacher.argmax(-1)).to(drafted.dtype).sum()])
+
+    width = max(1, cells // logits(expected[:1]).shape[-1])
+    sums = torch.stack(in_pieces(logit_losses, width, predicted, expected)).sum(0)
+    parts |= dict(zip((*PARTS, "right"), sums / len(predicted), strict=True))
+    parts["right"] = parts["right"].detach()
+    total = sum((getattr(weights, name) * parts[name] for name in ("features", *PARTS)), predicted.new_zeros(()))
+    logged = {name: value for name, value in parts.items() if name == "right" or getattr(weights, name)}
+    return {"loss": total, **logged}
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Options of `DraftModule` that a recipe sets.
+
+    network: changes to the network's configuration; by default the network is like one layer of the target.
+    start: folder of a saved network to begin from.
+    half_teacher: compute the target's matrix products in bfloat16, if the device is fast in it.
+    unroll: number of unrolled drafting steps: the first reads the target's features, the others the network's own.
+    unroll_from: before this training step, `unroll` is 1, which is faster.
+    unroll_decay: loss weight of a drafting step relative to the step before. through: let gradients flow from a
+        drafting step into earlier ones.
+    noise: random noise of up to noise * 512 / (length of the text in tokens) is added to the features.
+    tokens, features, distribution, ranks: weights of the parts of the loss; null: those of the drafter's paper.
+    keep_features: store features on disk (2 H bytes a token and layer), so that the target reads each sample only once.
+    chain, tree_nodes: sizes of the drafts that validation simulates to log tokens per round.
+    decoded: number of questions that validation also decodes for real, with trees of `tree_nodes` nodes.
+    """
+
+    network: dict[str, Any] = field(default_factory=dict)
+    start: str | None = None
+    half_teacher: bool = False
+    unroll: int = 1
+    unroll_from: int = 0
+    unroll_decay: float = 1.0
+    through: bool = True
+    noise: float = 0.1
+    features: float | None = None
+    tokens: float | None = None
+    distribution: float | None = None
+    ranks: float | None = None
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = 3e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    schedule: Literal["trapezoid", "cosine"] = "trapezoid"
+    warmup: int = 2000
+    decay_from: int | None = None
+    decay_steps: int = 800_000
+    keep_features: bool = False
+    chain: int = 7
+    tree_nodes: int = 16
+    decoded: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(unroll=self.unroll, chain=self.chain)
+        if self.noise < 0:
+            raise InputError(f"`noise` must be 0 or more, but is {self.noise}. 0.1 is EAGLE's.")
+
+
+def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
+    """Return the FSDP wrapper of the network, if its weights are sharded; None if every process has all weights."""
+    wrapped: nn.Module | None = trainer.strategy.model
+    return wrapped if isinstance(wrapped, FullyShardedDataParallel) else None
+
+
+@contextmanager
+def whole_weights(trainer: Trainer) -> Iterator[None]:
+    """Within the `with` block, every process can read all weights, even sharded ones. All processes must enter it."""
+    wrapped = sharded(trainer)
+    if wrapped is None:
+        yield
+        return
+    with FullyShardedDataParallel.summon_full_params(wrapped, writeback=False):
+        yield
+
+
+@torch.no_grad()
+def rank_texts(
+    columns: Columns,
+    steps: Sequence[Tensor],
+    logits: Callable[[Tensor], Tensor],
+    texts: Sequence[Reading],
+    drafted: Tensor | None = None,
+) -> list[Tensor]:
+    """Compute the rank that the drafter gives to each true token, for simulated decoding; its likeliest has rank 0.
+
+    steps: [d]: the drafter's features (B, N - d, H) at depth d, without noise; entry r belongs to root r. logits: the
+        LM head, (..., H) -> (..., V). drafted: (V,), each token's index among the logits, -1 if it cannot be drafted;
+        None: the index is the token's id.
+
+    Returns: for each text of A answer tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of
+        token r + 1 + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
+    """
+    lengths = columns.mask.sum(1).tolist()
+    rows, width = columns.mask.shape
+    tokens = torch.zeros(rows, width, dtype=torch.long)
+    for row, text in enumerate(texts):
+        tokens[row, : lengths[row]] = torch.tensor(text.answer[1:])
+    tokens = tokens.to(columns.mask.device)
+    known = columns.mask
+    if drafted is not None:
+        tokens = drafted[tokens]
+        known = known & (tokens >= 0)
+        tokens = tokens.clamp(min=0)
+    ranks = torch.full((rows, width, len(steps)), WIDTH)
+    for depth, hidden in enumerate(steps):
+        scores = logits(hidden)
+        own_scores = scores.gather(-1, tokens[:, depth:, None])
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth), for each root
+        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], WIDTH).cpu()
+    return [ranks[row, :length] for row, length in enumerate(lengths)]
+
+
+class DraftModule(DrafterModule):
+    """Abstract base of the training modules of all drafters. A subclass sets `system`, the drafter's name, and changes
+    the loss or the drafting steps. The target is the data module's `base`.
+
+    The network with the most tokens per round in simulated chains is saved in the folder `drafter` of the trainer's
+    root folder, for `mmdec.load_drafter`. units: not used. options: fields of `DraftOptions`.
+    """
+
+    system: ClassVar[str]
+    weights: ClassVar[Weights] = Weights()
+    words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # names in logs
+
+    def __init__(self, units: list[str] | None = None, **options: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["units"])
+        self.use_options(DraftOptions(**options))
+        overrides = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
+        self.loss_weights = Weights(**{**vars(self.weights), **overrides})
+        self.ranks: list[Tensor] = []  # for each text of this validation: ranks of its true tokens, from `rank_texts`
+        self.sums: dict[str, float] = {}
+
+    @property
+    def teacher(self) -> Teacher:
+        return self.held[0]
+
+    def setup(self, stage: str) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
+        if not isinstance(data, DraftData):
+            raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
+        teacher = data.teacher
+        teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright misreads `to`
+        self.held = (teacher,)  # in a tuple, so that torch does not register the target: it is not saved or trained
+        self.mark = teacher.name
+        self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
+        self.network = self.first_network()
+        self.needs = self.needed(self.network.config)
+        self.store: ReadingStore | None = None
+        if self.options.keep_features:
+            self.store = data.feature_store(self.needs, self.options.half_teacher, self.global_rank)
+            data.stored = self.store
+
+    def needed(self, config: DraftConfig) -> Needs:
+        """Return which hidden states and embeddings of the target training needs: those that the network reads, and
+        those that the loss compares with."""
+        return Needs(layers=config.layers, embeds=config.projected)
+
+    def draft_config(self, teacher: Teacher) -> DraftConfig:
+        """Return the configuration of a new network: sizes of the target's layers, changed by the option `network`."""
+        return network_class(self.system).config_class.like(teacher.config, **self.options.network)
+
+    def first_network(self) -> DraftNetwork:
+        """Return the network that training begins with: a new one, or the one in the folder `start`."""
+        kind, target = network_class(self.system), self.teacher.model
+        if self.options.start is not None:
+            network = load_network(Path(self.options.start), target)
+            if type(network) is not kind:
+                raise InputError(f"`start` must hold a drafter of {self.system}, but holds one of {network.system}.")
+            # the folder `start` may name another target, or an older state of it
+            network.config = replace(network.config, **self.names)
+            return network.float().train()
+        torch.manual_seed(self.options.seed)
+        return kind(replace(self.draft_config(self.teacher), **self.names))
+
+    def read(self, batch: DraftBatch) -> list[Reading]:
+        """Return the target's features of each text of a batch. They are read from disk or computed now."""
+        if self.store is not None:
+            readings = self.store.read(batch.rows, batch.prompts, batch.answers)
+        else:
+            assert batch.prompts is not None
+            readings = self.teacher.read(batch.prompts, batch.answers, self.needs, self.options.half_teacher)
+        return [reading.to(self.device) for reading in readings]
+
+    def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
+        """Return the network's inputs for a batch. texts: the target's features, first those that the network reads,
+        then those for the loss. noise: random noise of up to noise * 512 / length is added to the features."""
+        config = self.network.config
+        size = len(config.layers) * config.target_size
+        return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
+
+    def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
+        """Return name -> value: the batch's "loss", and other values for the log. texts: the target's features. noise:
+        random noise of up to noise * 512 / length is added to the features."""
+        return self.compare(self.columns(texts, noise), texts)
+
+    def rank(self, texts: list[Reading]) -> list[Tensor]:
+        """For simulated decoding: compute how the drafter ranks the true tokens. Returns for each text with A answer
+        tokens a tensor (A - 1, depth). Entry [r, d] belongs to a draft whose root is token r: it is the rank, 0 for the
+        likeliest, that the drafter gives to the true token r + 1 + d."""
+        columns = self.columns(texts)
+        return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
+
+    def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
+        """Draft `count` tokens from each of the N answer tokens as a root. Returns for each depth s from 0 the
+        network's features (B, N - s, H); entry c predicts the feature of answer token c + s."""
+        return unrolled(self.network, columns, count, self.options.through)
+
+    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+        """Return name -> value: the batch's "loss", and for the log the parts of the first drafting step's loss, and
+        "right", "right2", ...: in each step, how often drafter and target have the same likeliest token."""
+        expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
+        total: Tensor = columns.states.new_zeros(())
+        parts: dict[str, Tensor] = {}
+        weights = step_weights(columns.mask, self.depth)
+        for step, hidden in enumerate(self.steps(columns, texts, self.depth)):
+            counted = columns.mask[:, step:]
+            step_losses = losses(hidden[counted], expected[:, step:][counted], self.teacher.logits, self.loss_weights)
+            total = total + self.options.unroll_decay**step * weights[step] * step_losses["loss"]
+            parts |= step_losses if step == 0 else {f"right{step + 1}": step_losses["right"]}
+        return {**parts, "loss": total}
+
+    @property
+    def depth(self) -> int:
+        """Return the number of drafting steps that training unrolls."""
+        return 1 if self.training and self.global_step < self.options.unroll_from else self.options.unroll
+
+    @property
+    def chain(self) -> int:
+        """Return the number of tokens of the chains that validation simulates."""
+        return self.options.chain
+
+    def training_step(self, batch: DraftBatch, batch_idx: int) -> Tensor:
+        texts = self.read(batch)
+        parts = self.loss(texts, self.options.noise)
+        for name, value in parts.items():
+            # other values are not averaged over processes, because some processes may not have them
+            loss = name == "loss"
+            self.log(f"train/{name}", value.detach(), batch_size=len(batch.rows), prog_bar=loss, sync_dist=loss)
+        return parts["loss"]
+
+    def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
+        texts = self.read(batch)
+        self.ranks += self.rank(texts)
+        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.loss(texts)["loss"]) * len(texts)
+        self.sums["rows"] = self.sums.get("rows", 0.0) + len(texts)
+
+    def on_validation_epoch_end(self) -> None:
+        texts, sums = gather_ranks((self.ranks, self.sums))
+        self.ranks, self.sums = [], {}
+        chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
+        scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
+        # Lightning's check before training: these scores are those of the initial network
+        if self.trainer.sanity_checking:
+            rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
+            # a resumed training is validated once more at its beginning; this is not logged
+            if self.global_step:
+                return
+        else:
+            if self.options.decoded:
+                scores["decoded"] = self.decode()
+            self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
+        if chain > self.best and self.trainer.state.fn == TrainerFn.FITTING:
+            self.best = chain
+            self.keep(scores)
+
+    def decode(self) -> float:
+        """Decode the first `decoded` questions of the development split with trees. Returns the tokens per round."""
+        data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
+        model, depth = self.teacher.model, min(self.chain, self.options.tree_nodes)
+        counts = torch.zeros(2, device=self.device)
+        with whole_weights(self.trainer), tempfile.TemporaryDirectory() as folder:
+            save_network(copy.deepcopy(self.network), folder)
+            drafter = load_drafter(folder, model)
+            for sample in data.parts["dev"][: self.options.decoded][self.global_rank :: self.trainer.world_size]:
+                inputs = self.teacher.to_device(data.prompting(sample))
+                nodes, options = (self.options.tree_nodes, depth), {"max_new_tokens": data.options.max_tokens}
+                generation = generate(
+                    model, inputs, drafter, "greedy", nodes, statistics=DecodingStatistics(), **options
+                )
+                new_tokens = generation.sequences.shape[1] - inputs["input_ids"].shape[1]
+                counts += torch.tensor(
+                    [new_tokens - 1, len(generation.rounds) - 1], device=self.device
+                )  # the pass over the prompt, and the token that it gives, are not counted
+        tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
+        return tokens / max(rounds, 1)
+
+    def on_train_end(self) -> None:
+        if self.best == 0.0:
+            self.keep({})
+
+    def keep(self, scores: dict[str, float]) -> Path:
+        """Save the network in half precision in the folder `drafter`, and replace the network that is there. scores:
+        name -> score on the development split. Returns the folder."""
+        folder = Path(self.trainer.default_root_dir) / "drafter"
+        with whole_weights(self.trainer):
+            if self.trainer.is_global_zero:
+                self._write(folder, scores)
+        return folder
+
+    def _write(self, folder: Path, scores: dict[str, float]) -> None:
+        with whole_folder(folder) as fresh:
+            card = draft_card(self.network, reads_images=bool(self.teacher.marks))
+            save_network(copy.deepcopy(self.network).half(), fresh, card=card)
+            self.write_training(fresh, scores)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip gradients. If weights are sharded, the norm is that over all shards, which Lightning (2.6) cannot do."""
+        wrapped = sharded(self.trainer)
+        if wrapped is None or gradient_clip_val is None:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        else:
+            wrapped.clip_grad_norm_(gradient_clip_val)
+
+    def optimizer(self) -> Optimizer:
+        options = self.options
+        if options.optimizer == "muon":
+            if sharded(self.trainer) is not None:
+                raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
+            linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
+            named, rates = self.network.named_parameters(), (options.lr, options.weight_decay, options.betas)
+            return MuonAdamW.of(named, lambda name, weight: id(weight) in linear and name != HEAD, *rates)
+        parameters = groups(self.network.parameters(), options.weight_decay)
+        return torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
+
+
+def step_weights(counted: Tensor, depth: int) -> Tensor:
+    """Return the factors (depth,) on the mean losses of the drafting steps, with which each token has the same weight
+    in all processes. counted: (B, N) bool, the answer tokens that count. Step s counts only tokens from index s on; if
+    this process's answers are too short, there are none."""
+    return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
+
+
+def expected_states(texts: Sequence[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
+    """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right. size: H.
+    layers: the target layers whose features `texts` hold, which must include -1, the LM head's input."""
+    if -1 not in layers:
+        raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")
+    begin = layers.index(-1) * size
+    parts = [text.features[text.prompt :, begin : begin + size] for text in texts]
+    return nn.utils.rnn.pad_sequence(parts, batch_first=True)

@@ -1,0 +1,277 @@
+"""The frozen target as a teacher: computes its features (hidden states), its first layer's inputs, and greedy answers.
+
+For samples that are used again, the features and the first layer's inputs at visual tokens can be stored on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+from mmdec.checks.devices import fast_bfloat16
+from mmdec.drafters.eagle.training.samples import Inputs, append, join
+from mmdec.nn.fingerprint import fingerprint
+from mmdec.targets.decoder import DecoderTarget
+from mmdec.targets.registry import target_of
+from mmdec.training.processes import only_one
+from mmdec.training.stores import StateStore, TokenStore
+from mmdec.types import InputError, Needs
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The target's features of one text of L tokens: P prompt tokens, then the answer's tokens without the last one,
+    after which nothing is drafted."""
+
+    prompt: int  # P, number of tokens in the prompt
+    answer: list[int]  # ids of the L - P + 1 answer tokens, the last one included
+    embeds: Tensor  # (L, H), the first layer's inputs if `Needs.embeds` is set, else embeddings of the token ids
+    features: Tensor  # (L, k * H), hidden states of the k layers in `Needs.layers`, concatenated
+    visual: Tensor  # (L,) bool, True at tokens of a picture, a video or a sound
+    positions: Tensor | None = None  # (3, L) int64, position ids of a target with M-RoPE; else None
+
+    def to(self, device: torch.device) -> Reading:
+        """Return the same features on another device, in float32."""
+        return Reading(
+            self.prompt,
+            self.answer,
+            self.embeds.to(device).float(),
+            self.features.to(device).float(),
+            self.visual.to(device),
+            None if self.positions is None else self.positions.to(device),
+        )
+
+
+class Teacher:
+    """Computes features and answers with a frozen target. It holds the model, its adapter, and ids of special
+    tokens."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.requires_grad_(False).eval()
+        target = target_of(self.model)
+        if not isinstance(target, DecoderTarget):
+            raise InputError(
+                f"`base` must be a language model, with or without images, but is {type(model).__name__}. Name another."
+            )
+        self.target = target
+        self.config: Any = model.config.get_text_config(decoder=True)
+        settings: Any = model.config
+        names = ("image_token_id", "video_token_id", "image_token_index", "audio_token_id")
+        self.marks = sorted({token for name in names if isinstance(token := getattr(settings, name, None), int)})
+        ends = getattr(model.generation_config, "eos_token_id", None)
+        self.ends = frozenset([ends] if isinstance(ends, int) else ends or [])
+        pad = getattr(model.generation_config, "pad_token_id", None)
+        self.pad = int(pad if pad is not None else min(self.ends, default=0))
+
+    @property
+    def name(self) -> str:
+        """Return a hash of the target's weights. It does not depend on where the model is stored."""
+        return fingerprint(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor | None]:
+        """Return the weight (V, H) of the LM head, and its bias (V,) or None."""
+        output: Any = self.model.get_output_embeddings()
+        return output.weight, getattr(output, "bias", None)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits (..., V) float32 of hidden states (..., H) at the input of the LM head."""
+        weight, bias = self.head
+        return linear(features.to(weight.dtype), weight, bias).float()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings (..., H) of text tokens (...)."""
+        table: Any = self.model.get_input_embeddings()
+        return table(tokens)
+
+    def visual(self, ids: Tensor) -> Tensor:
+        """Return (...) bool: True where token ids (...) are placeholders of pictures, videos or sounds."""
+        return torch.isin(ids, torch.tensor(self.marks, device=ids.device, dtype=ids.dtype))
+
+    @torch.no_grad()
+    def read(
+        self, prompts: Sequence[Inputs], answers: Sequence[Sequence[int]], needs: Needs, half: bool = False
+    ) -> list[Reading]:
+        """Compute the features of a batch of texts in one pass.
+
+        Decoding uses the same code of the target, so a network reads the same features in training and in decoding.
+
+        prompts: the target's input tensors for each text, with batch size 1. answers: token ids of each answer.
+        needs: the layers whose hidden states are returned, and whether visual tokens have their projected embeddings.
+        half: compute matrix products in bfloat16, if the device is fast in it.
+        Returns: the features of each text.
+        """
+        rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
+        batch = self.to_device(join(rows, self.pad, left=True))
+        half = half and fast_bfloat16(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            context = self.target.read(batch, needs)
+        features = torch.cat([context.features[layer] for layer in needs.layers], -1)
+        embeds = self.embed(batch["input_ids"]) if context.embeds is None else context.embeds
+        visual = context.mask.new_zeros(context.mask.shape) if context.visual is None else context.visual
+        positions = context.positions if len(context.positions) > 1 else None
+        readings = []
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            begin = prompt["input_ids"].shape[1]
+            part = slice(-(begin + len(answer) - 1), None)
+            own = None if positions is None else positions[:, row, part]
+            readings.append(
+                Reading(begin, list(answer), embeds[row, part], features[row, part], visual[row, part], own)
+            )
+        return readings
+
+    @torch.no_grad()
+    def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
+        """Answer the prompts greedily. limit: maximum tokens of an answer. Returns the token ids of each answer, with
+        the EOS token if it is complete."""
+        batch = self.to_device(join(prompts, self.pad, left=True))
+        generated: Any = self.model.generate(  # type: ignore[operator] # pyright misreads its type
+            **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
+        )
+        return [self._ended(row) for row in generated[:, batch["input_ids"].shape[1] :].tolist()]
+
+    def _ended(self, tokens: list[int]) -> list[int]:
+        ends = [index for index, token in enumerate(tokens) if token in self.ends]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+    def to_device(self, batch: Inputs) -> Inputs:
+        """Move input tensors to the target's device, and floating-point ones, such as pixels, also to its dtype."""
+        return {
+            name: value.to(self.device, self.model.dtype if value.is_floating_point() else value.dtype)
+            for name, value in batch.items()
+        }
+
+
+def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Load a vision-language or language model of transformers. base: folder or hub id. Raises InputError if
+    transformers cannot read its configuration."""
+    try:
+        config = AutoConfig.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        raise InputError(f"`base` must be a model of transformers, but '{base}' is not: {error}") from None
+    reads_images = getattr(config, "vision_config", None) is not None
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    return kind.from_pretrained(base, dtype=dtype)
+
+
+WRITERS = 1000  # maximum processes of one training that write to a folder, and maximum trainings at the same time
+
+
+class ReadingStore:
+    """Stores features on disk: sample name -> features. It takes 2 H bytes for each token and layer. If `needs.embeds`
+    is set, it also takes 2 H bytes for the projected embedding of each visual token."""
+
+    def __init__(self, folder: Path, teacher: Teacher, needs: Needs, half: bool, rank: int = 0) -> None:
+        """needs: which features to store. half: compute them in bfloat16. rank: number of this process; processes that
+        write at the same time have separate files."""
+        size = teacher.config.hidden_size
+        self.teacher, self.needs, self.half = teacher, needs, half
+        self.locks = ExitStack()
+        number = writer_number(folder, rank, self.locks)
+        self.features = StateStore(folder / "features", len(needs.layers) * size, number)
+        # `StateStore` stores states with token ids; here the indices of the visual tokens take the place of token ids
+        self.visual = StateStore(folder / "visual", size, number) if needs.embeds else None
+        # position ids, only of targets with M-RoPE: all of the first axis, then the second, then the third
+        self.positions = TokenStore(folder / "positions", number)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.features and (self.visual is None or name in self.visual)
+
+    def get(self, name: str, answer: Sequence[int]) -> Reading:
+        """Return the stored features of a sample. answer: token ids of the sample's answer. Raises KeyError if the
+        features are not stored."""
+        tokens, features = self.features.get(name)
+        ids = torch.tensor(tokens, device=self.teacher.device)
+        embeds, visual = self.teacher.embed(ids).float().cpu(), self.teacher.visual(ids).cpu()
+        if self.visual is not None:
+            columns, projected = self.visual.get(name)
+            embeds[columns] = projected
+        axes = self.positions.get(name)
+        positions = None if axes is None else torch.tensor(axes).view(3, -1)
+        return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
+
+    def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
+        """Store features. readings: sample name -> (token ids, features).
+
+        Returns: sample name -> features rounded to half precision, as `get` will return them. So training computes the
+            same numbers, whether features are read from disk or not.
+        """
+        rounded = {}
+        for name, (_, reading) in readings.items():
+            embeds = reading.embeds.float().clone()
+            if self.visual is not None:
+                embeds[reading.visual] = embeds[reading.visual].half().float()
+            rounded[name] = replace(reading, embeds=embeds, features=reading.features.half().float())
+        if self.visual is not None:
+            self.visual.add(
+                {
+                    name: (reading.visual.nonzero()[:, 0].tolist(), reading.embeds[reading.visual])
+                    for name, (_, reading) in readings.items()
+                }
+            )
+        self.positions.add(
+            {
+                name: reading.positions.flatten().tolist()
+                for name, (_, reading) in readings.items()
+                if reading.positions is not None
+            }
+        )
+        self.features.add({name: (tokens, reading.features) for name, (tokens, reading) in readings.items()})
+        return rounded
+
+    def read(
+        self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
+    ) -> list[Reading]:
+        """Return the features of each sample of a batch, on the CPU. Features that are not stored are computed and
+        stored.
+
+        names: the samples. prompts: the target's input tensors for each; None if all features are stored. answers:
+            token ids of each answer.
+        """
+        if prompts is not None:
+            readings = self.teacher.read(prompts, answers, self.needs, self.half)
+            fresh = {}
+            for name, prompt, answer, reading in zip(names, prompts, answers, readings, strict=True):
+                if name not in self:
+                    tokens = append(prompt, answer[:-1])["input_ids"][0].tolist()
+                    fresh[name] = (tokens, reading.to(torch.device("cpu")))
+            rounded = self.add(fresh)
+        else:
+            rounded = {}
+        return [
+            rounded[name] if name in rounded else self.get(name, answer)
+            for name, answer in zip(names, answers, strict=True)
+        ]
+
+
+def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
+    """Reserve a number for the files that this process writes to a folder, so that no two processes write to one file.
+
+    rank: number of this process. locks: the number is reserved until it is closed or the process ends.
+    Returns: `rank`, or `rank` plus a multiple of `WRITERS` if another training uses it.
+    """
+    for attempt in range(WRITERS):
+        number = rank + WRITERS * attempt
+        try:
+            locks.enter_context(only_one(folder / "writers" / str(number), "training"))
+        except InputError:
+            continue
+        return number
+    raise InputError(f"`kept` must have at most {WRITERS} runs at a time, but '{folder}' has more. Wait for them.")

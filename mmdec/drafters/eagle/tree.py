@@ -1,0 +1,298 @@
+"""Grows a draft with a draft network, level by level of the tree.
+
+`Levels` runs the network once for each level. `BlockLevels` reads hidden states that one pass has computed for all
+levels. In the cache, the draft's positions come after those of the accepted tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmdec.core.tree import (
+    chains,
+    in_order,
+    int_list,
+    int_rows,
+    level_parents,
+    likeliest_paths,
+    top_indices,
+    trees_from_lists,
+)
+from mmdec.drafters.eagle.cpu_step import ColumnStep, TokenStep, Vector, quiet
+from mmdec.drafters.eagle.kv_cache import Memory
+from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.small_model import Tree, draw_children, drawn_from
+from mmdec.types import Draft, Plan
+
+LARGE = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`
+
+
+class Grower(Protocol):
+    """What `Levels` needs of a drafter: its draft network, its embedding, its LM head, and `width`, the maximum number
+    of nodes in a tree level that get children."""
+
+    width: int
+
+    @property
+    def network(self) -> DraftNetwork: ...
+    @property
+    def embedding(self) -> nn.Module: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class Levels:
+    """Grows one draft after the accepted tokens: a chain, a tree, or a sampled tree. FLASH's subclass overrides
+    `expand`. It holds the number of levels so far and the attention mask of the newest level."""
+
+    def __init__(self, drafter: Grower, memory: Memory) -> None:
+        self.drafter, self.memory = drafter, memory
+        self.level = 0  # number of levels so far
+        self.offset = 0  # number of nodes of these levels, which is their number of positions in the cache
+        # (B, n, positions), additive mask that says which of the draft's positions the n nodes of the newest level see
+        self.visible: Tensor | None = None
+
+    def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
+        """Run the network over one level of n nodes.
+
+        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states of their parents. above: (B, n), indices
+            of the parents in the level above; None for children of the root.
+        Returns: the nodes' hidden states (B, n, H).
+        """
+        network, cache, memory = self.drafter.network, self.memory.cache, self.memory
+        rows, size = tokens.shape
+        states = network.follow(self.drafter.embedding(tokens), features, memory.carry)
+        starts = memory.positions
+        positions: Tensor | int = starts[0] + self.level
+        if rows > 1:
+            positions = positions_from([start + self.level for start in starts], 1, tokens.device).expand(-1, size)
+        mask = None
+        if size > 1 or self.visible is not None or cache.uneven:
+            diagonal = torch.full((size, size), -math.inf, dtype=states.dtype, device=states.device).fill_diagonal_(0)
+            before = self.visible
+            if before is None:
+                before = cache.mask(states.new_zeros(rows, 1, self.offset))[:, 0]
+                before = before.expand(-1, size, -1)
+            else:
+                assert above is not None
+                before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
+            self.visible = torch.cat([before, diagonal.expand(rows, -1, -1)], -1)
+            mask = self.visible[:, None]
+        for index in range(network.depth):
+            queries, keys, values = network.project(states, positions, memory.packed, index)
+            keys, values = cache.draft(keys, values, self.offset, index)
+            states = network.attend(states, queries, keys, values, mask, memory.packed, index)
+        self.level, self.offset = self.level + 1, self.offset + size
+        return states
+
+    def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
+        """Draft a chain of the likeliest tokens in each batch row. All rows get chains of the same length, because the
+        target processes the same number of tokens in every row.
+
+        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        depth: maximum tokens. threshold: the chain ends after the first token whose estimated chance to be accepted
+            together with all tokens before it, averaged over the rows, is below this; 0: it never ends early.
+        """
+        step = self.memory.step
+        if isinstance(step, ColumnStep) and len(roots) == 1 and step.reads(hidden):
+            with quiet():
+                return stepwise(step, roots, hidden[0, 0].numpy(), depth, threshold, self.follow)
+        tokens: list[Tensor] = []
+        chances = torch.ones(len(roots), 1, device=roots.device)
+        above = torch.zeros_like(roots)[:, None]
+        while True:
+            logits = self.drafter.logits(hidden)
+            tokens.append(self.drafter.network.token_ids(logits.argmax(-1)))
+            if threshold:
+                chances = chances * logits.float().softmax(-1).amax(-1)
+            if len(tokens) == depth or (threshold and float(chances.mean()) < threshold):
+                break
+            hidden = self.expand(tokens[-1], hidden, above)
+        drafted = torch.cat([roots[:, None], *tokens], 1)
+        parents = torch.arange(-1, len(tokens), device=roots.device).expand_as(drafted)
+        return Draft(drafted, parents.contiguous(), torch.full_like(roots, len(tokens) + 1))
+
+    def follow(self, token: int, feature: Vector) -> Vector:
+        """Run the network over one token of a chain, for a single row. feature: (H,), hidden state of the token before.
+        Returns the token's hidden state (H,)."""
+        step = self.memory.step
+        assert isinstance(step, ColumnStep)
+        self.level += 1
+        keys, values = self.memory.cache.room(self.level)
+        return step(token, feature, self.memory.positions[0] + self.level - 1, keys, values)
+
+    def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
+        """Draft an EAGLE-2 tree in each batch row: expand the likeliest nodes of each level, then take the likeliest
+        nodes of all levels.
+
+        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        """
+        rows, _, size = hidden.shape
+        width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
+        values, tokens = self._best(hidden, width)
+        scores, tokens = values[:, 0], tokens[:, 0]  # (B, K): the first level; all its nodes get children
+        candidates = [(scores, tokens)]
+        orders: list[Tensor] = []  # (B, K) for each level from the second on: which K of its K * K nodes get children
+        features, above = hidden.expand(-1, width, -1), None
+        for level in range(1, plan.depth):
+            hidden = self.expand(tokens, features, above)
+            values, tokens = self._best(hidden, width)
+            scores, tokens = (scores[..., None] + values).flatten(1), tokens.flatten(1)  # shape (B, K * K)
+            candidates.append((scores, tokens))
+            if level + 1 < plan.depth:
+                orders.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :width])
+                scores, tokens, above = scores.gather(1, orders[-1]), tokens.gather(1, orders[-1]), orders[-1] // width
+                features = hidden.gather(1, above[..., None].expand(-1, -1, size))
+        scores, tokens = (torch.cat(parts, 1) for parts in zip(*candidates, strict=True))
+        best = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
+        expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows
+        lists = zip(best.tolist(), tokens.gather(1, best).tolist(), expanded, strict=True)
+        return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
+
+    def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and token ids (B, n, width) of the likeliest children of n nodes. hidden: (B, n, H),
+        the nodes' hidden states."""
+        values, drafted = _best(self.drafter.logits(hidden), width)
+        return values, self.drafter.network.token_ids(drafted)
+
+    def drawn(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
+        """Draft a tree in each batch row by sampling children without replacement. The draft's `probs` are the
+        distributions that the children were sampled from.
+
+        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        """
+        depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
+        trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
+        frontier = [[0] for _ in trees]
+        above = [{0: 0} for _ in trees]  # for each batch row: node -> its index among the nodes of the newest level
+        distributions: list[Tensor] = []  # for each level: (B, n, V), the distributions of the children of its n nodes
+        # for each batch row: node -> index of its distribution in `distributions`, all levels joined
+        indices: list[dict[int, int]] = [{} for _ in trees]
+        offset = 0
+        for level in range(depth):
+            if level:
+                size = max(map(len, frontier))
+                rows = list(zip(trees, frontier, above, strict=True))
+                blank = [[0] * (size - len(nodes)) for nodes in frontier]
+                tokens = [
+                    [tree.tokens[n] for n in nodes] + gap for (tree, nodes, _), gap in zip(rows, blank, strict=True)
+                ]
+                parents = [
+                    [index_of[tree.parents[n]] for n in nodes] + gap
+                    for (tree, nodes, index_of), gap in zip(rows, blank, strict=True)
+                ]
+                index = torch.tensor(parents, device=roots.device)
+                features = hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+                hidden = self.expand(torch.tensor(tokens, device=roots.device), features, index if level > 1 else None)
+                above = [{node: column for column, node in enumerate(nodes)} for nodes in frontier]
+            probs = (self.drafter.logits(hidden).float() / cast(float, plan.temperature)).softmax(-1)
+            distributions.append(self.drafter.network.spread(probs))
+            for index_of, nodes in zip(indices, frontier, strict=True):
+                index_of.update((node, offset + column) for column, node in enumerate(nodes))
+            offset += hidden.shape[1]
+            counts = [-(-(plan.nodes + 1 - len(tree.tokens)) // (depth - level)) for tree in trees]
+            frontier = draw_children(trees, frontier, distributions[-1], counts, plan.generator)
+            if not any(frontier):
+                break
+        best = [tree.best(plan.nodes) for tree in trees]
+        probs = drawn_from(torch.cat(distributions, 1), indices, best, vocab_size)
+        return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
+
+
+@final
+class BlockLevels(Levels):
+    """Grows one draft from hidden states that one pass has computed for all depths (P-EAGLE, DFlash). It holds these
+    states. The distribution at a depth does not depend on the tokens above it."""
+
+    def __init__(self, drafter: Grower, memory: Memory, hidden: Tensor) -> None:
+        """hidden: (B, K, H), one state for each depth."""
+        super().__init__(drafter, memory)
+        self.hidden = hidden
+
+    def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
+        """Return the next level's hidden states (B, n, H), which are the same for all n nodes. tokens: (B, n); only its
+        shape is read."""
+        self.level += 1
+        return self.hidden[:, self.level : self.level + 1].expand(-1, tokens.shape[1], -1)
+
+    def chain(self, roots: Tensor, hidden: Tensor, depth: int, threshold: float = 0.0) -> Draft:
+        """Draft a chain of the likeliest tokens in each batch row, with one call of the LM head for all depths.
+
+        Arguments are those of `Levels.chain`; `hidden` is not read.
+        """
+        logits = self.drafter.logits(self.hidden[:, :depth])
+        tokens = self.drafter.network.token_ids(logits.argmax(-1))
+        if threshold:
+            below = logits.float().softmax(-1).amax(-1).cumprod(1).mean(0) < threshold
+            tokens = tokens[:, : int_list(below.nonzero()[:1, 0] + 1)[0] if bool(below.any()) else depth]
+        return chains(roots, int_rows(tokens))
+
+    def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
+        """Draft the `plan.nodes` nodes whose paths have the highest products of probabilities (DDTree). Each depth
+        offers its `width` likeliest tokens. hidden: not read."""
+        width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
+        values, tokens = self._best(self.hidden[:, : plan.depth], width)
+        rows = zip(values.double().exp().tolist(), tokens.tolist(), strict=True)
+        return trees_from_lists(roots, [_tree_of_ranks(chances, ids, plan.nodes) for chances, ids in rows])
+
+
+def _tree_of_ranks(
+    chances: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], nodes: int
+) -> tuple[list[int], list[int]]:
+    """Return tokens and parents' indices of the `nodes` likeliest nodes of one batch row; parent 0 is the root.
+
+    chances, ids: [depth][rank], probability and token id of the k-th best token (rank k).
+    """
+    paths = sorted(likeliest_paths(chances, nodes))
+    index = {(): 0} | {path: node for node, path in enumerate(paths, 1)}
+    return [ids[len(path) - 1][path[-1]] for path in paths], [index[path[:-1]] for path in paths]
+
+
+def stepwise(
+    step: TokenStep,
+    roots: Tensor,
+    feature: Vector,
+    depth: int,
+    threshold: float,
+    follow: Callable[[int, Vector], Vector],
+) -> Draft:
+    """Draft a chain of the likeliest tokens for a single row, token by token, on NumPy arrays.
+
+    step: faster code for the LM head. roots: (1,), the last token. feature: (H,), hidden state at this token.
+    depth: maximum tokens. threshold: the chain ends after the first token whose chance to be accepted together with all
+        tokens before it is below this.
+    follow: called with a token and the hidden state before it; returns the hidden state (H,) at the token.
+    """
+    chance, tokens = 1.0, list[int]()
+    while True:
+        logits = step.logits(feature)
+        best = int(logits.argmax())
+        tokens.append(step.token(best))
+        if threshold:
+            chance /= float(np.exp(logits - logits[best]).sum())
+        if len(tokens) == depth or chance < threshold:
+            drafted = torch.tensor([[int(roots), *tokens]])
+            return Draft(drafted, torch.arange(-1, len(tokens))[None], torch.tensor([len(tokens) + 1]))
+        feature = follow(tokens[-1], feature)
+
+
+def _best(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and ids (B, n, width) of the likeliest tokens, likeliest first. logits: (B, n, V)."""
+    chances = logits.log_softmax(-1).clamp_(max=0.0)  # rounding could make a child likelier than its parent
+    if logits.shape[-1] < LARGE:
+        best = chances.topk(width)
+        return best.values, best.indices
+    tokens = top_indices(chances, width)
+    return chances.gather(-1, tokens), tokens
+
+
+def positions_from(starts: Sequence[int], size: int, device: torch.device) -> Tensor:
+    """Return position ids (B, size): row r has starts[r], starts[r] + 1, ..."""
+    if len(starts) == 1:
+        return torch.arange(starts[0], starts[0] + size, device=device)[None]
+    return torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)

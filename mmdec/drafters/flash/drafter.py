@@ -1,0 +1,237 @@
+"""Drafts with FLASH's head (arXiv 2505.12728): one pass computes k "slots", hidden states for the next k tokens.
+
+One pass computes the slots after the last token. Then each further depth needs one call of a small refiner, which adds
+the tokens drafted so far to the slot, and one call of the LM head. The paper drafts chains. For more than k tokens,
+another pass runs over the head's own predictions. An option that is not in the paper makes a tree of depth k at most:
+the best tokens of each slot are added below the best paths, and nodes are scored and chosen as in EAGLE-2. Only
+accepted tokens, processed as slot 0, stay in the head's cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmdec.core.tree import single
+from mmdec.drafters.eagle.cpu_step import SlotStep, Vector, quiet
+from mmdec.drafters.eagle.drafter import WIDTH, TreeGrowing
+from mmdec.drafters.eagle.kv_cache import LastColumn, Memory, Waiting
+from mmdec.drafters.eagle.tree import Levels, stepwise
+from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
+from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
+
+
+@final
+class Flash:
+    """A drafter that uses FLASH's head, the target's embedding and its LM head. It holds weights only; the state of a
+    `generate` call is in `Memory`."""
+
+    def __init__(
+        self,
+        network: FlashNetwork,
+        embedding: nn.Module,
+        output: nn.Linear,
+        width: int = WIDTH,
+        tree: bool | None = None,
+    ) -> None:
+        """network: FLASH's head. embedding, output: the target's embedding and LM head.
+        width: maximum nodes of a tree level that get children.
+        tree: whether to draft trees (True) or chains; None: the network's configuration decides.
+        Raises: InputError if `output` does not fit the network, or `width` is below 1.
+        """
+        self._columns = TreeGrowing(network, embedding, output, width)
+        self.network: FlashNetwork = network
+        self.embedding, self.width, self.needs = embedding, width, self._columns.needs
+        self.tree = cast(FlashConfig, network.config).tree if tree is None else tree
+
+    @property
+    def name(self) -> str:
+        """Return a name made of the network's `system`, the width, a hash of the weights, and "chain" or "tree"."""
+        return f"{self._columns.name}-{'tree' if self.tree else 'chain'}"
+
+    def check(self, target: Target) -> None:
+        """Raise InputError if the network was made for another model, or has another device or dtype."""
+        self._columns.check(target)
+
+    def start(self, context: Context) -> Memory:
+        """Return the drafter's state for one `generate` call; no network is run yet. In a chat, the state of the
+        previous turn is continued if it ends where the new tokens begin."""
+        return self._columns.start(context)
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Store the accepted tokens and the target's features. They are processed before the next draft."""
+        self._columns.update(memory, draft, scores, verdict)
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
+        self._columns.select(memory, live)
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """Draft after each batch row's last token: a chain of up to `plan.depth` tokens, or a tree of at most k levels
+        for k slots."""
+        depth = min(plan.depth, plan.nodes)
+        if depth < 1:
+            return single(roots)
+        chain = not self.tree or plan.nodes <= plan.depth
+        if chain:
+            plan = replace(plan, nodes=depth, depth=depth)
+        else:
+            plan = replace(plan, depth=min(plan.depth, self.network.slots))
+        if chain and plan.temperature is None and len(roots) == 1:
+            waiting = self._columns.catch_up(memory)
+            if not memory.asked:
+                memory.asked = True
+                memory.step = SlotStep.of(self.network, memory.packed, self.embedding, self._columns.output)
+            step = memory.step
+            if isinstance(step, SlotStep) and step.reads(waiting.features):
+                with quiet():
+                    blocks = Blocks(step, memory, waiting, depth)
+                    return stepwise(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
+            last = self._columns.last_column(memory, waiting)
+        else:
+            last = self._columns.take_in(memory)
+        slots = Slots(self, memory, last, plan.depth)
+        if plan.temperature is not None:
+            return slots.drawn(roots, slots.first, plan)
+        if chain:
+            return slots.chain(roots, slots.first, depth, plan.threshold)
+        return slots.tree(roots, slots.first, plan)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Apply the target's LM head to hidden states (..., H). Returns logits (..., V)."""
+        return self._columns.logits(hidden)
+
+
+class Slots(Levels):
+    """Grows one draft from slots. The nodes of each level are predicted from the next slot, refined by the tokens on
+    the path to the node. A block is the k slots of one pass."""
+
+    def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
+        """last: the head's state at each batch row's last token. depth: maximum depth of the draft."""
+        super().__init__(drafter, memory)
+        self.head, self.depth, self.device = drafter.network, depth, last.states.device
+        # (B, n, H): for each node of the newest level, the sum of the embeddings on its path since the block began
+        self.preceding: Tensor | None = None
+        self.path: list[tuple[Tensor, Tensor]] = []  # tokens (B, 1) and features (B, 1, H) since the block began
+        self.done = 0  # number of tree levels that earlier blocks predicted
+        self.slots = self._pass(last.states, last.queries, last.features)  # (B, k', H), the slots before refinement
+
+    @property
+    def first(self) -> Tensor:
+        """Return the hidden state (B, 1, H) that predicts the first tokens after the root: slot 0."""
+        return self.slots[:, :1]
+
+    def expand(self, tokens: Tensor, features: Tensor, above: Tensor | None) -> Tensor:
+        """Return hidden states (B, n, H), from which the children of n nodes are predicted.
+
+        A chain that has used all slots of a block continues with those of a new block.
+
+        tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states that predicted them. above: (B, n),
+            indices of the nodes' parents in the level above; None: the parent is the root.
+        """
+        self.level += 1
+        index = self.level - self.done
+        if tokens.shape[1] == 1:
+            self.path.append((tokens, features))
+        if index == self.head.slots:
+            return self._next_block()
+        preceding = self.drafter.embedding(tokens)
+        if self.preceding is not None:
+            before = self.preceding
+            if above is not None:
+                before = before.gather(1, above[..., None].expand(-1, -1, before.shape[2]))
+            preceding = preceding + before
+        self.preceding = preceding
+        return self.head.refined(self.slots[:, index : index + 1].expand_as(preceding), preceding, index)
+
+    def _next_block(self) -> Tensor:
+        """Begin a new block: process the tokens drafted so far, and compute new slots after the last one. Returns the
+        first slot, a hidden state (B, 1, H)."""
+        # tokens (B, k) of this block, and the features (B, k, H) that they were predicted from
+        tokens, features = (torch.cat(parts, 1) for parts in zip(*self.path, strict=True))
+        states = self.head.fuse(self.drafter.embedding(tokens), features)
+        queries, keys, values = self.head.project(states, self._positions(states.shape[1]), self.memory.packed)
+        self.memory.cache.draft(keys, values, self.offset)
+        self.offset, self.done = self.offset + states.shape[1], self.level
+        self.preceding, self.path = None, []
+        self.slots = self._pass(states[:, -1:], queries[:, :, -1:], features[:, -1:])
+        return self.first
+
+    def _pass(self, states: Tensor, queries: Tensor, features: Tensor) -> Tensor:
+        """Compute the slots after a token whose keys and values are cached.
+
+        states, queries: (B, 1, H), (B, heads, 1, d): input and queries of the head's layer at the token. features: (B,
+            1, H), hidden state before the token.
+        Returns: slots (B, k', H), as many as the draft's depth needs.
+        """
+        cache, config = self.memory.cache, self.head.config
+        count = min(self.head.slots, self.depth - self.done)
+        spread = self.head.slot_states(states)[:, 0, :count]  # shape (B, k', H)
+        keys = values = states.new_empty(len(states), config.num_key_value_heads, 0, config.head_dim)
+        if count > 1:
+            others, keys, values = self.head.project(spread[:, 1:], self._positions(count - 1), self.memory.packed)
+            queries = torch.cat([queries, others], 2)
+        keys, values = cache.draft(keys, values, self.offset)
+        # All slots attend to the cached tokens; slot i > 0 also attends to slots 1 .. i of this pass.
+        slot_mask = torch.full((count, count - 1), -math.inf, dtype=states.dtype, device=states.device).triu()
+        slot_mask = torch.cat([slot_mask.new_zeros(count, self.offset), slot_mask], 1)
+        mask = cache.mask(slot_mask.expand(len(states), -1, -1))
+        hidden = self.head.attend(spread, queries, keys, values, mask, self.memory.packed)
+        return self.head.finish(hidden, features[:, 0])
+
+    def _positions(self, count: int) -> Tensor:
+        """Return the `count` position ids (B, count) after the token from which the block began."""
+        starts = torch.tensor(self.memory.positions, device=self.device)[:, None]
+        return starts + self.done + torch.arange(count, device=self.device)
+
+
+class Blocks:
+    """Grows a chain from FLASH's slots for a single row, on NumPy arrays. It computes what `Slots` does, in less
+    time."""
+
+    def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
+        """waiting: accepted tokens to process first. depth: maximum depth of the draft."""
+        self.step, self.memory, self.depth = step, memory, depth
+        # done: number of tokens that earlier blocks drafted; offset: number of tokens processed after the accepted ones
+        self.done, self.offset = 0, 0
+        count = waiting.counts[0]
+        self.slots = self._pass(waiting.tokens[0, :count].tolist(), waiting.features.detach().numpy()[0, :count])
+        memory.cache.keep(count)
+        memory.positions = [memory.positions[0] + count]
+        self.offset = 0
+
+    @property
+    def first(self) -> Vector:
+        """Return the hidden state (H,) from which the first token of a block is predicted."""
+        return self.slots[0]
+
+    def follow(self, token: int, feature: Vector) -> Vector:
+        """Return the hidden state (H,) that predicts the token after `token`. feature: (H,), the state that predicted
+        `token`."""
+        self.path.append((token, feature))
+        index = len(self.path)
+        if index == self.step.slots:
+            tokens, features = zip(*self.path, strict=True)
+            self.done += index
+            self.slots = self._pass(tokens, np.stack(features))
+            return self.first
+        own = self.step.embedding[token]
+        self.preceding = own if index == 1 else self.preceding + own
+        return self.step.refined(self.slots[index], self.preceding, index)
+
+    def _pass(self, tokens: Sequence[int], features: Vector) -> Vector:
+        """Process n tokens with the features (n, H) before them. Returns the slots (k', H) after the last token."""
+        count = min(self.step.slots, self.depth - self.done)
+        keys, values = self.memory.cache.room(self.offset + len(tokens) + count - 1, self.step.column)
+        position = self.memory.positions[0] + self.offset
+        self.offset += len(tokens)
+        self.path: list[tuple[int, Vector]] = []  # tokens and features (H,) since the block began
+        # only a placeholder (H,): `follow` replaces it by the sum of the embeddings of the block's tokens
+        self.preceding = features[-1]
+        return self.step.block(tokens, features, position, count, keys, values)

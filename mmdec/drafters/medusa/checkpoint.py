@@ -1,0 +1,267 @@
+"""Reads and writes the folders of Medusa heads: config.json, heads.safetensors, a model card. Published heads can be
+loaded without conversion.
+
+Each published head for a language model (Medusa-1, FasterDecoding) has its own output matrix.
+
+The published checkpoints for Whisper (aiola/whisper-medusa-v1, -linear-libri, -block-libri, -multilingual) hold a whole
+Whisper beside the heads. In a Medusa-Block checkpoint this Whisper is the original model, so the heads fit the original
+model. In a Medusa-Linear checkpoint the Whisper's last decoder layer was trained, too, and one more head was added
+before the output matrix; so this Whisper writes other texts than the original one. mmdec uses the heads with the
+original model: the text is the original model's, and fewer drafted tokens are accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import check_path, show
+from mmdec.checks.weights import checked_file, damaged, fill, read_settings, read_weights, shards
+from mmdec.drafters.eagle.published import drafts_published
+from mmdec.drafters.medusa.drafter import Medusa
+from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
+from mmdec.hub.checkpoint import read_tensors, tensor_names
+from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.types import InputError
+
+SYSTEM = "medusa"
+WEIGHTS = "heads.safetensors"
+RECORDING = "data/samples/english/austen.flac"  # a recording in the repository, for the example in the model card
+# kind of heads in published checkpoints -> mmdec's name
+KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
+HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
+BLOCK = "medusa_block."
+PUBLISHED = ("medusa_heads.", BLOCK)
+TEXT = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+
+
+def save_heads(
+    directory: str | os.PathLike[str],
+    heads: MedusaHeads,
+    *,
+    ranks: Sequence[Sequence[float]] | None = None,
+    place: Path | None = None,
+) -> Path:
+    """Write a folder of Medusa heads. If writing fails, no folder is left.
+
+    heads: the trained heads. ranks: ranks[k][r] is the measured probability that the r-th most probable token of head k
+        is right; the first draft trees are made from these probabilities. None: not measured.
+    place: path of the folder in the example of the model card; None: the subfolder `medusa` of the model's folder.
+    """
+    target = new_folder(directory)
+    with whole_folder(target) as fresh:
+        config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / WEIGHTS)
+        (fresh / "README.md").write_text(_card(heads.config, place), encoding="utf-8")
+    return target
+
+
+def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Medusa:
+    """Load Medusa heads as a drafter for a model, on the model's device and in its precision. directory: a folder in
+    mmdec's or a published format.
+
+    Raises: InputError if the heads belong to another model (with other channels, tokens or mels).
+    """
+    folder = check_path("directory", directory, "Name a folder.")
+    output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    speaks = isinstance(output, nn.Linear) and not model.config.is_encoder_decoder
+    if not (isinstance(model, PreTrainedModel) and (speaks or _takes_heads(model))):
+        raise _no_place(model)
+    config, ranks, state = _read(folder)
+    if config.own_outputs != speaks:
+        raise _no_place(model)
+    shape: Any = model.config.get_text_config(decoder=True) if speaks else model.config
+    sizes = [("channels", config.hidden_size, shape.hidden_size), ("tokens", config.vocab_size, shape.vocab_size)]
+    if not speaks:
+        sizes.append(("mels", config.mels, shape.num_mel_bins))
+    for what, expected, actual in sizes:
+        if expected != actual:
+            raise InputError(
+                f"`model` must have {expected} {what} for these heads, but has {actual}. They were trained for "
+                f"{config.base or 'another model'}; use heads trained for this model."
+            )
+    heads = fill(lambda: MedusaHeads(config), state, "directory", folder)
+    return Medusa(heads.to(model.device, model.dtype), output, ranks)
+
+
+def _no_place(model: object) -> InputError:
+    return InputError(
+        "`model` must be a loaded encoder-decoder that reads mels and has an output layer `proj_out`, or, for heads "
+        f"with an output matrix each, a language model, but is {show(model)}. Load the heads' own model."
+    )
+
+
+def _takes_heads(model: PreTrainedModel) -> bool:
+    config = model.config
+    speech = getattr(config, "is_encoder_decoder", False) and all(
+        hasattr(config, name) for name in ("d_model", "num_mel_bins")
+    )
+    return speech and isinstance(getattr(model, "proj_out", None), nn.Linear)
+
+
+def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[str, Tensor]]:
+    own = (folder / WEIGHTS).is_file()
+    if (folder / "config.json").is_file() and not own and drafts_published(folder, "directory") == "medusa":
+        heads = _published_heads(folder, "directory")
+        return heads.config, None, heads.state_dict()
+    if not (folder / "config.json").is_file() or not own:
+        raise InputError(
+            f"`directory` must hold config.json and {WEIGHTS}, or published Medusa heads, but '{folder}' does not. "
+            "Name the heads' folder."
+        )
+    config = read_settings(folder / "config.json", "directory")
+    if config.get("system") != SYSTEM:
+        raise InputError(
+            f"`directory` must hold Medusa heads, but '{folder}' holds {config.get('system')!r}. Name their folder."
+        )
+    state = read_weights([checked_file(folder, WEIGHTS, "directory")], "directory")
+    with damaged(
+        f"`directory` must hold whole heads, but config.json in '{folder}' is damaged or of another version",
+        "Fetch them again.",
+    ):
+        shape = MedusaConfig(**config["heads"])
+        if shape.heads > len(state):
+            raise ValueError(f"{shape.heads} heads for {len(state)} tensors")
+        ranks = config.get("ranks")
+        if ranks is not None and not (len(ranks) == shape.heads and all(_is_chances(row) for row in ranks)):
+            raise ValueError("`ranks` are no chances of each head's ranks")
+        fill(lambda: MedusaHeads(shape), state, "directory", folder)
+    return shape, ranks, state
+
+
+def _is_chances(row: Any) -> bool:
+    return isinstance(row, list) and bool(row) and all(type(p) in (int, float) and 0 <= p <= 1 for p in row)
+
+
+def _card(config: MedusaConfig, place: Path | None) -> str:
+    base = config.base or "the model they were trained for"
+    text = f"# Medusa-{config.kind.capitalize()} heads\n\n{config.heads} heads for {base}"
+    text += f" ({config.hidden_size} channels, {config.vocab_size} tokens, {config.mels} mels).\n"
+    if config.tuned_base:
+        text += (
+            f"\nThey were trained on a tuned model, whose last decoder layer and output head are not those of {base}. "
+            f"Drafting for {base} they leave its text as it is, and are right less often than published.\n"
+        )
+    if config.base:
+        drafter = SYSTEM if place is None else str(place)
+        text += (
+            "\nGive this folder as `drafter`, and the model's folder or hub id as `model`. In the model's folder they "
+            "are its drafter, `medusa`:\n\n"
+            "```python\nimport mmdec\n\n"
+            f'out = mmdec.transcribe("{RECORDING}", model={json.dumps(config.base)}, drafter={json.dumps(drafter)})\n'
+            "print(out.text, out.tokens_per_round)\n```\n"
+        )
+    return text
+
+
+def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
+    """Load published Medusa heads and save them in mmdec's format. Returns: `directory`.
+
+    source: a directory with config.json and safetensors (one file, or several with an index); for the heads of a
+        language model also medusa_lm_head.pt, from which only tensors are read.
+    """
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        lacks = "does not" if folder.is_dir() else "is no directory"
+        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's directory.")
+    return save_heads(directory, _published_heads(folder, "source"))
+
+
+def _published_heads(folder: Path, argument: str) -> MedusaHeads:
+    """Load published heads in float32. argument: name of the caller's argument, for errors."""
+    if any(TEXT.fullmatch(name) for name in tensor_names(folder, argument)):
+        return _text_heads(folder, argument)
+    return _whisper_heads(folder, argument)
+
+
+def _text_heads(folder: Path, argument: str) -> MedusaHeads:
+    """Load the heads of Medusa-1 for a language model. Their tensors are named {head}.0.linear.*, and {head}.1.weight
+    for the output matrix."""
+    config, tensors = read_settings(folder / "config.json", argument), read_tensors(folder, argument)
+    state: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        match = TEXT.fullmatch(name)
+        if match is None or match[2] not in "01" or (match[2] == "1") != (match[3] == "weight"):
+            raise InputError(
+                f"`{argument}` must hold Medusa heads of one layer, but '{folder}' holds '{name}'. Others cannot be "
+                "read yet."
+            )
+        state[f"outputs.{match[1]}.weight" if match[2] == "1" else f"heads.{match[1]}.{match[3]}"] = value
+    output = state.get("outputs.0.weight")
+    if output is None or output.dim() != 2:
+        raise InputError(f"`{argument}` must hold '0.1.weight', but '{folder}' does not. Fetch it again.")
+    shape = MedusaConfig(
+        hidden_size=output.shape[1],
+        vocab_size=output.shape[0],
+        heads=sum(name.startswith("outputs.") for name in state),
+        mels=0,
+        base=str(config.get("base_model_name_or_path") or ""),
+        own_outputs=True,
+    )
+    return fill(lambda: MedusaHeads(shape), state, argument, folder)
+
+
+def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
+    """Load aiola's heads for Whisper, from a checkpoint that also holds the whole Whisper."""
+    config = read_settings(folder / "config.json", argument)
+    kind = KINDS.get(str(config.get("medusa_heads_type", "")))
+    if kind is None or config.get("medusa_num_layers", 1) != 1:
+        raise InputError(
+            f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config "
+            f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
+        )
+    # the checkpoint may lack files in which no heads are stored
+    tensors = read_weights(shards(folder, argument, PUBLISHED), argument, PUBLISHED)
+    first = 1 if kind == "linear" else 0  # in Medusa-Linear head 0 belongs to the changed model, so it is left out
+    count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
+    if count < 1:
+        raise InputError(
+            f"`{argument}` must hold `medusa_heads.*`, but '{folder}' holds none. Fetch all of its shards."
+        )
+    if count > len(tensors):
+        raise InputError(
+            f"`{argument}` must hold heads 0 to {count - 1}, but '{folder}' holds fewer. Fetch all its shards."
+        )
+    try:
+        shape = MedusaConfig(
+            hidden_size=config["d_model"],
+            vocab_size=config["vocab_size"],
+            kind=kind,  # type: ignore[arg-type] # one of KINDS' values
+            heads=count,
+            attention_heads=config["decoder_attention_heads"] if kind == "block" else 0,
+            ffn=config["decoder_ffn_dim"] if kind == "block" else 0,
+            mels=config.get("num_mel_bins", 80),
+            base=str(config.get("whisper_model_name") or ""),
+            tuned_base=kind == "linear",
+        )
+        with torch.device("meta"):
+            names = list(MedusaHeads(shape).state_dict())
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"`{argument}` must have the sizes of its heads in config.json, but '{folder}' has not "
+            f"({type(error).__name__}: {error}). Fetch it again."
+        ) from error
+    state = {}
+    for name in names:
+        if name.startswith("heads."):
+            _, index, *rest = name.split(".")
+            published = f"medusa_heads.{int(index) + first}.0.{'.'.join(rest)}"
+        else:
+            published = BLOCK + name.removeprefix("block.")
+        state[name] = published
+    missing = sorted(published for published in state.values() if published not in tensors)
+    if missing:
+        raise InputError(f"`{argument}` must hold {missing[0]}, but '{folder}' does not. Fetch all of its shards.")
+    renamed = {name: tensors[published] for name, published in state.items()}
+    return fill(lambda: MedusaHeads(shape), renamed, argument, folder)

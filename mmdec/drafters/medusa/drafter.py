@@ -1,0 +1,226 @@
+"""Drafts with Medusa heads (Cai et al. 2024; for speech, arXiv 2409.15869).
+
+The heads read the target's last hidden state at the last accepted node, which the verifying pass has computed. Head k
+proposes the token k positions after the token that this pass chose. The variant Medusa-Block has an extra decoder layer
+below the heads, which needs the states of all positions. New states are stored until the next draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from mmdec.core.tree import HeadAccuracy, int_rows, top_indices, trees_from_lists
+from mmdec.drafters.medusa.network import DecoderLayer, MedusaHeads, Pair
+from mmdec.nn.fingerprint import fingerprint
+from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
+
+WIDTH = 8  # number of best tokens (ranks) of each head that a tree may use
+FIRST, LATER = (
+    0.75,
+    0.85,
+)  # assumed chance that the first head's best token is right, and the factor on it for each further head
+DECAY = 2.0  # the assumed chance that the k-th best token of a head is right falls as 1 / k^2
+
+
+@dataclass
+class Block:
+    """The cache of Medusa-Block's extra decoder layer. Row r uses the first lengths[r] positions of keys and values."""
+
+    memory: Pair  # keys and values of the encoder's states, for cross-attention
+    keys: Tensor  # (B, heads, positions, head size), of self-attention; `values` has the same shape
+    values: Tensor
+    lengths: list[int]  # number of each batch row's positions that the layer has processed
+    pending: list[list[Tensor]]  # for each batch row the states (n, H) that the layer has not processed yet
+
+
+@dataclass
+class Memory:
+    """The drafter's state of one `generate` call: the heads' next input, and their last proposals."""
+
+    hidden: Tensor | None  # (B, H), the target's last hidden state at the last accepted node
+    block: Block | None
+    heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all K heads, for one matrix product
+    shape: TreeShape
+    begun: bool = False  # whether `update` was called for the pass over the prompt
+    ranked: list[list[list[int]]] | None = None  # the last draft's candidates: [row][head][rank] -> token
+
+
+@final
+class Medusa:
+    """A drafter that uses Medusa heads. It holds weights only; the state of a `generate` call is in `Memory`.
+
+    Trees are chosen by `Context.shape`, which counts how often each head's first, second, ... token was right.
+    """
+
+    def __init__(self, heads: MedusaHeads, output: nn.Linear, ranks: Sequence[Sequence[float]] | None = None) -> None:
+        """heads: the trained heads. output: the target's LM head; heads without an output layer use it.
+        ranks: [head][rank], measured chance that the head's k-th best token (rank k) is right; it has the weight of 20
+            observations. None: default values.
+        Raises: InputError if `output` or `ranks` do not fit the heads.
+        """
+        config = heads.config
+        if tuple(output.weight.shape) != (config.vocab_size, config.hidden_size):
+            raise InputError(
+                f"`output` must be {config.vocab_size} x {config.hidden_size} for these heads, but is "
+                f"{' x '.join(map(str, output.weight.shape))}. Use heads trained for this model."
+            )
+        if ranks is not None and len(ranks) != config.heads:
+            raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
+        self.heads, self.output = heads.eval(), output
+        chances = ranks or expected(config.heads)
+        width = HeadAccuracy(chances).width  # raises InputError if a row's chances are negative or sum to more than 1
+        if width > config.vocab_size:
+            raise InputError(
+                f"`heads` must be for a model of at least {width} tokens, one for each rank that is looked at, but are "
+                f"for {config.vocab_size}. Draft with another drafter."
+            )
+        self._prior = Prior(tuple(map(tuple, chances)), measured=ranks is not None)
+        self.needs = Needs(layers=(-1,), memory=config.kind == "block", prior=self._prior)
+
+    @property
+    def name(self) -> str:
+        """Return a name made of the heads' variant (`kind`) and number, and a hash of their weights and chances."""
+        config = self.heads.config
+        return f"medusa-{config.kind}-{config.heads}-{fingerprint(self.heads, self._prior)}"
+
+    def check(self, target: Target) -> None:
+        """Raise InputError if the heads were made for another model, or have another device or dtype."""
+        config = self.heads.config
+        if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+            raise InputError(
+                f"`drafter` must fit a model with {target.hidden_size} channels and {target.vocab_size} tokens, but "
+                f"the heads are for {config.hidden_size} and {config.vocab_size}. Use heads trained for this model."
+            )
+        weight = next(self.heads.parameters())
+        if weight.device != target.device or weight.dtype != self.output.weight.dtype:
+            raise InputError(
+                f"`drafter` must be on {target.device} in {self.output.weight.dtype}, but is on {weight.device} in "
+                f"{weight.dtype}. Call `heads.to(model.device, model.dtype)`."
+            )
+
+    def start(self, context: Context) -> Memory:
+        """Return the drafter's state for one `generate` call; nothing is run yet. Medusa-Block stores the target's
+        hidden states of the prompt for its first draft."""
+        layer = self.heads.block
+        linears: list[Any] = [head.linear for head in self.heads.heads]
+        heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
+        shape = context.shape or HeadAccuracy(self._prior.ranks)
+        if layer is None:
+            return Memory(None, None, heads, shape)
+        states, hidden = context.memory, context.features.get(-1)
+        if states is None or hidden is None:
+            raise InputError("`context` must hold the last layer's features and the encoder's states for Medusa-Block.")
+        rows = len(hidden)
+        pending = [[row[kept]] for row, kept in zip(hidden, context.mask, strict=True)]
+        memory = layer.encoder_attn.pair(states)
+        empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
+        return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
+
+    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+        """Draft the likeliest tree of the planned size in each batch row. Head k gives the tokens at depth k, whatever
+        the tokens above are."""
+        shape = memory.shape.tree(plan.nodes, plan.depth)
+        if not shape or memory.hidden is None:
+            return trees_from_lists(roots, [([], []) for _ in roots])
+        depth = 1 + max(level for _, level, _ in shape)
+        hidden = memory.hidden if memory.block is None else self._through_block(memory.block)
+        memory.ranked = top_indices(self._logits(memory, hidden, depth), memory.shape.width).tolist()
+        parents = [parent for parent, _, _ in shape]
+        trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.ranked]
+        return trees_from_lists(roots, trees)
+
+    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Store the hidden state at the last accepted node, and record which ranks of each head were right."""
+        features = scores.features[-1]
+        paths = [[node for node in row if node >= 0] for row in int_rows(verdict.path)]
+        if len(paths) == 1:
+            memory.hidden = features[:, paths[0][-1]]
+        else:
+            last = torch.tensor([path[-1] for path in paths], device=features.device)
+            memory.hidden = features[torch.arange(len(paths), device=features.device), last]
+        # the first call of `update` is for the prompt, whose states `start` has stored already
+        if memory.block is not None and memory.begun:
+            for row, path in enumerate(paths):
+                memory.block.pending[row].append(features[row, path])
+        memory.begun = True
+        if memory.ranked is not None:
+            _learn(memory.shape, memory.ranked, verdict)
+            memory.ranked = None
+
+    def select(self, memory: Memory, live: Tensor) -> None:
+        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
+        if memory.hidden is not None:
+            memory.hidden = memory.hidden[live]
+        block = memory.block
+        if block is not None:
+            block.memory = block.memory[0][live], block.memory[1][live]
+            block.keys, block.values = block.keys[live], block.values[live]
+            block.lengths = [block.lengths[row] for row in live.tolist()]
+            block.pending = [block.pending[row] for row in live.tolist()]
+
+    def _logits(self, memory: Memory, hidden: Tensor, depth: int) -> Tensor:
+        """Return the logits (B, depth, V) of the first `depth` heads. hidden: (B, H)."""
+        rows = depth * hidden.shape[1]
+        weight, bias = (part[:rows] for part in memory.heads)
+        moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
+        return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
+
+    def _through_block(self, block: Block) -> Tensor:
+        """Run Medusa-Block's extra layer over the states that it has not processed yet. Returns the layer's output (B,
+        H) at the last position of each batch row."""
+        layer = self.heads.block
+        assert isinstance(layer, DecoderLayer)
+        fresh = [torch.cat(parts) for parts in block.pending]
+        counts = [len(part) for part in fresh]
+        states = nn.utils.rnn.pad_sequence(fresh, batch_first=True)  # shape (B, M, H)
+        keys, values = layer.pair(states)
+        ends = [length + count for length, count in zip(block.lengths, counts, strict=True)]
+        if max(ends) > block.keys.shape[2]:
+            block.keys, block.values = _wider(block.keys, max(ends)), _wider(block.values, max(ends))
+        for row, (begin, end, count) in enumerate(zip(block.lengths, ends, counts, strict=True)):
+            block.keys[row, :, begin:end] = keys[row, :, :count]
+            block.values[row, :, begin:end] = values[row, :, :count]
+        width, rows = max(ends), torch.arange(len(counts), device=states.device)
+        mask = None
+        if min(ends) < width:
+            bounds = torch.tensor(ends, device=states.device)
+            mask = (torch.arange(width, device=states.device) < bounds[:, None])[:, None, None]  # (B, 1, 1, width)
+        # only the last position's output is needed; of earlier positions only keys and values are needed
+        last = states[rows, torch.tensor(counts, device=states.device) - 1][:, None]  # shape (B, 1, H)
+        out = layer(last, (block.keys[:, :, :width], block.values[:, :, :width]), block.memory, mask)
+        block.lengths, block.pending = ends, [[] for _ in counts]
+        return out[:, 0]
+
+
+def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) -> None:
+    """Compare the heads' proposals with the accepted tokens, and count in `shape` which rank was right at each depth.
+    ranked: [row][head][rank], the tokens that the heads proposed. verdict: the accepted tokens."""
+    for levels, tokens, length in zip(ranked, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
+        for depth, (tokens_ranked, token) in enumerate(zip(levels, tokens[:length], strict=False)):
+            shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
+
+
+def expected(heads: int) -> list[list[float]]:
+    """Return the assumed chances [head][rank] that a head's k-th best token (rank k) is right, for unmeasured heads."""
+    rows = []
+    for head in range(heads):
+        first = FIRST * LATER**head
+        rows.append([first, *(first * (1 - first) * k**-DECAY for k in range(2, WIDTH + 1))])
+    return rows
+
+
+def _wider(cells: Tensor, width: int) -> Tensor:
+    """Copy keys or values (B, heads, C, D) to a tensor with room for at least `width` positions.
+
+    Free positions are 0: uninitialised memory may hold NaN, which a mask does not hide.
+    """
+    batch, heads, old, size = cells.shape
+    room = cells.new_zeros(batch, heads, width + 64, size)
+    room[:, :, :old] = cells
+    return room

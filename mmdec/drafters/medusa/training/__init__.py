@@ -1,0 +1,1 @@
+"""Training of Medusa heads for Whisper and for language models."""

@@ -1,2 +1,0 @@
-"""Benchmarks. Each times methods against a baseline, and writes a report in one common format that describes the
-machine, too."""

@@ -1,1 +1,0 @@
-"""`mmdec doctor`: why a drafter accepts less than published."""

@@ -1,0 +1,363 @@
+"""Scores a vision-language model on questions about pictures: the right answers by task, and the cost of decoding.
+
+`mmdec.describe` is scored. Questions are about the project's synthetic pictures (data/scenes), from a user's own list,
+or from a published benchmark; `corpora/image_text.py` reads all of them. `mmdec eval vlm` prints the report.
+
+mmdec's costs are those that `mmdec.describe` returns. transformers' loops run through `model.generate`, on the tensors
+that `describe` would give the model. A call's seconds have three parts: features (pixels and text become tensors),
+encoder (the vision encoder) and decoder (all the rest up to the text). The total also includes opening the pictures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, ClassVar, final
+
+from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.core.budget import Nodes
+from mmdec.core.timing import Stopwatch, timed_passes
+from mmdec.evaluation.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
+from mmdec.generation.run import DraftedBy
+from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.tasks.call import MAX_NEW_TOKENS, BatchError, as_drafter
+from mmdec.tasks.threads import keep_threads
+from mmdec.training.corpora.admission import STRICT, Admission
+from mmdec.training.corpora.chats import IMAGE
+from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, read_questions, swapped
+from mmdec.training.corpora.text_files import check_limit
+from mmdec.training.metrics import text as metrics
+from mmdec.training.metrics.text import claims_held, plain_answer, right_answer, right_in_other_words
+from mmdec.types import InputError
+from mmdec.vision.answer import Description
+from mmdec.vision.describe import AUTO, Prompt, describe, read_question, render, tensors, user_message
+
+
+@final
+class DescriptionHarness(Harness[ImageQuestion]):
+    """Answers questions with one loaded model, in at most `max_new_tokens` each, and measures the calls."""
+
+    what: ClassVar[str] = "question"
+
+    def __init__(self, vlm: LoadedVlm, max_new_tokens: int | None = None) -> None:
+        self.vlm, self.model = vlm, vlm.model
+        config: Any = self.model.generation_config
+        longest = max_new_tokens or config.max_new_tokens or MAX_NEW_TOKENS
+        self.options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": longest}
+
+    def prompt(self, question: ImageQuestion) -> Prompt:
+        """Return the question's text; if it says where its pictures belong, the texts between them."""
+        texts = question.question.split(IMAGE)
+        return tuple(texts) if len(texts) > 1 else question.question
+
+    def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
+        """Answer one batch by `mmdec.describe`. Raises InputError, or BatchError if some questions of the batch are
+        refused."""
+        images: list[Any] = [question.images for question in questions]
+        prompts = [self.prompt(question) for question in questions]
+        options: dict[str, Any] = {**self.options, **method.options}
+        return describe(images, prompts, model=self.vlm, batch_size=len(questions), **options)
+
+    def measure(self, inputs: Sequence[ImageQuestion], method: Method) -> Measurement:
+        """Answer questions as one batch with this method, and measure it."""
+        with quiet(), counted(self.model.get_decoder()) as passes:
+            return (
+                self._describe(inputs, method, passes)
+                if method.loop == "mmdec"
+                else self._generate(inputs, method, passes)
+            )
+
+    def _describe(self, questions: Sequence[ImageQuestion], method: Method, passes: list[int]) -> Measurement:
+        stopwatch = Stopwatch(self.model.device)
+        answers = self.describe(questions, method)
+        total = stopwatch.lap()
+        seconds = {
+            stage: sum(answer.timings[stage] for answer in answers) for stage in ("read", "vision", "drafter", "total")
+        }
+        rounds = [answer.rounds - 1 for answer in answers]
+        return Measurement(
+            tokens=[answer.tokens for answer in answers],
+            texts=[answer.text for answer in answers],
+            features=seconds["read"],
+            encoder=seconds["vision"],
+            decoder=seconds["total"] - seconds["read"] - seconds["vision"],
+            drafter=seconds["drafter"],
+            total=total,
+            passes=len(passes),
+            windows=1,
+            rounds=sum(rounds),
+            drafted_tokens=sum(
+                round(answer.tokens_per_round * count) for answer, count in zip(answers, rounds, strict=True)
+            ),
+            accepted=sum(answer.accepted for answer in answers),
+        )
+
+    def _generate(self, questions: Sequence[ImageQuestion], method: Method, passes: list[int]) -> Measurement:
+        vlm, device, vision = self.vlm, self.model.device, list[float]()
+        total, stopwatch = Stopwatch(device), Stopwatch(device)
+        read = [read_question(question.images, self.prompt(question)) for question in questions]
+        stopwatch.lap()
+        inputs = tensors(vlm, [render(vlm, [user_message(question)]) for question in read], read)
+        features = stopwatch.lap()
+        with timed_passes(self.model.get_encoder("image"), device, lambda seconds, *_: vision.append(seconds)):
+            generated: Any = self.model.generate(  # type: ignore[operator] # torch's types say it is a tensor
+                **inputs, **self.options, **method.options
+            )
+        rows = [_cut(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
+        texts = [vlm.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
+        rest = stopwatch.lap()
+        return Measurement(
+            tokens=rows,
+            texts=texts,
+            features=features,
+            encoder=sum(vision),
+            decoder=rest - sum(vision),
+            drafter=0.0,
+            total=total.lap(),
+            passes=len(passes),
+            windows=1,
+        )
+
+
+def _cut(row: list[int], model: Any) -> list[int]:
+    """Return a row of tokens up to its first end token, without the padding after it. model: says which tokens end a
+    text."""
+    ends = model.generation_config.eos_token_id
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
+
+
+QUESTIONS = "data/samples/images/samples.tsv"
+PROMPT = "Describe this image."  # the question about a user's own pictures
+EVERY = 50  # questions between two lines of progress
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question with its answer, which is None if the question was refused."""
+
+    question: ImageQuestion
+    answer: Description | None
+    right: float  # points of the answer, at most `of`
+    of: int  # possible points: 1; for a description its number of claims; 0 without a reference
+    error: str = ""
+    other_words: bool = False  # right, but in other words than the reference, so that `right` does not count it
+
+
+def score(question: ImageQuestion, text: str) -> tuple[float, int]:
+    """Score an answer. A short answer has 1 point, a description one for each claim that it should make.
+
+    "exact" scoring compares with the listed answers or the reference, and ignores case and the full stop. For counting
+    questions about the synthetic pictures, only the total must be right.
+
+    Returns: the points for right answers, and the possible points; (0, 0) without a reference.
+    """
+    kind = question.scoring
+    if kind == "claims":
+        return claims_held(text, question.claims), len(question.claims)
+    if kind == "exact":
+        if question.reference:
+            expected = question.answers[0] if question.answers else ""
+            return float(right_answer(text, question.reference, expected, question.task)), 1
+        return float(plain_answer(text) in {plain_answer(answer) for answer in question.answers}), 1
+    return 0.0, 0
+
+
+def evaluate_vlm(
+    questions: str | os.PathLike[str] | None = None,
+    images: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | LoadedVlm = DEFAULT_MODEL,
+    *,
+    allow_absolute_paths: bool = False,
+    prompt: str = PROMPT,
+    drafter: DraftedBy = AUTO,
+    plan: Nodes = None,
+    swap: bool = False,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int = 1,
+    device: str | None = None,
+    threads: int = 2,
+    worst: int = 10,
+    log: Log = no_log,
+) -> dict[str, Any]:
+    """Score a vision-language model. Returns a JSON-ready report.
+
+    questions: a file or folder of questions; None: the questions about the sample pictures, or, if images are
+        given, `prompt` about each image.
+    images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in the questions.
+    limit: number of questions from each task, evenly spaced.
+    swap: show another picture of the same task. Answers that are still right come from the question's text alone.
+    drafter: name, folder or object; None: plain decoding. plan: draft size, as `num_speculative_tokens`; None: learned.
+    max_new_tokens: the most new tokens of an answer; None: the model's default. worst: number of wrong answers to list.
+    batch_size: number of questions answered together. device: where to load the model, if it is not loaded yet.
+    threads: torch's CPU threads. log: receives lines of progress.
+
+    "right" counts answers in the reference's own words. "right_in_any_words" also counts answers that say the same in
+    another sentence.
+
+    Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is listed. Raises
+    InputError.
+    """
+    check_threads(threads)
+    check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
+    check_limit(limit)
+    chosen = questions_of(questions, images, prompt, limit, Admission(allow_absolute_paths))
+    chosen = swapped(chosen) if swap else chosen
+    keep_threads(threads)
+    vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
+    loaded_drafter = as_drafter(vlm, drafter)
+    method = Method("drafted", "mmdec", {"drafter": loaded_drafter, "num_speculative_tokens": plan})
+    answered = _answers(DescriptionHarness(vlm, max_new_tokens), method, chosen, batch_size, log)
+    named = loaded_drafter if isinstance(loaded_drafter, str) else getattr(loaded_drafter, "name", None) or "none"
+    return {
+        "model": vlm.directory.name if vlm.directory else "given",
+        "questions": os.fspath(questions if questions is not None else images or QUESTIONS),
+        "swapped": swap,
+        "n": len(answered),
+        "drafter": named,
+        "batch_size": batch_size,
+        **_report(answered, worst),
+        "hardware": measured_on(vlm.model, batch_size),
+    }
+
+
+def _report(answered: Sequence[Answered], worst: int) -> dict[str, Any]:
+    """Summarise the answers: right ones, cost, refused questions, and at most `worst` wrong answers."""
+    scored = [entry for entry in answered if entry.of]
+    return {
+        "by_task": _by_task(answered),
+        "right": _rate(scored),
+        "decoding": _cost([entry.answer for entry in answered if entry.answer is not None]),
+        "refused": {entry.question.id: entry.error for entry in answered if entry.error},
+        "worst": _wrong(scored)[:worst],
+    }
+
+
+def questions_of(
+    questions: str | os.PathLike[str] | None,
+    images: str | os.PathLike[str] | None,
+    prompt: str,
+    limit: int | None,
+    admission: Admission = STRICT,
+) -> list[ImageQuestion]:
+    """Read the questions in a file. Without a file, ask `prompt` about each picture in `images`; without both, read
+    the questions about the sample pictures. Raises InputError if there are no questions.
+
+    questions: the file, or None. images: with a file, the folder of its pictures; else a folder or one picture.
+    limit: number of questions from each task; None: all. admission: which paths in the file are accepted.
+    """
+    if questions is None and images is not None:
+        return by_task(asked_of(os.fspath(images), prompt), limit)
+    listed = os.fspath(QUESTIONS if questions is None else questions)
+    if questions is None and not os.path.isfile(listed):
+        raise InputError(f"`questions` must be given where '{listed}' is not there. Name a list of your own.")
+    chosen = read_questions(listed, None if images is None else os.fspath(images), limit, admission)
+    if not chosen:
+        raise InputError(f"`questions` must hold questions, but '{listed}' has none. Check the file.")
+    return chosen
+
+
+def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
+    """List answers that are wrong, or partly wrong, with the right answers."""
+    return [
+        {
+            "id": entry.question.id,
+            "task": entry.question.task,
+            "question": entry.question.question,
+            "answer": entry.answer.text if entry.answer else "",
+            "right": entry.right,
+            "of": entry.of,
+            "expected": entry.question.reference or ", ".join(entry.question.answers[:3]),
+        }
+        for entry in scored
+        if entry.right < entry.of
+    ]
+
+
+def _answers(
+    harness: DescriptionHarness, method: Method, questions: Sequence[ImageQuestion], batch_size: int, log: Log
+) -> list[Answered]:
+    """Answer and score all questions, in batches."""
+    answered: list[Answered] = []
+    for start in range(0, len(questions), batch_size):
+        batch, before = questions[start : start + batch_size], len(answered)
+        errors: dict[int, InputError] = {}
+        try:
+            answers: list[Any] = [*harness.describe(batch, method)]
+        except BatchError as error:
+            answers, errors = error.results, error.errors
+        for index, (question, answer) in enumerate(zip(batch, answers, strict=True)):
+            right, of = score(question, answer.text if answer else "")
+            reason = str(errors[index]) if index in errors else ""
+            other = answer is not None and not right and _in_other_words(question, answer.text)
+            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, reason, other))
+        if len(answered) // EVERY > before // EVERY or len(answered) == len(questions):
+            log(f"answered {len(answered)} of {len(questions)}")
+    return answered
+
+
+def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
+    tasks: dict[str, list[Answered]] = defaultdict(list)
+    for entry in answered:
+        tasks[entry.question.task].append(entry)
+    return {
+        task: {
+            "questions": len(group),
+            "scoring": group[0].question.scoring,
+            "right": _rate(group),
+            **({"right_in_any_words": _any_words(group)} if any(entry.other_words for entry in group) else {}),
+            "decoding": _cost([entry.answer for entry in group if entry.answer is not None]),
+        }
+        for task, group in sorted(tasks.items())
+    }
+
+
+def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
+    """Compute the rate of right answers, with its interval. For descriptions, n is the number of claims."""
+    right: Any = sum(entry.right for entry in answered)  # VQA accuracy gives fractions, which `Rate` accepts
+    return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
+
+
+def _in_other_words(question: ImageQuestion, text: str) -> bool:
+    return (
+        question.scoring == "exact"
+        and bool(question.reference and question.answers)
+        and right_in_other_words(text, question.answers[0])
+    )
+
+
+def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
+    """Compute the rate of answers that are right, in the reference's words or in other words."""
+    right: Any = sum(entry.right + entry.other_words for entry in answered)
+    return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
+
+
+def _cost(answers: Sequence[Description]) -> dict[str, Any]:
+    """Sum up the cost: rounds after the prompts' passes, seconds, the drafter's share of decoding and of the total, and
+    how often each image compressor was used."""
+    if not answers:
+        return {}
+    compressors = Counter(answer.compressor for answer in answers if answer.compressor is not None)
+    rounds = sum(answer.rounds - 1 for answer in answers)
+    tokens = sum(len(answer.tokens) for answer in answers)
+    seconds = {stage: sum(answer.timings[stage] for answer in answers) for stage in answers[0].timings}
+    decoding = sum(seconds[stage] for stage in ("decoder", "drafter", "core"))
+    return {
+        "tokens": tokens,
+        "rounds": rounds,
+        # the first token of an answer comes from the pass over the prompt, so it is not counted
+        "tokens_per_round": (tokens - len(answers)) / rounds if rounds else None,
+        "accepted_per_round": sum(answer.accepted for answer in answers) / rounds if rounds else None,
+        "drafted_per_round": sum(answer.drafted for answer in answers) / rounds if rounds else None,
+        "drafter_share": {
+            "of_decoding": seconds["drafter"] / decoding if decoding else None,
+            "of_all": seconds["drafter"] / seconds["total"] if seconds["total"] else None,
+        },
+        "seconds": seconds,
+        "median_seconds": median(answer.timings["total"] for answer in answers),
+        "compressors": dict(compressors.most_common()),
+    }

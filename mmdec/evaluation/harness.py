@@ -1,0 +1,180 @@
+"""Runs several decoding methods on the same inputs: first their tokens are compared, then they are timed in turn.
+
+This file defines methods and measurements for all tasks. `transcription.py` and `description.py` add how a batch of
+their task is decoded and measured.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from mmdec.core.budget import Nodes
+from mmdec.generation.run import DraftedBy
+from mmdec.hub.provenance import hardware
+from mmdec.types import InputError, MmdecError
+
+PLAN = re.compile(r"(\d+)(?:x(\d+))?")
+GREEDY = "greedy"
+CPU = torch.device("cpu")
+Log = Callable[[str], None]  # receives a progress message
+Input = TypeVar("Input")  # the input to decode: a recording, a question
+
+
+def no_log(line: str) -> None:
+    """Drop a progress message."""
+
+
+def measured_on(network: nn.Module, batch: int | Sequence[int] = 1, threads: int | None = None) -> dict[str, Any]:
+    """Describe a measurement of this network: machine, versions, dtype, batch, threads, commit and date.
+
+    threads: None: torch's present number.
+    """
+    weight = next(network.parameters())
+    count = torch.get_num_threads() if threads is None else threads
+    return hardware(device=weight.device, dtype=weight.dtype, batch=batch, threads=count)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A decoding method: the library whose decoding loop runs, and the options of the call."""
+
+    name: str
+    loop: Literal["mmdec", "transformers"]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    networks: Sequence[PreTrainedModel] = ()  # further networks besides the model, such as an assistant
+
+    @classmethod
+    def greedy(cls) -> Method:
+        """Make the method of greedy decoding by transformers, the baseline."""
+        return cls(GREEDY, "transformers")
+
+    @classmethod
+    def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
+        """Make the method of decoding by mmdec.
+
+        drafter: a name or the object; None: plain decoding.
+        nodes: draft size, nodes of a chain or (nodes, depth) of a tree; None: learned.
+        """
+        return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The output and the cost of one call on one batch; times are in seconds for the whole batch."""
+
+    tokens: list[list[int]]  # the tokens generated for each input, without prompt and padding
+    texts: list[str]
+    features: float  # seconds of preprocessing: from samples or pixels to the model's inputs
+    encoder: float
+    decoder: float  # seconds of all the rest up to the text, the drafter's included
+    drafter: float  # the drafter's seconds; 0 for transformers, whose loops do not report them
+    total: float  # wall clock, from samples in memory to texts
+    passes: int = 0  # number of passes of the model's decoder
+    windows: int = 0  # number of passes of a speech model's encoder; 1 for other models
+    rounds: int = 0  # number of mmdec's rounds, summed over the inputs, without the passes over prompts
+    drafted_tokens: int = 0  # number of tokens from these rounds, bonus or correction token included
+    accepted: int | None = None  # drafted tokens that were accepted in these rounds; None: not counted
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Return the mean tokens per round of mmdec's loop, bonus or correction token included; 1 without a round."""
+        return self.drafted_tokens / self.rounds if self.rounds else 1.0
+
+
+# method's name -> for each batch of inputs, one measurement for each repeat
+Measurements = Mapping[str, Sequence[Sequence[Measurement]]]
+
+
+class Harness(ABC, Generic[Input]):
+    """Compares decoding methods of one model on the same inputs. A subclass holds the model, and defines how one batch
+    is decoded and measured."""
+
+    what: ClassVar[str] = "recording"  # what error messages call one input
+    clock: ClassVar[str] = "decoder"  # name, in reports, of the time in `Measurement.decoder`
+
+    @abstractmethod
+    def measure(self, inputs: Sequence[Input], method: Method) -> Measurement:
+        """Decode the inputs as one batch by this method, and measure tokens and seconds."""
+
+    def gate(self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log) -> dict[str, list[bool]]:
+        """Compare each method's tokens with those of `methods[1]`, greedy decoding, on each group of inputs.
+
+        groups: batches of inputs.
+        Returns: method's name -> for each group, whether the tokens are equal.
+        Raises MmdecError if one of mmdec's methods differs: wrong output must not be timed.
+        """
+        equal: dict[str, list[bool]] = {method.name: [] for method in methods}
+        for number, inputs in enumerate(groups):
+            expected = self.measure(inputs, methods[1]).tokens
+            for method in methods:
+                equal[method.name].append(self.measure(inputs, method).tokens == expected)
+            for method in methods:
+                if method.loop == "mmdec" and not equal[method.name][-1]:
+                    raise MmdecError(
+                        f"`{method.name}` differs from greedy decoding on {self.what} {number}: no timing is reported. "
+                        "Report this as a bug."
+                    )
+        for method in methods[2:]:
+            log(f"{method.name}: {sum(equal[method.name])} of {len(groups)} have the tokens of greedy decoding")
+        return equal
+
+    def interleave(
+        self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
+    ) -> Measurements:
+        """Measure all methods in turn, A B C A B C, group by group. Call `gate` first: it is the warm-up.
+
+        groups: batches of inputs.
+        Returns: method's name -> for each group, the measurements of its repeats.
+        """
+        measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
+        for repeat in range(repeats):
+            for number, inputs in enumerate(groups):
+                for method in methods:
+                    measured[method.name][number].append(self.measure(inputs, method))
+            log(f"repeat {repeat + 1} of {repeats}")
+        return measured
+
+
+@contextmanager
+def counted(module: nn.Module) -> Iterator[list[int]]:
+    """Yield a list that gets one entry for each pass through the module."""
+    passes: list[int] = []
+    hook = module.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers: some of its loops print a line at each step, and printing would be timed, too."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def parse_plan(plan: str) -> Nodes:
+    """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep). Returns
+    None, 8 or (16, 6)."""
+    if plan == "learned":
+        return None
+    match = PLAN.fullmatch(plan)
+    if match is None:
+        raise InputError(
+            f"`plan` must be 'learned', nodes of a chain or nodes x depth of a tree, but is {plan!r}. Try 16x6."
+        )
+    return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))

@@ -1,1 +1,0 @@
-"""Scores of outputs, made through the public calls."""

@@ -1,0 +1,421 @@
+"""Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
+
+`Systems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems such as a judge's
+translation (`judge_transcription.py`). All systems run in turn on each recording of a `SpeechCorpus`. The corpus is
+read from CVSS with Common Voice, or from a manifest of recordings and folders of sentence pairs, which have the
+translations. `mmdec eval speech` prints the report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from mmdec.checks.arguments import check_threads
+from mmdec.core.timing import Stopwatch
+from mmdec.daspeech.checkpoint import DEFAULT_MODEL
+from mmdec.daspeech.translate import load, translate_speech
+from mmdec.evaluation.harness import Log, measured_on, no_log
+from mmdec.io.audio import SAMPLE_RATE, load_audio, resample
+from mmdec.training.corpora.admission import Admission
+from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
+from mmdec.training.corpora.librispeech import read_utterances
+from mmdec.training.corpora.text_files import check_limit, evenly_spaced, references_of
+from mmdec.training.metrics import text as metrics
+from mmdec.types import InputError
+
+COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
+NOISES = 32  # number of white noises that are scored as a lower bound
+NOISE_LEVEL = 0.1  # standard deviation of the noises' samples; full scale is 1
+# how texts are normalised before ASR-BLEU is computed
+NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"
+
+
+class Spoken(Protocol):
+    """A translation of one recording: an mmdec.Translation, or an object with the same properties."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def audio(self) -> np.ndarray | None: ...  # (T,); None: the system only writes text
+    @property
+    def sample_rate(self) -> int: ...
+    @property
+    def units(self) -> list[str]: ...
+    @property
+    def timings(self) -> dict[str, float]: ...  # stage -> seconds
+
+
+class English(Protocol):
+    """A recogniser of English speech."""
+
+    @property
+    def name(self) -> str: ...
+    def transcribe(self, samples: np.ndarray) -> str: ...  # (T,) of 16 kHz
+
+
+System = Callable[[Path], Spoken]  # a speech translator: a function from a French recording to its translation
+
+
+@dataclass(frozen=True)
+class Systems:
+    """The systems to compare, by name. Statistical tests compare each system with the first."""
+
+    name: str  # the model's name
+    runs: Mapping[str, System]
+    machine: Mapping[str, Any]  # description of the hardware and of software versions, for the report
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
+
+    def beside(self, others: Mapping[str, System]) -> Systems:
+        """Return a copy with further systems at the end."""
+        return Systems(self.name, {**self.runs, **others}, self.machine)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One recording to translate."""
+
+    clip: Path
+    references: tuple[str, ...]  # every accepted translation
+    units: tuple[str, ...] = ()  # phones of the recorded translation
+    recording: Path | None = None  # the recorded translation
+    translation: str = ""  # the text of the recorded translation
+
+
+@dataclass(frozen=True)
+class SpeechCorpus:
+    """The recordings to translate. lexicon: the English words' pronunciations; None: unknown."""
+
+    split: str
+    rows: tuple[Source, ...]
+    skipped: Mapping[str, Sequence[str]] = field(default_factory=lambda: {})  # reason -> rows that were left out
+    lexicon: metrics.Lexicon | None = None
+
+
+def cvss_corpus(
+    split: str = "test",
+    corpus: str | os.PathLike[str] = "data/corpus",
+    *,
+    common_voice: str | os.PathLike[str] | None = None,
+    cvss: str | os.PathLike[str] | None = None,
+    allow_absolute_paths: bool = False,
+    limit: int | None = None,
+) -> SpeechCorpus:
+    """Read a split of a corpus that has the files of CVSS and Common Voice.
+
+    corpus: folder with cv/fr and cvss_c, unless `common_voice` and `cvss` name other places. Its tables of several
+        references, its alignments and its lexicon are used if they are there.
+    allow_absolute_paths: accept absolute paths in the corpus's lists.
+    limit: take this many utterances, evenly spaced.
+    Raises: InputError.
+    """
+    check_limit(limit)
+    root = Path(corpus)
+    target = Path(cvss) if cvss is not None else root / "cvss_c"
+    source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
+    usable, skipped = read_pairs(source, target, split, scoring=True, admission=Admission(allow_absolute_paths))
+    rows = tuple(
+        Source(row.clip, row.references, tuple(row.units), row.recording, row.translation)
+        for row in evenly_spaced(usable, limit)
+    )
+    return SpeechCorpus(split, rows, skipped.names, corpus_lexicon(root))
+
+
+def manifest_corpus(
+    split: str,
+    manifest: str | os.PathLike[str],
+    text: Sequence[str | os.PathLike[str]],
+    *,
+    allow_absolute_paths: bool = False,
+    limit: int | None = None,
+) -> SpeechCorpus:
+    """Read a split of a manifest of recordings, a .tsv or .jsonl with `path`, `split` and `text`.
+
+    text: folders of sentence pairs, {train,dev,test}.tsv (name, group, sentence, translations). The file name of a
+        recording is FOLDER-SENTENCE, by the names of both; recordings of other folders are left out.
+    allow_absolute_paths: accept absolute paths in the manifest. limit: take this many utterances, evenly spaced.
+    Raises: InputError, also if a folder lacks the translations of one of its recordings.
+    """
+    check_limit(limit)
+    folders = [Path(folder) for folder in text]
+    names = tuple(f"{folder.resolve().name}-" for folder in folders)
+    utterances = read_utterances(os.fspath(manifest), split, Admission(allow_absolute_paths))
+    chosen = evenly_spaced([row for row in utterances if row.path.stem.startswith(names)], limit)
+    if not chosen:
+        raise InputError(
+            f"`text` must name the folders of pairs that were read aloud, but no recording of '{manifest}' begins with "
+            f"{' or '.join(names) or 'one, for there is none'}. Its first is '{utterances[0].path.stem}'."
+        )
+    references = references_of([row.path.stem for row in chosen], folders, split)
+    rows = tuple(Source(row.path, accepted) for row, accepted in zip(chosen, references, strict=True))
+    return SpeechCorpus(split, rows)
+
+
+def evaluate_speech(
+    corpus: SpeechCorpus, systems: Systems, judge: English | None = None, log: Log = no_log
+) -> dict[str, Any]:
+    """Score speech translators. Returns a JSON-ready report.
+
+    judge: transcribes the systems' speech for ASR-BLEU. log: receives lines of progress.
+    The systems run in turn on each recording, after one warm-up each. A recording that a system refuses counts as an
+    empty translation and is listed. Intervals, and tests against the first system, use a bootstrap over sentences.
+    Raises InputError.
+    """
+    rows = corpus.rows
+    outputs = _translate_all(systems.runs, rows, log)
+    seconds = [_seconds(row.clip) for row in rows]
+    compared = metrics.paired_scores(
+        {name: [output.text for output in said] for name, said in outputs.items()}, [row.references for row in rows]
+    )
+    report: dict[str, Any] = {
+        "model": systems.name,
+        "split": corpus.split,
+        "n": len(rows),
+        "skipped_rows": dict(corpus.skipped),
+        "source_seconds": sum(seconds),
+        "hardware": dict(systems.machine),
+        "systems": {
+            name: {**compared[name], **_text_scores(rows, said, corpus.lexicon), **_speed(said, seconds)}
+            for name, said in outputs.items()
+        },
+        "texts": [
+            {
+                "recording": row.clip.name,
+                "references": list(row.references),
+                **{name: said[place].text for name, said in outputs.items()},
+            }
+            for place, row in enumerate(rows)
+        ],
+    }
+    if judge is not None:
+        add_asr_bleu(report, judge, rows, outputs, log)
+    return report
+
+
+@dataclass(frozen=True)
+class Output:
+    """One system's translation of one utterance. The translation is empty if the system refused the recording."""
+
+    text: str
+    units: tuple[str, ...]  # phones or pieces
+    audio: np.ndarray | None  # (T,) 16 kHz speech; None: the system only writes text
+    timings: dict[str, float]  # stage -> seconds
+    seconds: float  # wall clock, from the file to samples
+    error: str = ""
+
+
+def own_systems(
+    model: str | os.PathLike[str] | None = None,
+    strategies: Sequence[str] | None = None,
+    device: str | None = None,
+    threads: int = 2,
+) -> Systems:
+    """Make one system for each strategy of our translator, which runs through `mmdec.translate_speech`.
+
+    model: None: the shipped model. strategies: None: those in `COMPARED`; a model without a graph decoder has only
+        "autoregressive".
+    Raises: InputError.
+    """
+    check_threads(threads)
+    loaded = load(DEFAULT_MODEL if model is None else model, device)
+    if strategies is None:
+        strategies = ("autoregressive",) if loaded.model.decoder is None else COMPARED
+    for strategy in strategies:
+        loaded.checked(strategy)
+    runs = {
+        strategy: partial(translate_speech, model=loaded, strategy=strategy, threads=threads) for strategy in strategies
+    }
+    return Systems(loaded.name, runs, measured_on(loaded.model, threads=threads))
+
+
+def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: metrics.Lexicon | None) -> dict[str, Any]:
+    texts, references = [output.text for output in outputs], [row.references for row in rows]
+    right = metrics.exact(texts, references)
+    several = [len({metrics.normalise(text) for text in accepted}) > 1 for accepted in references]
+    scores: dict[str, Any] = {
+        "exact": metrics.Rate(sum(right), len(right)).summary(),
+        "exact_one_rendering": _share(right, [not flag for flag in several]),
+        "exact_several_renderings": _share(right, several),
+        "number_accuracy": {kind: rate.summary() for kind, rate in metrics.number_accuracy(texts, references).items()},
+        "phone_error_rate": None,
+        "phone_error_rate_nearest": None,
+        "refused": {row.clip.name: output.error for row, output in zip(rows, outputs, strict=True) if output.error},
+    }
+    pairs = [(output.units, row) for output, row in zip(outputs, rows, strict=True) if row.units]
+    if pairs:
+        scores["phone_error_rate"] = {
+            "value": metrics.phone_error_rate([units for units, _ in pairs], [row.units for _, row in pairs]),
+            "against": "the phones of the reference recording, pauses included",
+            "n": len(pairs),
+        }
+    if pairs and lexicon is not None:
+        scores["phone_error_rate_nearest"] = _nearest(pairs, lexicon)
+    return scores
+
+
+def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
+    """Compute the phone error rate of translations. Each is compared with the reference recording and with the
+    pronunciations of the reference texts; the reference with the fewest errors counts.
+
+    pairs: the phones of a translation, and its source.
+    """
+    errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
+    return {
+        "value": errors / sum(metrics.count_phones(row.units) for _, row in pairs),
+        "against": "the nearest reference, pronounced as in the lexicon, pauses left out",
+        "n": len(pairs),
+    }
+
+
+def _share(right: Sequence[bool], chosen: Sequence[bool]) -> dict[str, Any]:
+    kept = [hit for hit, flag in zip(right, chosen, strict=True) if flag]
+    return metrics.Rate(sum(kept), len(kept)).summary()
+
+
+def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any]:
+    done = [(output, length) for output, length in zip(outputs, seconds, strict=True) if not output.error]
+    if not done:
+        return {"latency": {}, "real_time_factor": None}
+    lengths = [length for _, length in done]
+    stages = [*done[0][0].timings, "wav to wav"]
+    taken = [{**output.timings, "wav to wav": output.seconds} for output, _ in done]
+    return {
+        "latency": {
+            stage: {"median": median(values), "p90": metrics.percentile(values, 0.9)}
+            for stage in stages
+            for values in ([row.get(stage, 0.0) for row in taken],)
+        },
+        "real_time_factor": metrics.real_time_factor([output.seconds for output, _ in done], lengths),
+    }
+
+
+def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: Log) -> dict[str, list[Output]]:
+    outputs: dict[str, list[Output]] = {name: [] for name in systems}
+    for system in systems.values():
+        _translate(system, rows[0].clip)  # not timed, because first calls take longer than later ones
+    for count, row in enumerate(rows, 1):
+        for name, system in systems.items():
+            outputs[name].append(_translate(system, row.clip))
+        if count % 50 == 0 or count == len(rows):
+            log(f"translated {count} of {len(rows)}")
+    return outputs
+
+
+def _translate(system: System, clip: Path) -> Output:
+    # measures CPU time and wall clock; it waits for no GPU, because `system` returns results on the CPU
+    stopwatch = Stopwatch()
+    try:
+        spoken = system(clip)
+    except InputError as error:
+        return Output("", (), np.zeros(0, np.float32), {}, stopwatch.lap(), str(error))
+    seconds = stopwatch.lap()
+    samples = spoken.audio
+    if samples is not None and spoken.sample_rate != SAMPLE_RATE:
+        samples = resample(torch.from_numpy(np.asarray(samples, np.float32)), spoken.sample_rate).numpy()
+    return Output(spoken.text, tuple(spoken.units), samples, dict(spoken.timings), seconds)
+
+
+def _seconds(path: Path) -> float:
+    """Read a recording's length in seconds; 0 if it cannot be read, because translating it then reports the error."""
+    try:
+        return len(read_samples(path)) / SAMPLE_RATE
+    except InputError:
+        return 0.0
+
+
+def add_asr_bleu(
+    report: dict[str, Any],
+    judge: English,
+    rows: Sequence[Source],
+    outputs: Mapping[str, Sequence[Output]],
+    log: Log,
+) -> None:
+    """Add to the report the ASR-BLEU and ASR-chrF of each system that outputs speech, with bounds.
+
+    The judge transcribes the speech, and its transcripts are scored. Lower bounds are the ASR-BLEU of shuffled
+    transcripts and of noise; the upper bound is that of the reference recordings, if the corpus has them.
+
+    outputs: system's name -> its translation of each row.
+    """
+    references = [row.references for row in rows]
+    report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}
+    best = _add_recordings(report, judge, rows, log)
+    heard: dict[str, list[str]] = {}
+    known: dict[bytes, str] = {b"": ""}  # sound -> transcript, because two systems may output equal sounds
+    for name, said in outputs.items():
+        sounds = [output.audio for output in said]
+        if any(sound is not None and len(sound) for sound in sounds):
+            log(f"recognising the translations by {name}")
+            heard[name] = []
+            for sound in sounds:
+                key = b"" if sound is None else sound.tobytes()
+                if key not in known and sound is not None:
+                    known[key] = judge.transcribe(sound)
+                heard[name].append(known[key])
+    if not heard:
+        return
+    alike = {name: metrics.heard_alike(transcripts, references) for name, transcripts in heard.items()}
+    compared = metrics.paired_scores(
+        {name: texts for name, (texts, _) in alike.items()}, next(accepted for _, accepted in alike.values())
+    )
+    for name, transcripts in heard.items():
+        scores = report["systems"][name]
+        scores["asr_bleu"], scores["asr_chrf"] = compared[name]["bleu"], compared[name]["chrf"]
+        scores["asr_bleu_ratio"] = scores["asr_bleu"]["value"] / best if best else None
+        scores["asr_bleu_shuffled"] = _shuffled_score(transcripts, references)
+        for row, transcript in zip(report["texts"], transcripts, strict=True):
+            row[f"{name}, heard"] = transcript
+
+
+def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Source], log: Log) -> float | None:
+    """Add to the report the judge's errors on the reference recordings. Returns the recordings' ASR-BLEU; None if some
+    row has no recording."""
+    recordings = [row.recording for row in rows if row.recording is not None]
+    if len(recordings) < len(rows):
+        return None
+    log("recognising the reference recordings")
+    references = [row.references for row in rows]
+    transcripts = [judge.transcribe(read_samples(path)) for path in recordings]
+    best = metrics.asr_bleu(transcripts, references)
+    report["recordings"] = {
+        "asr_bleu": best.value,
+        "signature": best.signature,
+        "judge_word_error_rate": metrics.word_error_rate(transcripts, [row.translation for row in rows]),
+        "asr_bleu_shuffled": _shuffled_score(transcripts, references),
+    }
+    report["asr_bleu_noise"] = _noise_score(judge, recordings[:NOISES], references[:NOISES])
+    return best.value
+
+
+def _shuffled_score(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> float | None:
+    """Compute ASR-BLEU of each transcript against another sentence's references: a lower bound."""
+    return metrics.asr_bleu(shuffled(transcripts), references).value if len(transcripts) > 1 else None
+
+
+def shuffled(items: Sequence[str]) -> list[str]:
+    """Reorder items so that none keeps its place. Items move by half the list, because neighbours may be equal."""
+    half = max(1, len(items) // 2)
+    return [*items[half:], *items[:half]]
+
+
+def _noise_score(judge: English, recordings: Sequence[Path], references: Sequence[Sequence[str]]) -> float:
+    """Compute ASR-BLEU of white noise as long as the reference recordings: a lower bound."""
+    generator = np.random.default_rng(0)
+    noises = [NOISE_LEVEL * generator.standard_normal(len(read_samples(path))) for path in recordings]
+    return metrics.asr_bleu([judge.transcribe(noise) for noise in noises], references).value
+
+
+def read_samples(path: Path) -> np.ndarray:
+    """Read a recording to samples (T,) of 16 kHz."""
+    return load_audio(path).numpy()

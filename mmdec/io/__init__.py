@@ -1,0 +1,1 @@
+"""Sound and pictures: reading, checking, writing."""

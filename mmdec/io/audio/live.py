@@ -1,0 +1,459 @@
+"""Reads audio that arrives in chunks: resamples it, detects speech, and cuts it into windows at pauses.
+
+The audio is processed in blocks of 0.1 s, counted from the stream's beginning. So the cuts do not depend on how the
+audio is divided into chunks. The memory is limited to one window and the levels of the last ten seconds.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, final
+
+import numpy as np
+import soxr
+import torch
+from torch import Tensor
+
+from mmdec.io.audio.damage import Loss, is_unfilled
+from mmdec.io.audio.headers import RIFF_TAIL
+from mmdec.io.audio.mixing import Mixer
+from mmdec.io.audio.samples import SAMPLE_RATE, STEP, check_rate
+from mmdec.types import InputError
+
+FRAMES = 10  # number of 10 ms frames in a block
+BLOCK = FRAMES * STEP  # number of samples in a block (0.1 s)
+HISTORY = 100  # number of the newest blocks (10 s) from which the levels of loud speech and of noise are estimated
+FAINT = 3e-4  # RMS level, 1 is full scale (this is -70 dB): a frame with a lower level is silence
+# The same until the first frame above `FAINT`: a quiet recording is judged by its own noise. One step of 16 bits.
+FAINTER = 3e-5
+OFF = 1e-6  # RMS level of a microphone that is off; it must not lower the estimate of the noise
+BELOW_LOUD = 10 ** (-35 / 20)  # a voiced frame's minimum RMS level, as a factor on the level of loud frames: -35 dB
+ABOVE_NOISE = 2.5  # a voiced frame's minimum RMS level, as a factor on the level of the noise
+SETTLED = 10  # number of blocks (1 s) after which the estimate of the noise level is used
+VOICED = 3  # a block counts as voiced if at least this many of its 10 frames are voiced
+LEAD, TAIL = 3, 4  # number of blocks of silence that a window includes before its first and after its last voiced block
+LONG_SILENCE = 8.0  # seconds of silence at which `cut_at_pauses` ends a window; shorter silences stay inside it
+# minimum blocks (0.1 s each) of a clear pause; if `latest` is set, a full window is cut at its last clear pause
+CLEAR = 5
+LEAST = 2  # minimum number of voiced blocks in a window; a window with fewer is taken for noise and dropped
+
+
+@final
+class StreamResampler:
+    """Resamples a stream to 16 kHz, chunk by chunk. The samples equal those of `resample` for the whole recording."""
+
+    def __init__(self, rate: int) -> None:
+        """rate: the sample rate in Hz of the audio that arrives."""
+        self._stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
+
+    def add(self, samples: np.ndarray, last: bool = False) -> Tensor:
+        """Resample the next samples (T,). last: whether the stream ends with them.
+
+        Returns: the samples at 16 kHz that can be computed so far; with `last`, all that remain.
+        """
+        data = np.ascontiguousarray(samples, dtype=np.float32)
+        if self._stream is not None:
+            data = self._stream.resample_chunk(data, last=last)
+        return torch.from_numpy(np.array(data, dtype=np.float32))
+
+
+@final
+class VoiceGate:
+    """Voice activity detection: decides for each block of a stream whether it contains speech, from the audio so far.
+
+    The noise level is estimated from the first second. Until then blocks wait for their decision, so that noise at a
+    stream's beginning is not taken for speech.
+    """
+
+    def __init__(self) -> None:
+        # for each recent block: the RMS levels of its frames, without those that are silence
+        self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
+        self._faint = FAINTER  # level of frames that are silence
+        self._settled = False  # whether the noise level has been estimated
+        # blocks that wait until the noise level is known, each with the levels of its frames
+        self._waiting: list[tuple[Tensor, np.ndarray]] = []
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of blocks that wait for their decision."""
+        return len(self._waiting)
+
+    def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
+        """Add the stream's next block, samples (BLOCK,).
+
+        Returns: the blocks that are decided now, each as (block, whether it contains speech).
+        """
+        frames = block.reshape(FRAMES, STEP)
+        # the mean is subtracted, because a microphone may add a constant
+        level = (frames - block.mean()).square().mean(1).sqrt().numpy()
+        if self._faint == FAINTER and (level >= FAINT).any():  # the stream is not quiet: its noise is estimated anew
+            self._faint, self._settled = FAINT, False
+            self._levels.clear()
+            # what came before is silence now
+            before, self._waiting = [(waiting, False) for waiting, _ in self._waiting], []
+            return before + self._add(block, level)
+        return self._add(block, level)
+
+    def _add(self, block: Tensor, level: np.ndarray) -> list[tuple[Tensor, bool]]:
+        """Add a block with the levels of its frames. Returns the blocks that are decided now."""
+        audible = bool((level >= self._faint).any())
+        # digital silence (a microphone that is off) must not lower the noise estimate
+        self._levels.append(level[level >= (FAINT if self._faint == FAINT else OFF)])
+        if not audible and not self._waiting:
+            return [(block, False)]
+        if self._settled:
+            return [(block, audible and self._voiced(level))]
+        self._waiting.append((block, level))
+        return self.end() if len(self._waiting) == SETTLED else []
+
+    def end(self) -> list[tuple[Tensor, bool]]:
+        """Decide all waiting blocks, because the noise level is now known or the stream has ended.
+
+        Returns: a list of (block, whether it contains speech).
+        """
+        told = [(block, self._voiced(level)) for block, level in self._waiting]
+        self._waiting, self._settled = [], True
+        return told
+
+    def _voiced(self, level: np.ndarray) -> bool:
+        heard = np.concatenate(self._levels)
+        noise, loud = np.quantile(heard, [0.1, 0.95])
+        return int((level >= max(loud * BELOW_LOUD, noise * ABOVE_NOISE, self._faint)).sum()) >= VOICED
+
+
+@dataclass(frozen=True)
+class Window:
+    """A section of a stream that contains speech and is decoded by itself."""
+
+    start: int  # index in the 16 kHz stream of the window's first sample
+    samples: Tensor  # (T,) float32 at 16 kHz
+
+    @property
+    def end(self) -> int:
+        """Return the index in the 16 kHz stream of the first sample after the window."""
+        return self.start + len(self.samples)
+
+
+def cut_at_pauses(samples: Tensor, most: int) -> list[Window]:
+    """Cut a 16 kHz recording (T,) at pauses into as few windows as possible. most: maximum samples of a window. Long
+    silences are left out."""
+    windows = SpeechWindows(LONG_SILENCE, most, latest=True)
+    return [*windows.add(samples), *windows.end()]
+
+
+@final
+class SpeechWindows:
+    """Cuts a stream into windows with speech, and drops the silence between them. Holds the blocks of the window that
+    is still open.
+
+    A window begins shortly before speech. It closes after a pause, or when it is full. A full window is cut at its
+    longest pause, else at its quietest block, and what follows the cut begins the next window.
+    """
+
+    def __init__(self, pause: float, most: int, latest: bool = False) -> None:
+        """pause: a window closes after this many seconds without speech. most: maximum samples of a window.
+        latest: whether a full window is cut at its last clear pause instead of its longest pause.
+        """
+        self._latest = latest
+        self._gate, self._pause, self._most = VoiceGate(), max(round(pause * 10), TAIL + 1), most // BLOCK
+        self._blocks: list[Tensor] = []  # blocks of the open window; while there is no speech, only the newest blocks
+        self._voiced: list[bool] = []  # for each block in `_blocks`: whether it contains speech
+        self._start = 0  # index in the stream of the first sample in `_blocks`
+        self._rest = torch.zeros(0)  # samples at the end of the stream that do not fill a block yet
+
+    @property
+    def heard(self) -> int:
+        """Return the number of samples that were added to the stream so far."""
+        return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
+
+    def add(self, samples: Tensor) -> list[Window]:
+        """Append 16 kHz samples (T,) to the stream. Returns the windows that are complete now."""
+        closed = list[Window]()
+        whole = torch.cat([self._rest, samples])
+        count = len(whole) // BLOCK
+        for index in range(count):
+            block = whole[index * BLOCK : (index + 1) * BLOCK]
+            closed += self._add(self._gate.add(block.clone() if count == 1 else block))
+        self._rest = whole[count * BLOCK :].clone()
+        return closed
+
+    def end(self) -> list[Window]:
+        """End the stream. Returns a list with the last window, or an empty list."""
+        rest, self._rest = self._rest, torch.zeros(0)
+        told = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
+        closed = self._add([*told, *self._gate.end()])
+        if len(rest):
+            self._blocks[-1] = self._blocks[-1][: len(rest)]
+        if any(self._voiced):
+            closed += self._close(min(self._last() + TAIL, len(self._blocks)))
+        return closed
+
+    def open(self) -> tuple[Window, bool] | None:
+        """Return the open window as it is now, and whether a pause has begun; None if no window is open.
+
+        After the beginning of a pause, the window will close unchanged unless speech continues.
+        """
+        if sum(self._voiced) < LEAST:
+            return None
+        cut = self._last() + TAIL
+        return Window(self._start, torch.cat(self._blocks[:cut])), cut <= len(self._blocks)
+
+    def _add(self, told: list[tuple[Tensor, bool]]) -> list[Window]:
+        closed = list[Window]()
+        for block, voiced in told:
+            self._blocks.append(block)
+            self._voiced.append(voiced)
+            if not any(self._voiced):
+                self._drop(len(self._blocks) - LEAD)
+            elif len(self._blocks) - self._last() >= self._pause:
+                closed += self._close(self._last() + TAIL)
+            elif len(self._blocks) >= self._most:
+                closed += self._close(self._pause_inside())
+        return closed
+
+    def _last(self) -> int:
+        """Return the number of blocks up to and including the last one with speech."""
+        return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
+
+    def _pause_inside(self) -> int:
+        """Find where to cut a full window, as a number of blocks. The cut is in the second half: in the middle of the
+        longest pause, or with `latest` of the last clear pause; without a pause at the quietest block."""
+        half, runs, begin = len(self._blocks) // 2, list[tuple[int, int]](), 0
+        for index, voiced in enumerate([*self._voiced, True]):
+            if voiced:
+                if index > max(begin, half):
+                    runs.append((index - max(begin, half), (max(begin, half) + index + 1) // 2))
+                begin = index + 1
+        runs = [run for run in runs if run[1] < len(self._blocks)]
+        clear = [run for run in runs if run[0] >= CLEAR]
+        if clear and self._latest:
+            return clear[-1][1]
+        if runs:
+            return max(runs)[1]
+        levels = [float(block.square().mean()) for block in self._blocks[half:-LEAD]]
+        return half + levels.index(min(levels))
+
+    def _close(self, cut: int) -> list[Window]:
+        """Return a list with the first `cut` blocks as a window; an empty list if they contain too little speech. The
+        other blocks begin the next window."""
+        window = Window(self._start, torch.cat(self._blocks[:cut]))
+        spoken = sum(self._voiced[:cut]) >= LEAST
+        self._drop(cut)
+        if not any(self._voiced):
+            self._drop(len(self._blocks) - LEAD)
+        return [window] if spoken else []
+
+    def _drop(self, count: int) -> None:
+        if count > 0:
+            self._start += sum(map(len, self._blocks[:count]))
+            del self._blocks[:count], self._voiced[:count]
+
+
+# name of a sample encoding -> the NumPy dtype with which its bytes are read
+ENCODINGS = {"s16": "<i2", "s24": "u1", "s32": "<i4", "u8": "u1", "f32": "<f4"}
+BYTES = {"s16": 2, "s24": 3, "s32": 4, "u8": 1, "f32": 4}  # name of a sample encoding -> bytes per sample
+PIECE = 1 << 14  # maximum bytes that are read from a pipe at a time
+WAITING = 30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
+HEADER = 1 << 20  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
+# the first bytes of sound files in formats other than wav
+FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"dns.", b"caff", b"riff", b"RIFX", b"NIST")
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes for the sample format in a wav header
+
+
+@dataclass(frozen=True)
+class PipedSound:
+    """A stream of raw samples, with its format and the bytes that were already read."""
+
+    rate: int  # sample rate in Hz
+    channels: int
+    encoding: str  # a key of `ENCODINGS`
+    size: int | None  # number of bytes of samples that the header declares; None: unknown
+    head: bytes  # first bytes of samples, which were read together with the header
+    in_file: bool = (
+        False  # whether it is the content of a wav file, which may have padding and chunks after the samples
+    )
+
+
+def looks_like_a_file(head: bytes) -> bool:
+    """Return whether a stream is a sound file other than wav: such a file can only be decoded when it is complete.
+    head: the stream's first 12 bytes."""
+    return head.startswith(FILES) or head[4:8] == b"ftyp"
+
+
+def is_wav(head: bytes) -> bool:
+    """Return whether a stream is a wav file. head: the stream's first 12 bytes."""
+    return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
+
+
+def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
+    """Read a wav header from a stream, up to its samples.
+
+    head: the first 12 bytes, which were read already. stream: continues after them. Returns: the stream's format;
+        `stream` then continues with the first sample. Raises: InputError if the header cannot be read.
+    """
+    form, left, wide = None, HEADER, 0
+    while True:
+        name, size = struct.unpack("<4sI", _exactly(stream, 8))
+        if name == b"data":
+            break
+        left -= size + size % 2
+        if left < 0:
+            raise _broken(f"its chunk {name!r} declares {size} bytes")
+        content = _exactly(stream, size + size % 2)
+        if name == b"fmt " and size >= 16:
+            form = content
+        elif name == b"ds64" and size >= 16:  # the sizes of an RF64 file
+            wide = struct.unpack("<Q", content[8:16])[0]
+    if form is None:
+        raise _broken("it has no format before its samples")
+    code, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
+    if code == EXTENSIBLE and len(form) >= 26:
+        code = struct.unpack("<H", form[24:26])[0]
+    encodings = {(PCM, 8): "u8", (PCM, 16): "s16", (PCM, 24): "s24", (PCM, 32): "s32", (FLOAT, 32): "f32"}
+    encoding = encodings.get((code, bits))
+    if encoding is None:
+        raise _broken(f"its samples have code {code} and {bits} bits")
+    if not 1 <= channels <= 8:
+        raise _broken(f"it has {channels} channels")
+    check_rate(rate, " in the wav stream")
+    known = not is_unfilled(size)
+    if not known and not is_unfilled(wide, wide=True):
+        known, size = True, wide
+    return PipedSound(rate, channels, encoding, size if known else None, b"", in_file=True)
+
+
+def _broken(reason: str) -> InputError:
+    return InputError(
+        f"`audio` must be a wav stream of whole numbers or 32-bit floats, but {reason}. Send 16-bit samples, for "
+        "instance with `ffmpeg -i FILE -f s16le -ac 1 -ar 16000 -`."
+    )
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    content = stream.read(size)
+    if len(content) < size:
+        raise _broken("it ends within its header")
+    return content
+
+
+def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
+    """Convert bytes to samples (T,) float32, or (T, channels) of more than one; integers are scaled to [-1, 1].
+
+    content: a whole number of frames. encoding: a key of `ENCODINGS`.
+    """
+    data = np.frombuffer(content, ENCODINGS[encoding])
+    if encoding == "s24":
+        wide = np.zeros((len(data) // 3, 4), np.uint8)
+        wide[:, 1:] = data.reshape(-1, 3)
+        data, encoding = wide.reshape(-1).view("<i4"), "s32"
+    scaled = data.astype(np.float64)
+    if encoding == "u8":
+        scaled = (scaled - 128) / 128
+    elif encoding != "f32":
+        scaled /= 2.0 ** (8 * BYTES[encoding] - 1)
+    with np.errstate(all="ignore"):  # the caller checks for infinite samples
+        return (scaled.reshape(-1, channels) if channels > 1 else scaled).astype(np.float32)
+
+
+def pieces(
+    sound: PipedSound, stream: BinaryIO, loss: Loss | None = None, remarks: list[str] | None = None
+) -> Iterator[np.ndarray]:
+    """Yield arrays of mono samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up
+    to `WAITING` seconds ahead.
+
+    loss: is filled at the end, if the stream ends before the end that its header declares. remarks: gets what is odd
+        about the channels at the end.
+    Raises: InputError at the end, if the last sample is incomplete, unless the header declares more.
+    """
+    frame = BYTES[sound.encoding] * sound.channels
+    backlog = _Backlog(stream, sound, round(WAITING * sound.rate) * frame)
+    rest, count, mixer = b"", 0, Mixer(sound.rate)
+    while piece := backlog.take():
+        whole = rest + piece
+        used = len(whole) - len(whole) % frame
+        rest = whole[used:]
+        count += used // frame
+        if used:
+            frames = samples(whole[:used], sound.encoding, sound.channels)
+            yield frames if sound.channels == 1 else mixer.add(frames)
+    if len(last := mixer.end()):
+        yield last
+    if remarks is not None and mixer.note:
+        remarks.append(mixer.note)
+    if sound.size is not None and count < sound.size // frame:
+        if loss is not None:
+            loss.cut(count / sound.rate, sound.size / frame / sound.rate)
+        return
+    if rest and not sound.in_file:
+        raise InputError(
+            f"`audio` must end with a whole sample of {frame} bytes, but ends with {len(rest)} bytes of one. Check the "
+            f"stream's form, which is {sound.encoding} with {sound.channels} channel{'s' * (sound.channels > 1)}."
+        )
+
+
+class _Backlog:
+    """Reads a stream in a thread and buffers its bytes, so that a microphone's pipe does not overflow while the caller
+    works."""
+
+    def __init__(self, stream: BinaryIO, sound: PipedSound, most: int) -> None:
+        self._stream, self._most, self._left = stream, most, sound.size
+        self._in_file = sound.in_file
+        self._waiting = bytearray(sound.head)
+        self._ended, self._change = False, threading.Condition()
+        self._error: BaseException | None = None
+        threading.Thread(target=self._fill, daemon=True).start()
+
+    def take(self) -> bytes:
+        """Wait for at least one byte, and return all bytes that have arrived; b"" at the end of the stream."""
+        with self._change:
+            while not self._waiting and not self._ended:
+                self._change.wait()
+            content = bytes(self._waiting)
+            self._waiting.clear()
+            self._change.notify_all()
+        if not content and self._error is not None:
+            raise InputError(f"`audio` must be a stream that can be read, but is not: {self._error}.") from self._error
+        return content
+
+    def _fill(self) -> None:
+        read = getattr(self._stream, "read1", self._stream.read)
+        try:
+            odd = self._left is not None and self._left % 2 == 1
+            while self._left is None or self._left > 0:
+                piece = read(PIECE if self._left is None else min(PIECE, self._left))
+                if not piece:
+                    return
+                self._left = None if self._left is None else self._left - len(piece)
+                self._keep(piece)
+            if self._in_file and (more := more_sound(self._stream, odd)):
+                self._keep(more)
+                while piece := read(PIECE):
+                    self._keep(piece)
+        except Exception as error:  # for example a closed pipe; `take` raises it in the caller
+            self._error = error
+        finally:
+            with self._change:
+                self._ended = True
+                self._change.notify_all()
+
+    def _keep(self, piece: bytes) -> None:
+        with self._change:
+            while len(self._waiting) >= self._most:
+                self._change.wait()
+            self._waiting += piece
+            self._change.notify_all()
+
+
+def more_sound(stream: BinaryIO, odd: bool) -> bytes:
+    """Read on where the samples of a wav stream end by its header, which may be wrong. odd: whether a byte of padding
+    follows.
+
+    Returns: the first bytes that follow, if they are samples; b"" if they are metadata, or nothing.
+    """
+    following = stream.read(5)
+    name = following[1:5] if odd and following[:1] == b"\0" else following[:4]
+    return b"" if name in RIFF_TAIL or following in (b"", b"\0") else following

@@ -1,0 +1,1 @@
+"""Many files: lists, shards, tables and Ray."""

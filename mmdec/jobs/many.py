@@ -1,0 +1,245 @@
+"""Applies one call to the many rows of a list, in parts, so that a killed run can be continued.
+
+A list is divided by position into parts of `PART` rows. The results of a part are one file, which is written last and
+in one step; so a part is done if and only if this file exists. A continued run processes the parts without this file. A
+part that was interrupted is processed again from its beginning, with the same file names. Shards of a job scheduler,
+Ray's workers and a single process use the same code and write the same folder:
+
+    run.json                    what is computed: list, model, options
+    results/000012.jsonl        results of part 12, or .parquet
+    failed/000012.jsonl         rows of part 12 that failed, with the reason; only if there are any
+    files/000012/00000391.wav   audio or subtitles of row 391
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from mmdec.checks.files import failure, json_text, read_object, shown_path, write_whole
+from mmdec.jobs.manifest import Row, digest, pyarrow_parquet
+from mmdec.types import InputError, MmdecError
+
+PART = 32  # rows in a part: few, so that a killed run loses little; but enough to limit the number of files
+TABLES = ("jsonl", "parquet")
+COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a list that are arguments of its call
+    "translate": (),
+    "transcribe": ("language", "prompt"),
+    "describe": ("prompt",),
+}
+FREE = ("threads", "batch_size")  # options that may change when a run is continued, because they do not change results
+BATCH = 8  # batch size, unless the options have `batch_size`
+Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
+Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """What to compute for every row of a list, and where the results are written. Can be sent to other processes."""
+
+    verb: str  # "translate", "transcribe" or "describe"
+    model: str
+    output: Path = Path()
+    base: str = ""  # folder to which relative paths in the list refer
+    options: Mapping[str, Any] = field(default_factory=lambda: {})  # keyword options of the public call
+    table: str = "jsonl"
+    files: str = ""  # suffix of the file that is written for each row, such as .wav or .srt; "": none
+    device: str | None = None
+    dtype: str | None = None
+    vocoder: str | None = None
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Write run.json, or if it exists, check that it describes the same computation.
+
+        rows: the whole list. Raises: InputError if run.json describes another computation; OSError if the folder cannot
+            be written.
+        """
+        if self.table not in TABLES:
+            raise InputError(f"`table` must be {' or '.join(TABLES)}, but is {self.table!r}. Choose one.")
+        if self.table == "parquet":
+            pyarrow_parquet()
+        settings: dict[str, Any] = {"verb": self.verb, "manifest": digest(rows), "rows": len(rows), "part": PART}
+        settings |= {name: getattr(self, name) for name in ("model", "table", "files", "dtype", "vocoder")}
+        settings = json.loads(
+            json_text(settings | {"options": {k: v for k, v in self.options.items() if k not in FREE}})
+        )
+        file = self.output / "run.json"
+        earlier = read_object(file)
+        other = next((name for name in settings if earlier and earlier.get(name) != settings[name]), None)
+        if other is not None:
+            raise InputError(
+                f"`output` must be a new folder or that of the same run, but '{shown_path(file)}' has another {other}. "
+                "Name another folder."
+            )
+        if not earlier:
+            write_whole(file, (json_text(settings, 2) + "\n").encode())
+
+    def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
+        """Return the parts of a shard that have no results yet. rows: the whole list. shard: (number of the shard from
+        1, number of shards)."""
+        folder = self.output / "results"
+        done = set(os.listdir(folder)) if folder.is_dir() else set[str]()
+        mine = self.parts(rows, shard)
+        return [(number, part) for number, part in mine if f"{number:06d}.{self.table}" not in done]
+
+    @staticmethod
+    def parts(rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
+        """Return all parts of a shard. rows: the whole list. shard: (number of the shard from 1, number of shards)."""
+        numbers = range(shard[0] - 1, -(-len(rows) // PART), shard[1])
+        return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
+
+    def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
+        """Yield the failed rows of a shard's parts, as they are recorded in `failed/`. shard: (number of the shard from
+        1, number of shards)."""
+        for file in sorted((self.output / "failed").glob("[0-9]*.jsonl")):
+            if int(file.stem) % shard[1] == shard[0] - 1:
+                yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+@final
+class Worker:
+    """Processes parts of a list. Holds the model, which is loaded once."""
+
+    def __init__(self, work: Work, call: Call | None = None) -> None:
+        """work: what to compute. call: function that decodes a list of paths with given options; None: the public call
+        of `work.verb`.
+
+        Raises: InputError if there is no such model, or an option is wrong.
+        """
+        self._work = work
+        self._call = _public_call(work) if call is None else call
+
+    def do(self, part: Part) -> tuple[int, int]:
+        """Process a part and write its files. Returns: the number of its rows, and the number of rows that failed.
+        Raises OSError if a file cannot be written."""
+        number, rows = part
+        results, good, bad = self._results(rows), list[dict[str, Any]](), list[dict[str, Any]]()
+        for row in rows:
+            result = results[row.index]
+            named: dict[str, Any] = {"row": row.index, "id": row.id, "input": row.path}
+            try:
+                if isinstance(result, str):
+                    raise InputError(result)
+                good.append(named | self._saved(number, row, result))
+            except InputError as error:
+                bad.append(named | dict(row.options) | {"error": str(error)})
+        failed = self._work.output / "failed" / f"{number:06d}.jsonl"
+        if bad:
+            write_whole(failed, _json_lines(bad))
+        else:
+            failed.unlink(missing_ok=True)  # an interrupted attempt may have left this file
+        content = _json_lines(good) if self._work.table == "jsonl" else _parquet(good)
+        # written last, because this file marks the part as done
+        write_whole(self._work.output / "results" / f"{number:06d}.{self._work.table}", content)
+        return len(rows), len(bad)
+
+    def _results(self, rows: Sequence[Row]) -> dict[int, Any]:
+        """Decode rows. Returns: row index -> result, or the reason why there is none (a text)."""
+        results: dict[int, Any] = {row.index: row.refusal for row in rows if row.refusal}
+        alike: dict[tuple[tuple[str, str], ...], list[Row]] = defaultdict(list)
+        for row in rows:
+            if not row.refusal:
+                alike[row.options].append(row)
+        for options, group in alike.items():
+            size = self._work.options.get("batch_size", BATCH)
+            for start in range(0, len(group), size):
+                batch = group[start : start + size]
+                paths = [os.path.join(self._work.base, row.path) for row in batch]
+                try:
+                    found = results_of(paths, partial(self._call, **dict(options)))
+                except InputError as error:
+                    if not options:  # the error is not caused by options of the rows, so every batch would fail
+                        raise
+                    found = [str(error)] * len(batch)
+                results |= zip((row.index for row in batch), found, strict=True)
+        return results
+
+    def _saved(self, number: int, row: Row, result: Any) -> dict[str, Any]:
+        """Write a result's file, if files are wanted. Returns: the result's columns in the table. number: index of the
+        part. Raises InputError if the file format cannot hold the result."""
+        work, columns = self._work, dict[str, Any](output=None)
+        if work.files:
+            columns["output"] = f"files/{number:06d}/{row.index:08d}{work.files}"
+            path = work.output / columns["output"]
+            if work.verb == "translate":
+                result.save(path)
+            else:
+                write_whole(path, result.format(work.files[1:]).encode())
+        return columns | result.to_dict()
+
+
+def run_here(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
+    """Process parts one after another in this process. Yields for each part the number of its rows, and the number of
+    rows that failed."""
+    if parts:
+        yield from map(Worker(work).do, parts)
+
+
+def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """Decode a batch. Returns for each input its result, or an error message. If the batch fails, each input is decoded
+    by itself."""
+    from mmdec.tasks.call import BatchError
+
+    try:
+        return [*call(list(batch))]
+    except BatchError as error:
+        return [result or str(error.errors[index]) for index, result in enumerate(error.results)]
+    except MmdecError:
+        raise  # the call's arguments are wrong, not an input
+    except Exception as error:  # some input causes it: decode each one by itself
+        if len(batch) == 1:
+            return [failure(error)]
+        return [result for member in batch for result in results_of([member], call)]
+
+
+def _public_call(work: Work) -> Call:
+    """Load the model for `work.verb`, and return the public call with this model."""
+    from mmdec.checks.devices import check_dtype, quick_dtype
+
+    integers = work.verb == "transcribe"
+    dtype = quick_dtype(work.device) if work.dtype is None else check_dtype(work.dtype, integers)
+    if work.verb == "translate":
+        from mmdec.daspeech.translate import load, translate_speech
+
+        model = load(work.model, work.device, vocoder=work.vocoder, dtype=dtype)
+        return lambda paths: translate_speech(paths, model=model, **work.options)
+    if work.verb == "transcribe":
+        from mmdec.whisper.transcribe import load_transcriber, transcribe
+
+        model = load_transcriber(work.model, work.device, dtype)
+        return lambda paths, **own: transcribe(paths, model=model, **{**work.options, **own})
+    from mmdec.pretrained.vlm import load_vlm
+    from mmdec.vision.describe import describe
+
+    vlm = load_vlm(work.model, work.device, dtype)
+    return lambda paths, **own: describe(paths, model=vlm, **{**work.options, **own})
+
+
+def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(f"{json_text(row)}\n" for row in rows).encode()
+
+
+def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Write rows as a Parquet table. All files have the same columns; values without a column of their own are JSON in
+    the column `more`."""
+    pyarrow: Any = import_module("pyarrow")
+    parquet, kinds = pyarrow_parquet(), {"row": pyarrow.int64(), "confidence": pyarrow.float64()}
+    names = ("row", "id", "input", "output", "text", "confidence")
+    schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in (*names, "more")])
+    table = [
+        {name: row[name] for name in names}
+        | {"more": json_text({name: value for name, value in row.items() if name not in names})}
+        for row in rows
+    ]
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(table, schema), content)
+    return content.getvalue()

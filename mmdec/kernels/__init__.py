@@ -1,0 +1,1 @@
+"""Operators on tensors: each a reference in torch, a Triton kernel, and a fast form for CPUs where it pays."""

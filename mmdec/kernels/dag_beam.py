@@ -1,0 +1,162 @@
+"""Decodes a graph by a beam search with an n-gram language model of its tokens (Huang et al. 2022, section 3.3).
+
+Each vertex's best token is independent of the tokens of its neighbours, so that a path may join parts of two different
+words. The n-gram, trained on text alone, tells which token follows which. The search goes through the vertices in
+order, keeps the best texts that end on each vertex, and sums the probabilities of all paths that emit the same text.
+The score of a text Y is
+
+    log P(Y | X) + WEIGHT * log P_ngram(Y) + BONUS * |Y|, and without an n-gram log P(Y | X).
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from mmdec.kernels.dag import checked_lengths
+from mmdec.kernels.dag_decode import LatticePath
+
+# maximum numbers at each vertex: of texts that are continued, of tokens and of jumps that are tried
+TEXTS, TOKENS, JUMPS = 5, 3, 5
+LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # in nats: tokens and jumps of a lower log-probability are not tried
+WEIGHT, BONUS = 0.7, 3.0
+BOS, EOS = 0, 2  # ids of <s> and </s>, which the first and the last vertex emit
+
+
+class TokenNGram(Protocol):
+    """A language model of tokens. `pieces`: number of tokens. The id `pieces` stands for a text's start, `pieces + 1`
+    for its end."""
+
+    pieces: int
+
+    def after(self, context: Sequence[int]) -> Callable[[int], float]:
+        """Return a function: token id -> ln P(token | context). context: ids of all tokens before it."""
+        ...
+
+
+@final
+@dataclass
+class _Text:
+    """A hypothesis: scores and best path of a text that ends on a vertex."""
+
+    chance: float  # natural log of the summed probabilities of all paths that emit this text
+    known: float  # the text's ln P by the n-gram
+    best: float  # ln P of the most probable of these paths
+    vertices: tuple[int, ...]  # the vertices on this most probable path that emit the text's tokens
+
+
+def beam_path(
+    emissions: Tensor,
+    links: Tensor,
+    graph_lengths: Tensor,
+    ngram: TokenNGram | None = None,
+    *,
+    count: int = 1,
+    collapse: bool = False,
+    specials: int = 4,
+) -> LatticePath:
+    """Decode each graph to the texts of the highest scores. Padding is never read. The first vertex always emits token
+    0, <s>, and the last one token 2, </s>.
+
+    emissions: (B, L, V) log-probabilities. links: (B, L, L) log-probabilities. graph_lengths: (B,), numbers of
+        vertices.
+    ngram: a language model of the tokens; None: only the graph's probabilities count.
+    count: number of texts of each graph, the best first. If a graph has fewer texts, its last text is repeated.
+    collapse: whether a vertex that emits the same token as the vertex before adds nothing to the text.
+    specials: ids below this number are special tokens, which are not part of the text.
+    Returns: a `LatticePath` of B * count rows: the most probable path of each text; the texts of one graph follow each
+        other. If no text is probable enough, the text is empty and its score -inf.
+    Source: Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
+    """
+    ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
+    emissions, links = emissions.detach().float().cpu(), links.detach().float().cpu()
+    rows, scores, beams = [], [], []
+    for row, end in enumerate(ends.tolist()):
+        own = emissions[row, : end + 1]
+        first, last = float(own[0, BOS]), float(own[end, EOS])
+        texts = _search(own, links[row, : end + 1, : end + 1], ngram, collapse, specials)[:count]
+        for value, text, found in texts + texts[-1:] * (count - len(texts)):
+            beams.append(value)
+            scores.append(first + found.best + last if end else first)
+            tokens, vertices = [BOS, *text, EOS], [0, *found.vertices, end]
+            rows.append((tokens, vertices) if end else (tokens[:1], vertices[:1]))
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
+    width = int(lengths.max())
+    tokens, vertices = (
+        torch.tensor([[*part, *[-1] * (width - len(part))] for part in parts]).to(ends.device)
+        for parts in zip(*rows, strict=True)
+    )
+    sums = (torch.tensor(part, device=ends.device) for part in (scores, beams))
+    return LatticePath(tokens, vertices, lengths.to(ends.device), *sums)
+
+
+def _search(
+    emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
+) -> list[tuple[float, tuple[int, ...], _Text]]:
+    """Search one graph. emissions: (L, V). links: (L, L). Returns: (score, token ids, hypothesis) of each text, best
+    first."""
+    end = len(emissions) - 1
+    likely, tokens = (part.tolist() for part in emissions.topk(min(TOKENS, emissions.size(1)), -1))
+    chances, jumps = (part.tolist() for part in links.topk(min(JUMPS, end + 1), -1))
+    weight, bonus = (0.0, 0.0) if ngram is None else (WEIGHT, BONUS)
+
+    def value(item: tuple[tuple[int, ...], _Text]) -> float:
+        text, found = item
+        return found.chance + weight * found.known + bonus * len(text)
+
+    kept: list[dict[tuple[int, ...], _Text]] = [{} for _ in range(end + 1)]
+    kept[0][()] = _Text(0.0, 0.0, 0.0, ())
+    for vertex in range(end):
+        best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(TEXTS, kept[vertex].items(), key=value)]
+        for jump, following in zip(chances[vertex], jumps[vertex], strict=True):
+            if jump < LEAST_JUMP or following <= vertex:
+                continue
+            if following == end:
+                choices: list[tuple[float, int]] = [(0.0, -1)]
+            else:
+                choices = list(zip(likely[following], tokens[following], strict=True))
+            for text, found, score in best:
+                for emitted, token in choices:
+                    if emitted < LEAST_TOKEN:
+                        continue
+                    longer, vertices, known = text, found.vertices, found.known
+                    if following == end:
+                        known += score(None)
+                    elif token >= specials and not (collapse and text and token == text[-1]):
+                        longer, vertices = (*text, token), (*vertices, following)
+                        known += score(token)
+                    _keep(
+                        kept[following],
+                        longer,
+                        _Text(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
+                    )
+        kept[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
+    if not kept[end]:
+        return [(-math.inf, (), _Text(-math.inf, 0.0, -math.inf, ()))]
+    return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
+
+
+def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | None], float]:
+    """Return a function: token after `text` -> its ln P by the n-gram. The token None stands for the text's end.
+    Without an n-gram the function returns 0."""
+    if ngram is None:
+        return lambda token: 0.0
+    start, score = ngram.pieces, ngram.after((ngram.pieces, *text))
+    return lambda token: score(start + 1 if token is None else token)
+
+
+def _keep(texts: dict[tuple[int, ...], _Text], text: tuple[int, ...], new: _Text) -> None:
+    """Add a hypothesis to the dict `texts`. If the text is already there, the probabilities are summed and the better
+    path is kept."""
+    old = texts.get(text)
+    if old is None:
+        texts[text] = new
+        return
+    more, less = max(old.chance, new.chance), min(old.chance, new.chance)
+    old.chance = more + math.log1p(math.exp(less - more))
+    if new.best > old.best:
+        old.best, old.vertices = new.best, new.vertices

@@ -1,0 +1,69 @@
+"""`mmdec.load`: loads any model folder of mmdec, by shipped name, directory or hub id."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from mmdec.checks.devices import check_dtype
+from mmdec.drafters.registry import loader_names
+from mmdec.hub.find import find, kind
+from mmdec.types import InputError
+
+if TYPE_CHECKING:
+    from mmdec.daspeech.translator import SpeechTranslator
+    from mmdec.pretrained.vlm import LoadedVlm
+    from mmdec.whisper.transcribe import LoadedTranscriber
+
+    Loaded = SpeechTranslator | LoadedTranscriber | LoadedVlm
+
+TRANSLATES = "daspeech"
+DEFAULT = "daspeech-everyday"
+
+
+def load(
+    model: str | os.PathLike[str] = DEFAULT,
+    device: str | torch.device | None = None,
+    *,
+    vocoder: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> Loaded:
+    """Load a model for `translate_speech`, `transcribe` or `describe`. (These calls also accept a model's name.)
+
+    A model is loaded once for each folder, device and dtype; later calls return the same object.
+
+    model: a shipped name, a directory or a hub id.
+    device: where the model runs. Default None: a GPU if there is one, else the CPU.
+    vocoder: only for a translator: a directory or hub id of HiFi-GAN weights. Default None: the model's own.
+    dtype: precision of the weights. Default None: float32.
+    Returns: depends on the folder's config.json: a `SpeechTranslator` (for `translate_speech`), a `LoadedTranscriber`,
+        model and processor (for `transcribe`), or a `LoadedVlm`, model and processor (for `describe`).
+    Raises: InputError if the model is not found (the message says how to get it), or a file is damaged, lies outside
+        the folder or is not safetensors; if `vocoder` is given for a model that is no translator; for a drafter's
+        folder (use `load_drafter`).
+    """
+    directory = find(model, system=None, files=["config.json"])
+    system = kind(directory)
+    if system in loader_names():
+        raise InputError(
+            f"`model` must be a model by itself, but '{os.fspath(model)}' is a drafter, {system}. Call "
+            "`mmdec.load_drafter(folder, model)` with the model that it drafts for."
+        )
+    if system in ("", TRANSLATES):
+        from mmdec.daspeech.translate import load as load_translator
+
+        return load_translator(model, device, vocoder=vocoder, dtype=dtype)
+    if vocoder is not None:
+        raise InputError(
+            f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
+        )
+    from mmdec.pretrained.audio_lm import family
+    from mmdec.whisper.transcribe import KIND, load_transcriber
+
+    if system == KIND or family(directory):
+        return load_transcriber(model, device, dtype)
+    from mmdec.pretrained.vlm import load_vlm
+
+    return load_vlm(model, device, check_dtype(dtype))

@@ -1,1 +1,0 @@
-"""Speech to text by Whisper with speculative decoding: `mmdec.transcribe`."""

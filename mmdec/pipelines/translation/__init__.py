@@ -1,1 +1,0 @@
-"""Translation of French speech into English speech: `mmdec.translate_speech`."""

@@ -1,0 +1,234 @@
+"""Finds audio language models, such as Qwen2-Audio, and loads each once, together with its processor.
+
+A model's folder has the files that transformers writes. Pickles, remote code and adapters are rejected.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, ProcessorMixin
+
+from mmdec.checks.devices import PASSED_ON, check_device
+from mmdec.checks.weights import check_extractor, damaged, read_settings
+from mmdec.hub.find import LoadedModels, find, kind, version
+from mmdec.io.audio import SAMPLE_RATE
+from mmdec.pretrained.language_model import FILES, read_network
+from mmdec.pretrained.plain_text import PlainText
+from mmdec.pretrained.vlm import check_processor
+from mmdec.targets.media import HEARING
+from mmdec.types import InputError
+
+FAMILIES = HEARING.split()
+ADAPTER = "adapter_config.json"
+# the prompt's instruction, if the caller gives none and the processor has none of its own
+REQUEST = "Transcribe the speech."
+VOXTRAL = "Voxtral"  # beginning of the names of classes whose tokenizer needs the package mistral-common
+
+
+@final
+@dataclass
+class LoadedAudioLm:
+    """An audio language model with its processor. All callers share one object, and none changes the weights."""
+
+    model: PreTrainedModel
+    processor: ProcessorMixin
+    # the model's folder, where drafters are looked for; None: the model was not loaded from a folder
+    directory: Path | None = None
+    # cache of drafters that were loaded from folders
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
+
+    def __post_init__(self) -> None:
+        """Check the processor. Raises InputError if it belongs to another model, expects a sample rate other than 16
+        kHz, or has no chat template (Voxtral needs none)."""
+        template = not type(self.model).__name__.startswith(VOXTRAL)
+        check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(FAMILIES)}.", template)
+        rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
+        if rate != SAMPLE_RATE:
+            raise InputError(
+                f"`processor` must read {SAMPLE_RATE} samples a second, but reads {rate}. Load it from where the model "
+                "is."
+            )
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the processor's tokenizer."""
+        return cast(Any, self.processor).tokenizer
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """Return what keeps special tokens in prompts of callers apart from those of the template."""
+        return PlainText(self.tokenizer, self.processor)
+
+    @property
+    def extractor(self) -> Any:
+        """Return the processor's feature extractor."""
+        parts: Any = self.processor
+        return getattr(parts, "feature_extractor", None) or parts.audio_processor
+
+    @property
+    def most_seconds(self) -> float | None:
+        """Return the maximum seconds of a recording that the processor reads without cutting it; None: no maximum."""
+        if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor silently cuts recordings at one window
+            return float(self.extractor.chunk_length)
+        return getattr(self.processor, "max_audio_len", None)
+
+    @property
+    def requests(self) -> Mapping[str, Any]:
+        """Return the parameters of the processor's method `apply_transcription_request`, by name; empty if it has no
+        such method."""
+        call = getattr(self.processor, "apply_transcription_request", None)
+        return {} if call is None else inspect.signature(call).parameters
+
+    @property
+    def written(self) -> bool:
+        """Return whether the processor's `apply_transcription_request` can return the prompt as text. Voxtral's
+        cannot."""
+        return "tokenize" in self.requests
+
+    def check(self, samples: Tensor) -> Tensor:
+        """Return the samples (T,). Raises InputError if they are longer than `most_seconds`."""
+        most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
+        if most is not None and seconds > most:
+            raise InputError(
+                f"`audio` must last at most {most:g} seconds for {type(self.model).__name__}, but lasts {seconds:.1f}. "
+                "Cut it."
+            )
+        return samples
+
+    def _texts(self, prompt: str | None, named: Mapping[str, Any], count: int) -> list[str]:
+        """Write the prompt of each recording as text, with one placeholder for the audio. Returns: the prompts.
+
+        prompt: the instruction; None: the processor's own, else `REQUEST`. named: {"language": the language of each
+            recording}, or {} if the model shall detect the languages. count: number of recordings.
+        """
+        processor: Any = self.processor
+        asked, mark = prompt or REQUEST, processor.audio_token
+        if self.written:
+            # a second of silence for each recording, because the text does not depend on the audio
+            nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count
+            request = partial(processor.apply_transcription_request, nothing, prompt=prompt, tokenize=False, **named)
+            tries: list[Callable[[], list[str]]] = [request]
+        else:  # some chat templates take the content as plain text instead of a list of parts, so both forms are tried
+            content = [{"type": "audio"}, {"type": "text", "text": asked}], f"{mark}{asked}"
+            messages = [[{"role": "user", "content": each}] for each in content]
+            write = partial(processor.apply_chat_template, add_generation_prompt=True, tokenize=False)
+            tries = [lambda each=each: [write(each)] * count for each in messages]
+        why = ""
+        for attempt in tries:
+            try:
+                texts = attempt()
+            except Exception as error:  # a template may raise any exception
+                why = f"fails ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+                continue
+            if all(text.count(mark) == 1 for text in texts) and (self.written or asked in texts[0]):
+                return texts
+            why = f"writes {texts[0].count(mark)} {mark!r}"
+        raise InputError(
+            f"`model` must place a recording and the request in its text, but its chat template {why}. Mend "
+            "`processor.chat_template`."
+        )
+
+    def inputs(
+        self, recordings: Sequence[Tensor], prompt: str | None = None, languages: Sequence[str | None] | None = None
+    ) -> dict[str, Any]:
+        """Make the inputs with which `generate` transcribes recordings (T,). Prompts are padded on the left.
+
+        prompt: the instruction; None: the processor's own, else `REQUEST`. languages: each recording's language (None:
+            the model detects it); None: the model detects all languages.
+        Raises: InputError if the processor rejects a recording.
+        """
+        processor: Any = self.processor
+        sounds, begin = [samples.numpy() for samples in recordings], self.tokenizer.bos_token
+        named = {} if languages is None else {"language": [*languages]}
+        whole = bool(self.requests) and not self.written
+        if prompt is not None:
+            (prompt,) = self.plain.hide([prompt])
+        texts = [""] if whole else self._texts(prompt, named, len(sounds))
+        if self.plain.hides(texts):
+            processor = self.plain.processor
+        padded = {
+            "padding": True,
+            "padding_side": "left",
+            "add_special_tokens": not (begin and texts[0].startswith(begin)),
+        }
+        rate = {"sampling_rate": SAMPLE_RATE}
+        try:
+            if whole:
+                given = {"model_id": "", "format": ["wav"] * len(sounds), **rate, **named}
+                made = processor.apply_transcription_request(sounds, **given)
+            else:
+                kinds = {"text_kwargs": padded, "audio_kwargs": rate}
+                made = processor(text=texts, audio=sounds, return_tensors="pt", **kinds)
+        except PASSED_ON:
+            raise
+        except Exception as error:  # all exceptions, because processors raise errors of many types
+            raise InputError(
+                f"`audio` must be what {type(processor).__name__} takes, but it refuses "
+                f"{', '.join(f'{len(samples) / SAMPLE_RATE:.2f} s' for samples in recordings)} "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Cut or lengthen the sound."
+            ) from error
+        return dict(made.to(self.model.device, self.model.dtype))
+
+
+_models = LoadedModels[LoadedAudioLm]()
+
+
+def family(directory: Path) -> str:
+    """Return the family of the model in a folder, such as "Qwen2Audio"; "" if it is not an audio language model."""
+    model_type = kind(directory)
+    name = CONFIG_MAPPING[model_type].__name__.removesuffix("Config") if model_type in CONFIG_MAPPING else ""
+    return name if name in FAMILIES else ""
+
+
+def load_audio_lm(
+    model: str | os.PathLike[str],
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> LoadedAudioLm:
+    """Load an audio language model. It is loaded once for each folder, device and dtype; later calls return the same
+    object.
+
+    model: a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of the weights.
+    Raises: InputError if there is no such model, a package that its processor needs is missing, or its files are
+        damaged, not safetensors, or outside its folder.
+    """
+    directory = find(model, None, FILES)
+    name, checked = family(directory), check_device(device)
+    if not name:
+        raise InputError(
+            f"`model` must be a language model that hears ({', '.join(FAMILIES)}), but '{directory}' is "
+            f"{kind(directory) or 'no model'!r}. Name one."
+        )
+    if read_settings(directory / "config.json").get("has_lora_adapter") or (directory / ADAPTER).is_file():
+        raise InputError(
+            f"`model` must be whole in its folder, but '{directory}' has an adapter beside it. Load both with "
+            "transformers and peft, and give the model with its `processor`."
+        )
+    key = (version(directory), str(checked), str(dtype))
+    return _models.get(key, lambda: _read(directory, name, checked, dtype))
+
+
+def _read(directory: Path, name: str, device: torch.device, dtype: torch.dtype) -> LoadedAudioLm:
+    check_extractor(directory)
+    if name == VOXTRAL and find_spec("mistral_common") is None:
+        raise InputError(
+            f"`model` must have a processor that can be read here, but that of '{directory}' needs a package. Run `pip "
+            "install mistral-common`."
+        )
+    with damaged(f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"):
+        processor = AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    network: Any = getattr(transformers, f"{name}ForConditionalGeneration")
+    model: Any = read_network(directory, network.config_class, network, "language model that hears")
+    return LoadedAudioLm(model.to(device, dtype), processor, directory)

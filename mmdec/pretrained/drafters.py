@@ -1,0 +1,310 @@
+"""Reads and writes the folders of drafters with weights: config.json, model.safetensors, a model card. A draft network
+that has no embedding or LM head of its own uses the target's. Published folders can be loaded without conversion
+(`mmdec.drafters.eagle.published`).
+
+mmdec's config.json holds {"system": "eagle", ...the fields of the network's configuration}. "system" is the drafter's
+name. The registry (`mmdec.drafters.registry`) gives its class, and `LOADERS` the loader for that class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmdec.checks.arguments import check_instance, check_path, check_whole
+from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
+from mmdec.drafters.ctc.checkpoint import load_ctc
+from mmdec.drafters.dflash.network import DFlash
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.eagle3 import Eagle3
+from mmdec.drafters.eagle.network import MOST, DraftConfig, DraftNetwork
+from mmdec.drafters.eagle.published import SYSTEMS, System, drafts_published, read_published
+from mmdec.drafters.flash.drafter import Flash
+from mmdec.drafters.flash.network import FlashNetwork
+from mmdec.drafters.medusa.checkpoint import load_heads
+from mmdec.drafters.registry import (
+    CTC,
+    FLASH,
+    MEDUSA,
+    TREE_GROWING,
+    Loader,
+    check_drafter,
+    drafter_entry,
+    import_dotted,
+    loader_names,
+    network_class,
+)
+from mmdec.hub.find import drafter_by_name
+from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.pretrained.language_model import is_language_model
+from mmdec.pretrained.small_model import load_small_model
+from mmdec.types import Drafter, InputError
+
+CONFIG = "config.json"
+MODEL_TYPE = "mmdec-drafter"  # value of "model_type" in config.json
+MAX_CONFIG_BYTES = 2**16
+PICTURE = "data/samples/images/menu.png"  # an image in the repository, for the example in the model card
+
+
+def load_drafter(
+    folder: str | os.PathLike[str],
+    model: PreTrainedModel,
+    argument: str = "folder",
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    tokenizer: Any = None,
+) -> Drafter:
+    """Load a drafter with weights for one target model, on that model's device and in its precision.
+
+    Load the drafter once and pass it to `generate`, `stream`, `speculate`, `transcribe` or `describe`. The drafter
+    holds weights only, so several calls may share it.
+
+    folder: a directory, a hub id, or "<model>/<drafter>" for a shipped one ("vlm-scenes/eagle"). The folder may be in
+        mmdec's own format (its config.json has the drafter's name, {"system": "medusa", ...}), or in a published one:
+        EAGLE-1, -2 and -3, P-EAGLE, DFlash, MSD, ViSpec, Medusa. It may also hold a smaller language model, whose
+        tokenizer may differ from the target's.
+    model: the loaded target model.
+    argument: the name of `folder` in error messages. Default "folder".
+    revision: branch, tag or commit of a hub id. Default: the main branch.
+    token: access token for a private or gated hub id. Default: that of `hf auth login`.
+    tokenizer: the target's tokenizer; it is needed if the drafter is a smaller model with another vocabulary. Default
+        None: the one in the target's folder.
+    Returns: the drafter.
+    Raises: InputError if the folder holds no drafter, a file is damaged, or the drafter belongs to another model.
+    """
+    fetching = {name: value for name, value in (("revision", revision), ("token", token)) if value is not None}
+    path = drafter_by_name(folder, argument, fetching) or check_path(argument, folder, "Name the drafter's folder.")
+    check_instance("model", model, PreTrainedModel, "a loaded model of transformers", "Load it first.")
+    loader = _loader(path, argument)
+    drafter = load_small_model(path, model, tokenizer) if loader is load_small_model else loader(path, model)
+    check_drafter(drafter)
+    return drafter
+
+
+def _loader(folder: Path, argument: str) -> Loader:
+    if not (folder / CONFIG).is_file():
+        raise InputError(
+            f"`{argument}` must be a folder with a drafter's {CONFIG} and weights, but '{folder}' has no {CONFIG}. "
+            "Name the drafter's folder."
+        )
+    settings = read_settings(folder / CONFIG, argument)
+    name = str(settings.get("system") or "")
+    if not name:
+        published = "" if "system" in settings else drafts_published(folder, argument)
+        if published:
+            return LOADERS[MEDUSA if published == "medusa" else TREE_GROWING]
+        if is_language_model(folder):
+            return load_small_model
+        raise InputError(
+            f"`{argument}` must hold a drafter of {', '.join(loader_names())}, or a smaller language model, but the "
+            f"config.json of '{folder}' names none. Any other smaller model: load it with transformers, and pass the "
+            "loaded model."
+        )
+    entry = drafter_entry(name)
+    if entry is None or not entry.has_weights:
+        raise InputError(
+            f"`{argument}` must hold a drafter of {', '.join(loader_names())}, but '{folder}' holds "
+            f"{name!r}. Name another folder."
+        )
+    if entry.loader is None:
+        return LOADERS[str(entry.drafter)]
+    return import_dotted(entry.loader, argument) if isinstance(entry.loader, str) else entry.loader
+
+
+def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, card: str | None = None) -> Path:
+    """Write the folder of a draft network: config.json, model.safetensors and the model card. If writing fails, no
+    folder is left.
+
+    network: a draft network. directory: the new folder. card: text of README.md.
+    Raises: InputError if the directory exists and is not empty.
+    """
+    target = new_folder(directory)
+    with whole_folder(target) as fresh:
+        config = {"system": network.system, "model_type": MODEL_TYPE, **asdict(network.config)}
+        (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+        save_file(state, fresh / WHOLE)
+        (fresh / "README.md").write_text(card or draft_card(network), encoding="utf-8")
+    return target
+
+
+def convert(
+    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    system: System | None = None,
+    vocab_size: int | None = None,
+) -> Path:
+    """Load a published draft network and save it in mmdec's format.
+
+    source: a folder in a published format. (`mmdec.load_drafter` accepts such a folder without conversion, too.)
+    directory: the new folder, written atomically.
+    system: the drafter's name; needed for an EAGLE whose target reads images, because its files look like an MSD's.
+    vocab_size: the target's vocabulary size, if the target's embedding was enlarged after the drafter's training.
+    Raises: InputError for DSpark, FLASH and any other format that is not supported.
+    """
+    folder = Path(source)
+    if not (folder / CONFIG).is_file():
+        lacks = "does not" if folder.is_dir() else "is no folder"
+        raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
+    target = new_folder(directory)
+    if system not in (None, *SYSTEMS):
+        raise InputError(f"`system` must be one of {', '.join(SYSTEMS)}, but is {system!r:.60}. Leave it out.")
+    if vocab_size is not None:
+        check_whole("vocab_size", vocab_size, 1, MOST, "Give the target's number of tokens.")
+    network = read_published(folder, "source", system, vocab_size)
+    return save_network(network, target, card=published_card(network, folder))
+
+
+def read_network(directory: str | os.PathLike[str], target_tokens: int | None = None) -> DraftNetwork:
+    """Load a draft network on the CPU, without its target. A network in mmdec's format is loaded in float32, a
+    published network in the file's precision.
+
+    target_tokens: the target's vocabulary size, for a published folder that does not contain this number.
+    Raises: InputError if the folder holds no draft network, or a file is damaged.
+    """
+    folder = check_path("directory", directory, "Name a folder.")
+    file = folder / CONFIG
+    if not file.is_file():
+        raise InputError(
+            f"`directory` must hold a draft network's {CONFIG} and {WHOLE}, but '{folder}' has no {CONFIG}. Name the "
+            "drafter's folder."
+        )
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise InputError(
+            f"`directory` must hold a {CONFIG} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
+        )
+    settings = read_settings(file, "directory")
+    if "system" not in settings and drafts_published(folder, "directory") == "network":
+        return read_published(folder, "directory", target_tokens=target_tokens)
+    settings.pop("model_type", None)
+    kind = network_class(str(settings.pop("system", "")))
+    config = _config(kind.config_class, settings, folder)
+    state = read_weights([checked_file(folder, WHOLE, "directory")], "directory")
+    return fill(lambda: kind(config), state, "directory", folder)
+
+
+def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
+    """Load a draft network for a target model, on the target's device and in the target's precision.
+
+    Raises: InputError if a file is damaged, or the network belongs to another model (with other channels, tokens or
+        layers).
+    """
+    shape = model.config.get_text_config(decoder=True)
+    network = read_network(directory, shape.vocab_size)
+    config = network.config = network.config.for_depth(shape.num_hidden_layers)
+    for what, expected, actual in (
+        ("channels", config.target_size, shape.hidden_size),
+        ("tokens", config.vocab_size, shape.vocab_size),
+    ):
+        if expected != actual:
+            longer = (
+                f" If the model's first {expected} tokens are the drafter's, convert it with `--vocab-size {actual}`."
+            )
+            raise InputError(
+                f"`model` must have {expected} {what} for this drafter, but has {actual}. It was trained for "
+                f"{config.trained_for or 'another model'}; use a drafter trained for this model."
+                + longer
+                * (what == "tokens" and actual > expected)
+            )
+    if max(config.layers) >= shape.num_hidden_layers or min(config.layers) < -1:
+        raise InputError(
+            f"`model` must have the layers {config.layers} for this drafter, but has {shape.num_hidden_layers} in all. "
+            f"It was trained for {config.trained_for or 'another model'}; use a drafter trained for this model."
+        )
+    return network.to(model.device, model.dtype)
+
+
+def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
+    """Load a drafter that builds EAGLE-2 trees for a target model. It uses the target's embedding and LM head, or the
+    draft network's own if the network has them."""
+    network, (embedding, output) = load_network(directory, model), _ends(model)
+    if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
+        own = network.get_parameter("embed_tokens.weight")
+        # in most folders the embedding is a copy of the target's: do not keep it twice
+        if torch.equal(own, embedding.weight):
+            network.share_embedding()
+    if isinstance(network, DFlash) and network.config.own_head and output.bias is None:
+        own = network.get_parameter("lm_head.weight")
+        if torch.equal(own, output.weight):
+            network.share_head()
+    return TreeGrowing(network, embedding, output)
+
+
+def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Flash:
+    """Load a FLASH drafter for a target model. Raises InputError if the folder holds another drafter's network."""
+    network = load_network(directory, model)
+    if not isinstance(network, FlashNetwork):
+        raise InputError(f"`directory` must hold FLASH's network, but holds {network.system}'s. Name another folder.")
+    return Flash(network, *_ends(model))
+
+
+def _ends(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
+    """Return the model's input embedding and LM head, which draft networks use, too."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(output, nn.Linear) or not isinstance(embedding, nn.Module):
+        raise InputError(
+            f"`model` must have an embedding and a linear LM head, but {type(model).__name__} has not. Load a causal "
+            "language model, or one that reads images too."
+        )
+    return embedding, output
+
+
+def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> DraftConfig:
+    names = {field.name for field in fields(kind)}
+    foreign = sorted(settings.keys() - names)
+    try:
+        if foreign:
+            raise TypeError(f"`{foreign[0]}` is none of its settings")
+        return kind(**settings)
+    except (InputError, TypeError) as error:
+        raise InputError(
+            f"`directory` must hold the settings of a draft network, but {CONFIG} in '{folder}' is damaged or of "
+            f"another version ({error!s:.300}). Fetch it again."
+        ) from error
+
+
+LOADERS: dict[str, Loader] = {MEDUSA: load_heads, CTC: load_ctc, TREE_GROWING: load_tree_growing, FLASH: load_flash}
+
+
+def published_card(network: DraftNetwork, folder: Path) -> str:
+    """Return the text of the model card for a published network. folder: the folder that the network was read from."""
+    config, entry = network.config, drafter_entry(network.system)
+    name = network.system if entry is None else entry.note.partition(":")[0]
+    text = f"# {name}, converted\n\nFrom the published checkpoint '{folder.name}'. Its target has "
+    text += f"{config.target_size} channels and {config.vocab_size} tokens"
+    text += "." if network.system == "eagle3" else ", whose embedding and LM head it reads."
+    if network.system == "msd" and config.vocab_size == 32000:
+        text += (
+            "\n\nIt was trained for liuhaotian/llava-v1.5. llava-hf's has the same 32000 tokens and 64 more: convert "
+            "with `--vocab-size 32064` to draft for that one; the network holds no row of the vocabulary."
+        )
+    return text + "\n"
+
+
+def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
+    """Return the text of a model card, which names the target. reads_images: whether the target reads images."""
+    config = network.config
+    count = sum(weight.numel() for weight in network.parameters())
+    text = (
+        f"# A drafter: {network.system}\n\n{count:,} parameters, for "
+        f"{config.trained_for or 'the model that it was trained for'}. The target has {config.hidden_size} channels "
+        f"and {config.vocab_size} tokens. The drafter proposes tokens; the target checks them, and its text stays its "
+        "own.\n\n"
+    )
+    if not (reads_images and config.target):
+        return text + "Pass its folder as `drafter`, or load it with `mmdec.load_drafter(folder, model)`.\n"
+    return text + (
+        f"In the target's folder it is found by its name, `{network.system}`:\n\n```python\nimport mmdec\n\n"
+        f'out = mmdec.describe("{PICTURE}", model={json.dumps(config.target)}, drafter="{network.system}")\n'
+        "print(out.text, out.tokens_per_round)\n```\n"
+    )

@@ -1,0 +1,116 @@
+"""Makes a drafter from a smaller model. If the smaller model's vocabulary differs from the target's, the drafter needs
+the tokenizers of both models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+from mmdec.drafters.other_vocabulary import OtherVocabulary
+from mmdec.drafters.small_model import SmallModel
+from mmdec.hub.find import HUB_ID, download
+from mmdec.pretrained.language_model import FILES, config_class, folder_tokenizer, read_language_model, read_network
+from mmdec.targets.hf_target import HfTarget, source_folder, source_of
+from mmdec.targets.registry import target_of
+from mmdec.types import Drafter, InputError
+
+# model -> (where it was loaded from, tokenizer)
+_tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()
+# cache: small model -> target -> (the small model's tokenizer, the target's tokenizer, whether their vocabularies
+# differ); comparing two vocabularies takes 0.1 s
+_known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, tuple[Any, Any, bool]]]
+_known = WeakKeyDictionary()
+_lock = Lock()
+# share of a vocabulary that may differ, because models with the same tokenizer may name added tokens differently
+FOREIGN = 0.01
+
+
+def small_target(network: PreTrainedModel) -> HfTarget:
+    """Wrap the smaller model in an `HfTarget`, which computes its forward passes. Raises InputError if this kind of
+    model cannot draft."""
+    try:
+        return target_of(network)
+    except InputError as error:
+        raise InputError(str(error).replace("`model`", "`drafter`", 1)) from error
+
+
+def small_drafter(
+    network: PreTrainedModel, model: PreTrainedModel, tokenizer: Any = None, target_tokenizer: Any = None
+) -> Drafter:
+    """Make a drafter from a smaller model.
+
+    network: the smaller model. model: the target model. tokenizer, target_tokenizer: the tokenizers of both. Default
+        None: those in the folders that the models were loaded from.
+    Returns: a `SmallModel`, or an `OtherVocabulary` if the tokenizers differ.
+    Raises: InputError if the vocabularies do not fit and a tokenizer is missing.
+    """
+    small, size = small_target(network), model.config.get_text_config(decoder=True).vocab_size
+    if not small.reads_encoder:
+        own = tokenizer_of(network) if tokenizer is None else tokenizer
+        theirs = tokenizer_of(model) if target_tokenizer is None else target_tokenizer
+        if own is not None and theirs is not None:
+            if small.vocab_size > size or _differ(network, model, own, theirs):
+                return OtherVocabulary(small, own, theirs, small.positions, size)
+        elif small.vocab_size > size:
+            lacking = "the smaller model" if own is None else "the target"
+            raise InputError(
+                f"`drafter` must have at most the target's {size} tokens where {lacking} has no tokenizer in its "
+                f"folder, but has {small.vocab_size}. Give folders that hold model and tokenizer, or pass the target's "
+                "tokenizer to `mmdec.load_drafter`."
+            )
+    sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
+    return SmallModel(small, positions=small.positions, encode=small.encode if small.encodes else None, **sees)
+
+
+def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
+    """Load a smaller model from a folder and make it a drafter, on the target's device and in its precision.
+
+    folder: holds a language model; for an encoder-decoder target, one of the target's own class.
+    model: the target. target_tokenizer: the target's tokenizer; None: the one in the folder that the target was loaded
+        from.
+    """
+    network: Any
+    config_type = config_class(folder)
+    if model.config.is_encoder_decoder and config_type is type(model.config):
+        network = read_network(folder, config_type, type(model), "model", "drafter")  # with its encoder
+    else:
+        network = read_language_model(folder, "drafter")
+    return small_drafter(network.to(model.device, model.dtype), model, None, target_tokenizer)
+
+
+def tokenizer_of(model: PreTrainedModel) -> Any:
+    """Return the tokenizer of a loaded model, from its folder or from the local copy of its hub repository; None if
+    there is none."""
+    source = source_of(model)
+    with _lock:
+        if model not in _tokenizers or _tokenizers[model][0] != source:
+            _tokenizers[model] = source, _read_tokenizer(source_folder(model), source)
+        return _tokenizers[model][1]
+
+
+def _read_tokenizer(folder: Path | None, source: str) -> Any:
+    if folder is None and HUB_ID.fullmatch(source):
+        try:
+            folder = download(source, FILES, "drafter", {"local_files_only": True})
+        except InputError:
+            return None
+    return folder_tokenizer(folder)
+
+
+def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: Any) -> bool:
+    """Return whether the vocabularies differ: more than the share `FOREIGN` of the small model's tokens have another
+    id, or none, in the target's vocabulary.
+
+    own, theirs: the small model's and the target's tokenizer.
+    """
+    with _lock:
+        known = _known.setdefault(network, WeakKeyDictionary())
+        if model not in known or known[model][0] is not own or known[model][1] is not theirs:
+            mine, targets = own.get_vocab(), theirs.get_vocab()
+            foreign = sum(targets.get(token) != number for token, number in mine.items())
+            known[model] = own, theirs, foreign > FOREIGN * len(mine)
+        return known[model][2]

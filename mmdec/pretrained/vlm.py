@@ -1,0 +1,288 @@
+"""Finds vision-language models, and loads each once, together with its processor.
+
+A model's folder has the files that transformers writes: config.json, generation_config.json, safetensors, tokenizer,
+processor and chat template. A drafter with weights is in the subfolder <name> of the model's folder, or in
+<model>-<name> beside the model's folder. Pickles and remote code are rejected.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PROCESSOR_MAPPING,
+    AutoProcessor,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+)
+
+from mmdec.checks.devices import check_device
+from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
+from mmdec.hub.find import LoadedModels, find, kind, version
+from mmdec.pretrained.language_model import DRAFTERS, config_class, read_network
+from mmdec.pretrained.plain_text import PlainText
+from mmdec.types import InputError
+
+DEFAULT_MODEL = "vlm-scenes"
+PACKAGES = ("torchvision", "num2words")  # packages that some processors need
+# processors that need their video processor even if they only read pictures
+NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
+SYSTEM = "llava"  # transformers' model_type of the shipped model
+FAMILIAR = "confidence.safetensors"
+FILES = (
+    "*.json",
+    "*.txt",
+    "*.jinja",
+    "*.model",
+    "*.md",
+    "model.safetensors",
+    "model-*.safetensors",
+    FAMILIAR,
+    *DRAFTERS,
+)
+MEANS, WHITENING = "means", "whitening"
+
+
+@final
+@dataclass
+class LoadedVlm:
+    """A vision-language model with its processor. All callers share one object, and none changes the weights."""
+
+    model: PreTrainedModel
+    processor: ProcessorMixin
+    # the model's folder, where drafters are looked for; None: the model was not loaded from a folder
+    directory: Path | None = None
+    # cache of drafters that were loaded from folders
+    drafters: LoadedModels[Any] = field(default_factory=LoadedModels, repr=False)
+    checked: set[str] = field(default_factory=set, repr=False)  # names of drafters that passed the check for this model
+    # statistics of the training images; None: unknown
+    familiar: FamiliarPictures | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the processor. Raises InputError if it belongs to another model or has no chat template."""
+        check_processor(self.model, self.processor, "image", "Use a LLaVA or a Qwen-VL.")
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the processor's tokenizer."""
+        return self.processor.tokenizer
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """Return what keeps special tokens in texts of callers apart from those of the prompt."""
+        return PlainText(self.tokenizer, self.processor)
+
+    @property
+    def image_token(self) -> str:
+        """Return the text that stands for an image in a prompt, such as "<image>"."""
+        return cast(Any, self.processor).image_token
+
+
+def check_processor(model: PreTrainedModel, processor: Any, kind: str, remedy: str, template: bool = True) -> None:
+    """Raise InputError if the processor belongs to another model or has no chat template.
+
+    kind: what the model reads: "image" or "audio". remedy: which models to use, for the message. template: whether a
+        chat template is required.
+    """
+    token: int | None = getattr(model.config, f"{kind}_token_id", None)
+    mark: str | None = getattr(processor, f"{kind}_token", None)
+    if token is None or mark is None:
+        raise InputError(
+            f"`model` must read {kind}s, but {type(model).__name__} with {type(processor).__name__} names no {kind} "
+            f"token. {remedy}"
+        )
+    tokenizer = processor.tokenizer
+    written = tokenizer.convert_tokens_to_ids(mark)
+    if token not in (written, *(getattr(processor, f"{kind}_token_ids", None) or ())) and not (
+        kind == "image" and _writes(processor, token)
+    ):
+        raise InputError(
+            f"`processor` must write an {kind} as token {token} for this model, but {mark!r} is {written}. Load it "
+            "from where the model is."
+        )
+    tokens = cast(torch.nn.Embedding, model.get_input_embeddings()).num_embeddings
+    if len(tokenizer) > tokens:
+        raise InputError(
+            f"`processor` must have at most {tokens} tokens for this model, but has {len(tokenizer)}. Load it from "
+            "where the model is."
+        )
+    if template and not getattr(processor, "chat_template", None):
+        if not getattr(tokenizer, "chat_template", None):
+            raise InputError(
+                "`processor` must have a chat template, which writes a question as this model reads it, but has none. "
+                "Use a model that was tuned to answer, or set `processor.chat_template`."
+            )
+        processor.chat_template = tokenizer.chat_template
+    if model.training:
+        raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")
+
+
+def _writes(processor: Any, token: int) -> bool:
+    """Return whether the processor writes this token id in place of an image's placeholder text."""
+    picture = np.full((64, 64, 3), 128, np.uint8)
+    try:
+        made = processor(images=[[picture]], text=[processor.image_token], return_tensors="pt")
+        return bool((made["input_ids"] == token).any())
+    except Exception:  # all exceptions, because processors raise errors of many types
+        return False
+
+
+_models = LoadedModels[LoadedVlm]()
+
+
+def load_vlm(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> LoadedVlm:
+    """Load a vision-language model. It is loaded once for each folder, device and dtype; later calls return the same
+    object.
+
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
+        the weights.
+    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
+    """
+    directory = find(model, SYSTEM, FILES)
+    torch_device = check_device(device)
+    key = (version(directory), str(torch_device), str(dtype))
+    return _models.get(key, lambda: _read(directory, torch_device, dtype))
+
+
+def read_model(directory: Path) -> PreTrainedModel:
+    """Load the model in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
+    directory."""
+    return read_network(directory, *_types(directory), "vision-language model")
+
+
+def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedModel]]:
+    """Return transformers' classes of the configuration and the model in a directory. Remote code is not considered."""
+    if not reads_images(directory):
+        raise InputError(
+            f"`model` must be a vision-language model, but '{directory}' is {kind(directory) or 'no model'!r}. Name "
+            "a LLaVA or a Qwen-VL."
+        )
+    config_type = cast(type[PreTrainedConfig], config_class(directory))
+    return config_type, cast(type[PreTrainedModel], MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_type])
+
+
+def reads_images(directory: Path) -> bool:
+    """Return whether config.json in `directory` is that of a model of transformers that reads images and writes text.
+    Some of these models, such as Gemma 3, are causal language models as well."""
+    config_type = config_class(directory)
+    return config_type is not None and config_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def read_processor(directory: Path) -> ProcessorMixin:
+    """Load the processor in a directory. If torchvision is missing, the processor is loaded without its video
+    processor, where possible.
+
+    Raises: InputError if the processor is damaged, or needs a package that is not installed.
+    """
+    with damaged(f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged"):
+        try:
+            return AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        except (ImportError, OSError, ValueError) as error:
+            kind = None if isinstance(error, ValueError) else _processor_type(directory)
+            if kind is not None and _has_video(kind):
+                return for_pictures(kind).from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            package = next((name for name in PACKAGES if name in str(error).lower() and find_spec(name) is None), None)
+            if package is None:
+                raise
+            raise InputError(
+                f"`model` must have a processor that can be read here, but that of '{directory}' needs {package}. Run "
+                f"`pip install {package}`."
+            ) from error
+
+
+def _has_video(kind: type[ProcessorMixin]) -> bool:
+    """Return whether a processor class has a video processor that is not needed for pictures."""
+    try:
+        return "video_processor" in kind.get_attributes() and kind.__name__ not in NEED_VIDEO
+    except ImportError:  # the class itself needs a package that is missing
+        return False
+
+
+def _processor_type(directory: Path) -> type[ProcessorMixin]:
+    """Return the processor class that the settings in a directory name, else the one that transformers knows for the
+    model."""
+    settings = directory / "processor_config.json"
+    named = read_settings(settings).get("processor_class") if settings.is_file() else None
+    if isinstance(named, str) and named.endswith("Processor") and isinstance(getattr(transformers, named, None), type):
+        return cast(type[ProcessorMixin], getattr(transformers, named))
+    return cast(type[ProcessorMixin], PROCESSOR_MAPPING[_types(directory)[0]])
+
+
+def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """Make a subclass of a processor class that works without its video processor."""
+
+    class ForPictures(kind):
+        def __init__(self, image_processor: Any, tokenizer: Any, chat_template: Any = None, **options: Any) -> None:
+            parts = {"image_processor": image_processor, "tokenizer": tokenizer, "video_processor": None}
+            super().__init__(**parts, chat_template=chat_template, **options)
+
+        @staticmethod
+        def validate_init_kwargs(processor_config: Any, valid_kwargs: Any) -> Any:
+            """Keep all settings of the complete processor that the folder holds, such as the number of tokens of an
+            image."""
+            named = [name for name in inspect.signature(kind.__init__).parameters if name != "video_processor"]
+            return kind.validate_init_kwargs(processor_config, named)
+
+    ForPictures.__name__ = kind.__name__
+    return ForPictures
+
+
+def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedVlm:
+    network: Any = read_model(directory)
+    processor, familiar = read_processor(directory), read_familiar(directory)
+    return LoadedVlm(network.to(device, dtype), processor, directory, familiar=familiar)
+
+
+@final
+@dataclass(frozen=True)
+class FamiliarPictures:
+    """Measures how far an image is from the model's training images, in the states of the model's own vision encoder.
+    Holds the statistics of the training images.
+
+    Each kind of training image has a mean, and all kinds share one covariance. The distance of an image is the
+    Mahalanobis distance to the nearest mean. For an encoder that was trained on synthetic pictures only, photographs,
+    charts and drawings by people are far away.
+    Source: Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
+        2018, on one layer, with mean and standard deviation of the states.
+    """
+
+    means: Tensor  # (K, F), mean of each of K kinds of images, in F features
+    whitening: Tensor  # (F, F), the whitening matrix: multiplied by it, the images of one kind have unit covariance
+
+    def distance(self, summaries: Tensor) -> Tensor:
+        """Return each image's distance to the nearest kind of training images, (N,) float32 on the CPU. summaries: (N,
+        F), features of the images."""
+        apart = summaries.float().cpu()[:, None] - self.means
+        return (apart @ self.whitening).norm(dim=2).amin(1)
+
+
+def read_familiar(folder: Path) -> FamiliarPictures | None:
+    """Read the statistics of the training images from a model's folder; None if there are none. Raises InputError if
+    the file is damaged."""
+    if not (folder / FAMILIAR).is_file():
+        return None
+    tensors = read_weights([checked_file(folder, FAMILIAR)])
+    means, whitening = tensors.get(MEANS), tensors.get(WHITENING)
+    if means is None or whitening is None or means.dim() != 2 or whitening.shape != (means.shape[1], means.shape[1]):
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        raise InputError(
+            f"`model` must have a {FAMILIAR} with {MEANS!r} (K, F) and {WHITENING!r} (F, F), or none, but that in "
+            f"'{folder}' has {shapes}. Fetch it again, or delete it."
+        )
+    return FamiliarPictures(means.float(), whitening.float())

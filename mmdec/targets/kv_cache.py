@@ -1,0 +1,349 @@
+"""A key-value cache that can roll back drafts: transformers' DynamicCache whose tensors are views of larger tensors.
+
+A "column" is an index along the cache's sequence axis: the keys and values of one token in all layers. transformers
+copies all columns at every step. Here a pass writes only its new columns. Accepting a path moves a few columns. The
+layers remain compatible with transformers, so a cache given by a caller can be used afterwards.
+
+`RowLayout` says which columns belong to which batch row. A row's text is contiguous, from its start (after left
+padding) to its end. A pass writes the tree's N nodes after column S, the end of the longest row. Accepted columns then
+move to the end of their row's text, and the rejected ones are dropped. At batch 1, the tree's first path needs no move.
+Columns between a row's end and S are masked.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+
+from mmdec.core.tree import depths, int_list, int_rows
+from mmdec.kernels.kv_gather import kv_gather
+from mmdec.kernels.tree_attention import TreeMask, tree_mask
+from mmdec.types import CACHE, Draft, InputError
+
+ROOM = 64  # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
+STEP = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory
+
+
+@final
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values (B, H, S, D), as views of larger tensors, the pools, in which new tokens are written.
+
+    If other code replaces `keys`, the layer behaves as transformers' `DynamicLayer` from then on.
+    """
+
+    def __init__(self, store: KVPool) -> None:
+        super().__init__()
+        self.store = store
+        self.all_keys = self.all_values = torch.empty(0)
+        self.shown: Tensor | None = None
+        # index of the first cached token that the next pass attends to; earlier tokens are outside of the attention
+        # window
+        self.first = 0
+        self.is_initialized = True
+
+    def hold(self, states: Tensor, is_keys: bool) -> None:
+        """Set this layer's keys (if `is_keys`) or values to `states` (B, H, S, D), which is a view of a larger tensor
+        (pool)."""
+        if is_keys:
+            self.keys = self.shown = states
+        else:
+            self.values = states
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle this layer as one of transformers' `DynamicLayer`s, because a copy has no pool."""
+        return stock_layer, (cast(Tensor, self.keys).contiguous(), cast(Tensor, self.values).contiguous())
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.shown is None or self.keys is not self.shown:
+            self.shown = None
+            return super().update(key_states, value_states)
+        start = self.shown.shape[2]
+        end = start + key_states.shape[2]
+        if end > self.all_keys.shape[2]:
+            self.store.grow(end)
+        self.all_keys[:, :, start:end] = key_states
+        self.all_values[:, :, start:end] = value_states
+        self.hold(self.all_keys[:, :, :end], True)
+        self.hold(self.all_values[:, :, :end], False)
+        return self.all_keys[:, :, self.first : end], self.all_values[:, :, self.first : end]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Describes one pool, a tensor that holds keys and values of several layers with the same shape and dtype."""
+
+    members: tuple[tuple[int, bool], ...]  # [i]: what pool[i] holds: (layer index, True: keys, False: values)
+    heads: int  # number of key-value heads
+    size: int  # head size
+    dtype: torch.dtype
+    device: torch.device
+
+    def pool(self, rows: int, columns: int) -> Tensor:
+        """Allocate uninitialised memory for keys or values (members, rows, heads, columns, size). columns: number of
+        tokens."""
+        shape = len(self.members), rows, self.heads, columns, self.size
+        # no inference tensor, because a caller could write to it only in inference mode
+        with torch.inference_mode(False):
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+@final
+class KVPool:
+    """Holds the keys and values of one `generate` call, after the pass over the prompt. There is a pool (members, B, H,
+    C, D) for each `Kind`: C columns, of which the first `length` are used."""
+
+    def __init__(self, cache: Cache) -> None:
+        """Move the keys and values of a cache into pools. The cache's layers then read the pools.
+
+        Raises: InputError for a cache from which drafts cannot be removed.
+        """
+        check_cache(cache)
+        self.encoder = cache.cross_attention_cache if isinstance(cache, EncoderDecoderCache) else None
+        given = cast(DynamicCache, cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache)
+        layers: list[Any] = []
+        held: dict[tuple[Any, ...], list[tuple[int, bool, Tensor]]] = {}
+        for index, old in enumerate(cast(list[Any], given.layers)):
+            # a layer without keys and values of its own; it reads those of another layer
+            if isinstance(old, DummyLayer):
+                layers.append(old)
+                continue
+            layers.append(GrowingLayer(self))
+            layers[-1].dtype, layers[-1].device = old.keys.dtype, old.device
+            for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
+                held.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
+        self.length, self._pools = given.get_seq_length(), list[Tensor]()
+        self._kinds = [
+            Kind(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
+            for (shape, dtype, device), members in held.items()
+        ]
+        # weak references, because a reference cycle with the layers would delay the release of this object's memory
+        self._layers = {
+            index: weakref.ref(layer) for index, layer in enumerate(layers) if isinstance(layer, GrowingLayer)
+        }
+        rows = next(iter(held))[0][0]
+        self._pools = self._allocate(rows, self.length + ROOM)
+        for pool, members in zip(self._pools, held.values(), strict=True):
+            for member, (_, _, states) in enumerate(members):
+                pool[member, :, :, : self.length] = states
+        given.layers[:] = layers
+        self._hand_out()
+        self.crop(self.length)
+
+    @property
+    def width(self) -> int:
+        """Return the number of allocated columns, C."""
+        return self._pools[0].shape[3]
+
+    def grow(self, length: int) -> None:
+        """Make room for at least `length` columns (tokens) in each row."""
+        if self.width < length:
+            old = self._pools
+            self._pools = self._allocate(old[0].shape[1], length)
+            for before, pool in zip(old, self._pools, strict=True):
+                # copy all columns, not only the first `length`: in the middle of a pass, some layers have already
+                # written new columns
+                pool[:, :, :, : before.shape[3]] = before
+            self._hand_out()
+
+    def show(self, firsts: Sequence[int]) -> None:
+        """Hide cached tokens from layers with an attention window, until `crop` is called. firsts: [i]: index along the
+        sequence axis of the first token that layer i sees."""
+        for index, layer in self._living():
+            layer.first = firsts[index]
+
+    def crop(self, length: int) -> None:
+        """Keep only the first `length` columns (tokens) of each row. The next pass sees all of them."""
+        self.length = length
+        layers = dict(self._living())
+        for layer in layers.values():
+            layer.first = 0
+        for kind, pool in zip(self._kinds, self._pools, strict=True):
+            for states, (index, is_keys) in zip(pool[:, :, :, :length].unbind(0), kind.members, strict=True):
+                if index in layers:
+                    layers[index].hold(states, is_keys)
+
+    def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
+        """Move the keys and values of each batch row's accepted tokens to the end of its text. Then keep only the first
+        `length` columns.
+
+        columns: [r]: indices of row r's accepted tokens along the sequence axis. begins: [r]: index to which row r's
+            first accepted token moves; its other accepted tokens follow.
+        """
+        for pool in self._pools:
+            kv_gather(pool, columns, begins)
+        self.crop(length)
+
+    def select(self, rows: Tensor, length: int) -> None:
+        """Keep only the batch rows with the indices `rows` (K,) int64, in that order, and their first `length`
+        columns."""
+        if self.encoder is not None:
+            cast(DynamicCache, self.encoder).batch_select_indices(rows)
+        old = self._pools
+        self._pools = self._allocate(len(rows), length)
+        for before, pool in zip(old, self._pools, strict=True):
+            pool[:, :, :, :length] = before[:, :, :, :length].index_select(1, rows.to(pool.device))
+        self._hand_out()
+        self.crop(length)
+
+    def _allocate(self, rows: int, length: int) -> list[Tensor]:
+        columns = -(-length // ROOM) * ROOM
+        if self._pools:
+            width = self.width
+            columns = width if length <= width else max(columns, width + min(width, STEP))
+        return [kind.pool(rows, columns) for kind in self._kinds]
+
+    def _hand_out(self) -> None:
+        layers = dict(self._living())
+        for kind, pool in zip(self._kinds, self._pools, strict=True):
+            for states, (index, is_keys) in zip(pool.unbind(0), kind.members, strict=True):
+                if index in layers:
+                    setattr(layers[index], "all_keys" if is_keys else "all_values", states)
+
+    def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
+        """Yield (index, layer) for those layers of the cache that were not deleted; they are held by weak
+        references."""
+        for index, reference in self._layers.items():
+            if (layer := reference()) is not None:
+                yield index, layer
+
+
+def stock_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
+    """Make a `DynamicLayer` of transformers with these keys and values (B, H, S, D)."""
+    layer = DynamicLayer()
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values = keys, values
+    return layer
+
+
+def empty_cache() -> DynamicCache:
+    """Make a cache without layers; the caller adds them."""
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = None
+    return cache
+
+
+def check_cache(cache: Cache) -> None:
+    """Raise InputError unless rejected drafts can be removed from a cache. The cache's layers must hold keys and
+    values, or recurrent states, and must not be offloaded."""
+    inner = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    kinds = {type(layer) for layer in inner.layers}
+    if inner.layer_class_to_replicate is not None:
+        kinds.add(inner.layer_class_to_replicate)
+    foreign = sorted(
+        kind.__name__
+        for kind in kinds - {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer, GrowingLayer}
+        if not issubclass(kind, LinearAttentionLayer) or issubclass(kind, DynamicSlidingWindowLayer)
+    )
+    what = type(inner).__name__ + (f" of {', '.join(foreign)}" if foreign else " that is offloaded")
+    if foreign or inner.offloading or not isinstance(inner, DynamicCache):
+        raise InputError(
+            f"`{CACHE}` must be a DynamicCache of attention layers, but is {what}: drafts cannot be taken "
+            f"back from it. Leave `{CACHE}` and `cache_implementation` out."
+        )
+
+
+@dataclass
+class RowLayout:
+    """Says which cache columns hold which batch row's tokens. It holds plain integers, so that reading them never waits
+    for a GPU."""
+
+    starts: list[int]  # for each batch row: index of its first token's column, after left padding
+    ends: list[int]  # for each batch row: index of its last token's column, plus 1
+    shifts: list[int]  # for each batch row: a token's position id minus its column index
+    tree: int = 0  # number of columns of the draft that was scored, but not verified yet; 0: no draft
+    first: int = 0  # index of the draft's first column, which belongs to its root
+
+    @classmethod
+    def of_prompt(cls, mask: Tensor, positions: Tensor) -> RowLayout:
+        """Compute the layout after the pass over the prompt, as if padding between a batch row's tokens were removed.
+
+        mask: (B, C) bool, False at padding. positions: (B, C), the prompt tokens' position ids."""
+        starts = mask.long().argmax(1).tolist()
+        ends = [start + count for start, count in zip(starts, mask.sum(1).tolist(), strict=True)]
+        last = positions[:, -1].tolist()
+        return cls(starts, ends, [position + 1 - end for position, end in zip(last, ends, strict=True)])
+
+    @property
+    def width(self) -> int:
+        """Return S, the index of the first column after the longest row."""
+        return max(self.ends)
+
+    def see(self, draft: Draft, dtype: torch.dtype, plain: bool = True) -> tuple[TreeMask | None, list[list[int]]]:
+        """Return the mask of a draft (which cached tokens and which nodes each node attends to), and the position ids
+        of the nodes, one list for each batch row.
+
+        plain: whether the mask may be None if the draft is only the root and nothing is hidden.
+        """
+        width, parents, device = self.width, int_rows(draft.parents), draft.tokens.device
+        ragged = min(self.ends) < width or any(self.starts)
+        if len(parents[0]) == 1 and not ragged and plain:
+            return None, self.positions(draft)
+        bounds = torch.tensor([self.starts, self.ends], device=device)
+        mask = tree_mask(bounds[0], bounds[1], ancestors_of(parents).to(device), width, dtype, ragged=ragged)
+        return mask, self.positions(draft)
+
+    def positions(self, draft: Draft) -> list[list[int]]:
+        """Return the position ids of a draft's nodes, as [row][node].
+
+        Padding nodes get the root's position id: a row whose root has the last position of the model's table would
+        have padding beyond the table otherwise.
+        """
+        trees = zip(int_rows(draft.parents), int_list(draft.size), self.ends, self.shifts, strict=True)
+        return [
+            [end + shift + depth for depth in (*depths(links[:size]), *[0] * (len(links) - size))]
+            for links, size, end, shift in trees
+        ]
+
+    def wait(self, nodes: int, first: int | None = None) -> None:
+        """Record that a draft of `nodes` nodes was scored and waits for its verification. first: index of the root's
+        column; None: `width`, the first column after the longest row."""
+        self.tree, self.first = nodes, self.width if first is None else first
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+        """Extend each batch row by the accepted nodes of the last draft. paths: for each row, the indices of these
+        nodes, padded with -1.
+
+        Returns: for each row, the indices of the columns that hold its accepted nodes, and the index to which the first
+            of them moves.
+        """
+        begins = self.ends
+        columns = [[self.first + node for node in path if node >= 0] for path in paths]
+        self.ends = [end + len(kept) for end, kept in zip(begins, columns, strict=True)]
+        self.tree = 0
+        return columns, begins
+
+    def select(self, live: Sequence[int]) -> None:
+        """Keep only the batch rows with the indices `live`, in that order. The other rows have ended."""
+        self.starts = [self.starts[row] for row in live]
+        self.ends = [self.ends[row] for row in live]
+        self.shifts = [self.shifts[row] for row in live]
+
+
+def keep_path(rows: RowLayout, store: KVPool, path: Tensor) -> None:
+    """Keep the accepted nodes of a draft in the cache, and drop the other nodes. After the pass over the prompt, which
+    has no draft, nothing changes. path: (B, A) int64, accepted nodes, padded with -1."""
+    if rows.tree:
+        columns, begins = rows.commit(path.tolist())
+        store.commit(columns, begins, rows.width)
+
+
+def ancestors_of(parents: Sequence[Sequence[int]]) -> Tensor:
+    """Return (B, N, N) bool on the CPU: [b, i, j] is True if node j is node i or its ancestor. parents: [b][i]: index
+    of the parent of node i, -1 at the root."""
+    size, seen = len(parents[0]), []
+    for links in parents:
+        above = [bytearray(size)]
+        above[0][0] = 1
+        for node in range(1, size):
+            mine = bytearray(above[links[node]])
+            mine[node] = 1
+            above.append(mine)
+        seen += above
+    return torch.frombuffer(bytearray().join(seen), dtype=torch.bool).view(len(parents), size, size)

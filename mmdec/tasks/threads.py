@@ -1,0 +1,127 @@
+"""Chooses torch's number of CPU threads for one call, from the model's size and the number of idle processors.
+
+At the end of each operation, torch's threads wait for each other. On a busy machine a thread without a processor delays
+the other threads at every operation: two threads on two busy cores took eight times as long as one thread. So each call
+asks the system how many processors are idle. Explicit settings are never changed: `threads=`, OMP_NUM_THREADS,
+MKL_NUM_THREADS, `torch.set_num_threads`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from mmdec.checks.arguments import check_threads
+from mmdec.kernels.threads import own_threads
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+FEWEST = 2  # number of threads for the smallest models, if processors are idle
+# one more thread for each 10 M parameters; smaller matrix products do not gain from more threads
+PARAMETERS = 10_000_000
+# the system's load is read 3 times, 0.001 s apart, and the median is used, so that short bursts are ignored
+READINGS, APART = 3, 0.001
+
+_kept = False  # whether `keep_threads` was called; then the number of threads is not chosen
+
+
+def chosen_threads(parameters: int, idle: int, most: int) -> int:
+    """Choose torch's number of CPU threads for one call. parameters: number of the model's parameters. idle: number of
+    idle processors. most: torch's default number of threads."""
+    return max(1, min(most, FEWEST + parameters // PARAMETERS, idle))
+
+
+@contextmanager
+def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
+    """Context manager that sets torch's number of CPU threads inside the block, for this Python thread only.
+
+    threads: the number. None: if the user has set a number, keep it; else choose a number from the sizes of those
+        `networks` that are on a CPU. Raises: InputError for an invalid number.
+    """
+    count, before = check_threads(threads), torch.get_num_threads()
+    if count is None:
+        parameters = sum(p.numel() for network in networks for p in network.parameters() if p.device.type == "cpu")
+        chooses = parameters and not _kept and is_default(before)
+        count = chosen_threads(parameters, idle_processors(), before) if chooses else before
+    if count == before:
+        yield
+        return
+    with own_threads(count):
+        yield
+
+
+def keep_threads(threads: int) -> None:
+    """Set torch's number of CPU threads for the rest of the process; calls without `threads=` then use it."""
+    global _kept
+    torch.set_num_threads(threads)
+    _kept = True
+
+
+def is_default(
+    count: int, environment: Mapping[str, str] = os.environ, defaults: Collection[int] | None = None
+) -> bool:
+    """Return whether torch's number of threads is its default and not an explicit setting.
+
+    count: torch's number of threads. environment: environment variables. defaults: the numbers that torch may choose by
+        default; None: this machine's numbers of cores and of processors.
+    """
+    if any(environment.get(name) for name in VARIABLES):
+        return False
+    return count in (_defaults() if defaults is None else defaults)
+
+
+def idle_processors() -> int:
+    """Count the idle processors, of those that this process may use; all of these, if the system tells no load."""
+    allowed = min(len(_affinity()), quota_of(_text(Path("/sys/fs/cgroup/cpu.max"))))
+    counts: list[int] = []
+    for reading in range(READINGS if allowed > 1 else 0):
+        if reading:
+            time.sleep(APART)
+        running = running_in(_text(Path("/proc/loadavg")))
+        if running is None:
+            return allowed
+        counts.append(running)
+    others = int(median(counts)) - 1 if counts else 0  # minus this process, which is running, too
+    return min(allowed, _processors() - others)
+
+
+def running_in(loadavg: str) -> int | None:
+    """Read the number of running processes from the text of /proc/loadavg. (The load averages in it are minutes
+    old.)"""
+    fields = loadavg.split()
+    count = fields[3].partition("/")[0] if len(fields) > 3 else ""
+    return int(count) if count.isdecimal() else None
+
+
+def quota_of(limit: str) -> int:
+    """Read how many processors a container may use from the text of its cpu.max; if it has no limit, all of them."""
+    quota, _, period = limit.strip().partition(" ")
+    return max(1, int(quota) // int(period)) if quota.isdecimal() else _processors()
+
+
+def _processors() -> int:
+    return os.cpu_count() or 1
+
+
+def _affinity() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(_processors()))
+
+
+def _defaults() -> set[int]:
+    cores = Path("/sys/devices/system/cpu")
+    mine = _affinity()
+    siblings = {_text(cores / f"cpu{one}" / "topology" / "thread_siblings_list") or str(one) for one in mine}
+    return {len(siblings), len(mine), _processors()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError):  # no such file: an older Linux kernel, or not Linux
+        return ""

@@ -1,1 +1,0 @@
-"""Training of CTC heads on a frozen speech encoder."""

@@ -1,1 +1,0 @@
-"""Training of the speech translator DASpeech (speech to phones to speech)."""

@@ -1,1 +1,0 @@
-"""Training of Medusa heads, drafters for speculative decoding, on any Whisper."""

@@ -1,0 +1,323 @@
+"""Answers one batch of questions about images: the checked request, the decoding rounds, and the `Description` of each
+answer.
+
+The confidence of an answer also depends on two measures of the pictures, because token probabilities do not show two
+kinds of failure: a model may be sure about an empty picture, or about a picture unlike its training pictures.
+`structure` is computed from the pixels. One colour, a gradient or noise is equally rough in all squares of a picture.
+In a scene, a page or a photograph the squares differ: edges are rare and close to each other (Field, "What is the goal
+of sensory coding?", 1994). `distance` is computed by the model's own vision encoder, if the model's folder has
+statistics of its training pictures (`mmdec.pretrained.vlm`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdec.core.drafter_runner import ForwardingDrafter
+from mmdec.core.loop import Round
+from mmdec.core.summary import rounds_line, three_lines
+from mmdec.core.timing import Stopwatch
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import rounds_of
+from mmdec.io.images import ImageSource, read_image, to_pil
+from mmdec.pretrained.vlm import FamiliarPictures, LoadedVlm
+from mmdec.targets.media import Encoded
+from mmdec.tasks.call import RESERVED, Usage, check_reserved, fitting, numbered, sets_length, with_length
+from mmdec.tasks.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
+from mmdec.types import Draft, Drafter, Plan
+
+OnText = Callable[[str], None]
+OnRound = Callable[[Round], None]
+ANSWER = "answer"  # the kind of decoding in confidence.json
+STAGES = ("vision", "prompt", "decoder", "drafter", "core")
+RESERVED_HERE = {  # option of `generate` -> argument of `describe` that sets it, or "" if there is none
+    **RESERVED,
+    "attention_mask": "prompt",
+    "image_grid_thw": "image",
+    "input_ids": "prompt",
+    "inputs": "prompt",
+    "inputs_embeds": "",
+    "output_logits": "",
+    "output_scores": "",
+    # names of the key-value cache, since transformers 5.24 and before
+    **dict.fromkeys(("cache", "past_key_values"), "Chat"),
+    "pixel_values": "image",
+    "position_ids": "",
+    "streamer": "on_text",
+}
+STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
+SIDE = 128  # pixels: `structure` is computed on pictures that were reduced to sides of 128 to 255
+ENOUGH = 1024  # pixels: of larger pictures only every n-th row and column is read, which saves time
+SQUARE = 8  # side in pixels of the squares that `structure` compares
+FAINT = 2.0  # in grey levels: smaller differences between pixels are rounding, not edges
+# maximum value of `structure`: a page of text has a lower value than a single sign, but is as good a picture
+MOST = 0.1
+FLOOR = 0.003  # added to `structure` before its logarithm is taken
+NEAREST = 1e-3  # minimum of the distance before its logarithm is taken
+TOGETHER = 32  # maximum number of pictures in one pass of the vision encoder
+
+
+@dataclass(frozen=True)
+class Description:
+    """The answer to one question.
+
+    timings: stage -> seconds: `read` (the processor makes tensors of pixels and text), `vision` (the vision encoder),
+        `prompt` (the rest of the pass over the prompt), `decoder` (all later passes), `drafter`, `core` (verification,
+        cache) and `total`, which includes other time. The time of a batch is divided among its questions: vision by
+        numbers of images, each round equally among its rows, everything else equally.
+    """
+
+    text: str
+    tokens: list[int] = field(repr=False)  # ids as `generate` returns them, the end token included, without padding
+    rounds: int  # number of the model's passes for this question, the pass over the prompt included
+    tokens_per_round: float  # mean over the rounds after the prompt's pass; correction, bonus and end tokens count
+    timings: Mapping[str, float] = field(repr=False)
+    drafted: int = 0  # number of tokens that the drafter proposed
+    accepted: int = 0  # number of drafted tokens that were accepted
+    lossless: bool = True  # whether the text equals plain decoding; False for typical acceptance
+    finish_reason: str = "stop"  # "length" if the answer was cut at the maximum length
+    note: str = ""  # that the answer was cut, and what to do
+    compressor: str | None = None  # name of the drafter's image compressor; None: it compressed no image
+    confidence: float = 0.0  # probability in [0, 1] that the answer is right, see `mmdec.tasks.confidence`
+    # the values from which the confidence was computed
+    evidence: Mapping[str, float] = field(default_factory=lambda: {}, repr=False)
+    kept: list[float] | None = field(
+        default=None, repr=False
+    )  # in [0, 1]: the compressor's weight of each visual token; None: no image was compressed
+
+    def __str__(self) -> str:
+        """Write three lines: the text, the number of rounds, the time."""
+        return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields except `evidence`, as lists, numbers and text."""
+        content = asdict(self) | {"timings": dict(self.timings)}
+        del content["evidence"]
+        return content
+
+
+@final
+@dataclass(frozen=True)
+class DescriptionRequest:
+    """What all questions of one call share: the model, the decoding loop, options of `generate`, and calibrations of
+    the confidence."""
+
+    vlm: LoadedVlm
+    speculation: Speculation
+    options: Mapping[str, Any]
+    on_text: OnText | None = None  # called with each accepted piece of text; only for batches of one question
+    calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
+
+    @classmethod
+    def of(
+        cls, vlm: LoadedVlm, decoding: DecodingOptions, options: Mapping[str, Any], on_text: OnText | None = None
+    ) -> DescriptionRequest:
+        """Make a request, and check all that can be checked before an image is read.
+
+        decoding: the drafter and the options of `Speculation`; its `on_round` is called with each round and its text.
+        options: arguments of `generate`. on_text: called with each accepted piece of text.
+        Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
+            itself.
+        """
+        speculation = fitting(decoding, vlm.model, vlm.checked)
+        check_reserved(options, RESERVED_HERE, "mmdec.generate")
+        return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
+
+    def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
+        """Decode one batch, and yield each round.
+
+        inputs: the inputs of `generate`. speculation: the request's decoding loop, or a copy with a wrapped drafter.
+        """
+        options = with_length(self.options, self.vlm.model)
+        if self.on_text or speculation.options.on_round or "stop_strings" in options:
+            options["tokenizer"] = self.vlm.tokenizer
+        return rounds_of(self.vlm.model, inputs, speculation, options)
+
+
+@final
+class Observed(ForwardingDrafter):
+    """Wraps a drafter for one generate() call. Records how it compressed the image of each row, if the drafter's state
+    tells this in a field `info`."""
+
+    def __init__(self, drafter: Drafter, rows: int) -> None:
+        super().__init__(drafter)
+        self.compressor: list[str | None] = [None] * rows
+        self.kept: list[Tensor | None] = [None] * rows
+        self._rows = list(range(rows))
+
+    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
+        draft = super().propose(memory, roots, plan)
+        for row, info in zip(self._rows, getattr(memory, "info", ()) or (), strict=False):
+            self.compressor[row], self.kept[row] = info.compressor, info.kept
+        return draft
+
+    def select(self, memory: Any, live: Tensor) -> None:
+        super().select(memory, live)
+        self._rows = [self._rows[index] for index in live.tolist()]
+
+
+def describe_batch(
+    request: DescriptionRequest,
+    inputs: Mapping[str, Any],
+    pictures: Sequence[Sequence[np.ndarray]],
+    read: float,
+    earlier: Evidence | None = None,
+    count: int = 0,
+    indices: Sequence[int] | None = None,
+) -> list[Description]:
+    """Answer a batch of questions. Returns: a `Description` for each.
+
+    inputs: the batch, as inputs of `generate`. pictures: the pictures of each question, (H, W, 3) uint8. read: seconds
+        that it took to make the inputs.
+    earlier, count: for a chat: the evidence from the `count` pictures of earlier turns.
+    indices: index of each question in the call, for `on_round`. Default None: its index in the batch.
+    """
+    vlm, speculation = request.vlm, request.speculation
+    on_round = numbered(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
+    usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
+    distances: list[list[float]] = [[] for _ in pictures]
+    drafter, observed = speculation.drafter_for(vlm.model), None
+    if drafter is not None and not speculation.networks:
+        observed = Observed(drafter, len(pictures))
+        speculation = Speculation(replace(speculation.options, drafter=observed))
+    stopwatch, writer = Stopwatch(vlm.model.device), None if request.on_text is None else _TextWriter(request.on_text)
+    for round_ in request.rounds(inputs, speculation):
+        for index, row in enumerate(round_.rows):
+            usage[row].clock(round_, index, drafter is not None)
+            share = counts[row] / sum(counts) if sum(counts) else 1 / len(usage)
+            usage[row].seconds["vision"] += round_.vision * share
+        if round_.summaries is not None and vlm.familiar is not None:
+            distances = _distances(vlm.familiar, round_.summaries, counts)
+        if writer is not None:
+            writer.add(round_.text[0])
+        if on_round is not None:
+            on_round(round_)
+    parts = [{stage: entry.seconds[stage] for stage in STAGES} for entry in usage]
+    read /= len(usage)
+    rest = max(stopwatch.lap() - sum(sum(part.values()) for part in parts), 0.0) / len(usage)
+    return [
+        Description(
+            text=vlm.tokenizer.decode(entry.tokens, skip_special_tokens=True).strip(),
+            tokens=entry.tokens,
+            rounds=entry.rounds,
+            tokens_per_round=entry.tokens_per_round,
+            timings={"read": read, **seconds, "total": read + sum(seconds.values()) + rest},
+            drafted=entry.drafted,
+            accepted=entry.accepted,
+            lossless=speculation.options.lossless,
+            confidence=entry.limited(confidence(seen, request.calibrations, ANSWER), sets_length(request.options)),
+            finish_reason=entry.finish_reason,
+            note=entry.note,
+            evidence=seen,
+            compressor=None if observed is None else observed.compressor[row],
+            kept=None if observed is None else _plain(observed.kept[row]),
+        )
+        for row, (entry, seconds) in enumerate(zip(usage, parts, strict=True))
+        for seen in [evidence(entry.logprobs) | picture_evidence(pictures[row], distances[row], earlier, count)]
+    ]
+
+
+def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[int]) -> list[list[float]]:
+    """Return how different each question's pictures are from the training pictures: a list of distances for each
+    question.
+
+    familiar: statistics of the training pictures. summaries: (N, F), the vision encoder's features of each picture.
+        counts: number of pictures of each question. If a chat had to compute its cache again, `summaries` begins with
+        pictures of earlier turns, which are skipped.
+    """
+    new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
+    ends = list(accumulate(counts))
+    return [new[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _plain(weights: Tensor | None) -> list[float] | None:
+    return None if weights is None else [float(value) for value in weights.to(torch.float32).flatten().tolist()]
+
+
+@final
+class _TextWriter:
+    """Passes text to the callback `on_text` as it arrives, without leading spaces."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self.on_text, self.begun = on_text, False
+
+    def add(self, text: str) -> None:
+        text = text if self.begun else text.lstrip()
+        if text:
+            self.begun = True
+            self.on_text(text)
+
+
+def picture_evidence(
+    pictures: Sequence[np.ndarray], distances: Sequence[float] = (), earlier: Evidence | None = None, count: int = 0
+) -> dict[str, float]:
+    """Compute the evidence from a question's pictures: the mean logarithms of `structure` and of `distance`, under
+    these names.
+
+    pictures: (H, W, 3) uint8 each. distances: one for each picture, or empty if unknown.
+    earlier, count: the evidence from the `count` pictures of earlier turns of a chat; the question may be about these
+        pictures.
+    Returns: {} without pictures.
+    """
+    logarithms = {STRUCTURE: [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]}
+    if len(distances) == len(pictures):
+        logarithms[DISTANCE] = [math.log(max(distance, NEAREST)) for distance in distances]
+    told: dict[str, float] = {}
+    for name, values in logarithms.items():
+        if count and earlier is not None and name in earlier:
+            values = [*values, *[earlier[name]] * count]
+        if values:
+            told[name] = sum(values) / len(values)
+    return told
+
+
+@torch.inference_mode()
+def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
+    """Compute the features of N pictures from which `FamiliarPictures` measures the distance to the training pictures.
+    Returns: (N, F); None if the vision encoder's output does not show which states belong to which picture.
+
+    sources: the pictures, as paths, bytes or arrays.
+    """
+    processor: Any = vlm.processor
+    model: Any = vlm.model
+    seen: list[Tensor] = []
+    for start in range(0, len(sources), TOGETHER):
+        pictures = [to_pil(read_image(source)) for source in sources[start : start + TOGETHER]]
+        pixels = processor.image_processor(images=pictures, return_tensors="pt").to(model.device, model.dtype)
+        summary = Encoded.of(model.get_image_features(**pixels, return_dict=True)).summaries
+        if summary is None:
+            return None
+        seen.append(summary.float().cpu())
+    return torch.cat(seen)
+
+
+def structure(pixels: np.ndarray) -> float:
+    """Measure how unevenly edges are spread over a picture (H, W, 3): 0 if all of its squares are equally rough, nearly
+    1 if one square has all edges.
+
+    Brightness does not change the measure. Contrast changes it only for very faint pictures.
+    """
+    high, wide = (max(side // ENOUGH, 1) for side in pixels.shape[:2])
+    read = to_pil(pixels[::high, ::wide])
+    reduced = read.reduce((max(read.width // SIDE, 1), max(read.height // SIDE, 1)))
+    levels = np.asarray(reduced, np.float32)  # (h, w, 3), pixel values of the reduced picture
+    across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
+    squares = _means((across**2 + down**2).mean(2))
+    average, effective = float(np.sqrt(squares).mean()), math.sqrt(float(squares.mean()))
+    return max(1 - (average + FAINT) / (effective + FAINT), 0.0)
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Average values (h, w) over squares of `SQUARE` pixels; incomplete squares at the edges are left out. In smaller
+    images the squares are smaller."""
+    high, wide = (min(SQUARE, side) for side in values.shape)
+    rows, columns = values.shape[0] // high, values.shape[1] // wide
+    return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

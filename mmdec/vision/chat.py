@@ -1,0 +1,244 @@
+"""`mmdec.Chat`: a dialogue about images that keeps its key-value cache from turn to turn.
+
+Each answer equals that of `model.generate` on the whole dialogue so far with the same cache. Earlier turns are not
+computed again, and the drafter's state continues with the cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from jinja2 import TemplateError
+from torch import Tensor
+from transformers import DynamicCache
+from typing_extensions import Unpack
+
+from mmdec.checks.arguments import check_callable, check_threads, naming_options, show
+from mmdec.core.timing import Stopwatch
+from mmdec.generation.run import DecodingOptions
+from mmdec.io.images import ImageSource, read_image, to_pil
+from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm
+from mmdec.tasks.call import as_drafter, as_loaded
+from mmdec.tasks.confidence import Evidence, check_min_confidence, too_unsure
+from mmdec.tasks.threads import with_threads
+from mmdec.types import CACHE, InputError
+from mmdec.vision.answer import Description, DescriptionRequest, OnText, describe_batch
+from mmdec.vision.describe import (
+    AUTO,
+    VLM,
+    DescribeOptions,
+    Message,
+    Pictures,
+    Prompt,
+    Question,
+    check_accepted,
+    read_question,
+    render,
+    tensors,
+    too_long,
+    user_message,
+)
+
+LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that `Chat` refuses
+
+
+@final
+class Chat:
+    """A dialogue with a vision-language model. Holds its messages, pictures and key-value cache.
+
+        chat = mmdec.Chat()
+        chat.ask("What is this?", "menu.png")
+        chat.ask("And what is cheapest?")
+
+    options: the keyword options of `mmdec.describe`, except batch_size, on_text and on_round. One object is one
+        dialogue. If several threads call `ask`, they wait for each other.
+    """
+
+    def __init__(self, **options: Unpack[DescribeOptions]) -> None:
+        """Load the model and its drafter. options: those of `mmdec.describe`, except batch_size, on_text and on_round.
+        Raises InputError if an option is rejected."""
+        remaining: dict[str, Any] = {**options}
+        for name in LACKING:
+            if name in remaining:
+                raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
+        self._threads = check_threads(remaining.pop("threads", None))
+        self._least = check_min_confidence(remaining.pop("min_confidence", None))
+        named = (remaining.pop("model", DEFAULT_MODEL), remaining.pop("processor", None))
+        vlm = as_loaded(VLM, *named, remaining.pop("device", None), remaining.pop("dtype", None))
+        drafter = as_drafter(vlm, remaining.pop("drafter", AUTO))
+        names = ("rule", "num_speculative_tokens", "seed", "statistics")
+        decoding = DecodingOptions(drafter, *(remaining.pop(name, None) for name in names))
+        self._request = DescriptionRequest.of(vlm, decoding, remaining)
+        self._messages: list[Message] = []  # all questions and answers so far
+        self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8
+        self._seen: Evidence = {}  # evidence of the last answer, which covers all pictures so far
+        # the ids of all tokens of the dialogue so far, without the end token of the last answer
+        self._ids = torch.empty(1, 0, dtype=torch.long, device=vlm.model.device)
+        # The key-value cache of `_ids`; it may lack the last token. None: there is no valid cache, so the next answer
+        # computes it again.
+        self._cache: DynamicCache | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def messages(self) -> list[Message]:
+        """Return the messages up to the last answer, in the format of chat templates."""
+        return [{**message, "content": list(message["content"])} for message in self._messages]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the token ids of the dialogue, image tokens included, without the last answer's end token."""
+        return self._ids[0].tolist()
+
+    def ask(self, prompt: Prompt, image: Pictures = (), *, on_text: OnText | None = None) -> Description:
+        """Ask the next question and return the model's answer.
+
+        If the question is refused or the answer is interrupted, the dialogue stays as it was before.
+
+        prompt: the question, or a tuple of texts with an image between each two, as for `describe`.
+        image: the images that come with this question, as for `describe`: one, or a tuple. Default (): no image.
+        on_text: called with each accepted piece of the answer. An exception from it ends the call.
+        Returns: the `Description` of the answer.
+        Raises: InputError if the question is refused, the dialogue exceeds the model's positions, or the answer's
+            confidence is below the chat's `min_confidence`.
+        """
+        check_callable("on_text", on_text, "a function of a piece of text")
+        with self._lock, with_threads(self._threads, self._request.vlm.model):
+            stopwatch = Stopwatch(self._request.vlm.model.device)
+            question = read_question(image, prompt)
+            message = user_message(question)
+            inputs = self._inputs(question, message)
+            cache = DynamicCache(config=self._request.vlm.model.config) if self._cache is None else self._cache
+            inputs[CACHE] = cache
+            remedy = "Shorten it, or begin a new chat: the dialogue so far counts."
+            for error in too_long(self._request.vlm, inputs, remedy).values():
+                raise error
+            self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
+            request, shown = replace(self._request, on_text=on_text), len(self._pictures)
+            with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
+                (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
+            refusal = too_unsure(answer.confidence, self._least, question.argument)
+            if refusal is not None:
+                raise refusal
+            self._cache = cache
+            self._ids = self._so_far(inputs["input_ids"], answer.tokens)
+            reply = {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}
+            self._messages += [message, reply]
+            self._pictures += question.pictures
+            self._seen = answer.evidence
+            return answer
+
+    def _inputs(self, question: Question, message: Message) -> dict[str, Any]:
+        """Make the model's inputs: token ids of the whole dialogue, and the images of this turn (of all turns if there
+        is no cache).
+
+        question: this turn's question with its images. message: the same question in the format of chat templates.
+        """
+        vlm = self._request.vlm
+        text = render(vlm, [message]) if not self._messages else self._turn(message)
+        try:
+            inputs = tensors(vlm, [text], [question], begins=not self._messages)
+        except Exception:
+            check_accepted(vlm, question)  # raises a clearer error if the images are the cause
+            raise
+        ids: Tensor = torch.cat([self._ids, inputs["input_ids"]], 1)
+        inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in inputs:
+                inputs[name] = (ids == vlm.model.config.image_token_id).long()
+        if self._cache is None and self._pictures:
+            pictures = [to_pil(pixels) for pixels in (*self._pictures, *question.pictures)]
+            again = vlm.processor.image_processor(images=pictures, return_tensors="pt")
+            inputs |= dict(again.to(vlm.model.device, vlm.model.dtype))
+        return inputs
+
+    def _turn(self, message: Message) -> str:
+        """Return what the chat template adds to the text for this turn. It is the end of the last answer, the new
+        question, and the beginning of the next answer. message: the question, in the format of chat templates."""
+        mark = "(answer)"
+        while any(mark in part.get("text", "") for part in message["content"]):
+            mark += ")"
+        last = {"role": "assistant", "content": [{"type": "text", "text": mark}]}
+        text = render(self._request.vlm, [*self._messages[:-1], last, message])
+        return text.rpartition(mark)[2]
+
+    def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
+        """Append an answer's tokens to the dialogue's ids (1, L), without the answer's end token, which the chat
+        template writes in the next turn."""
+        config: Any = self._request.vlm.model.generation_config
+        given = self._request.options.get("eos_token_id")
+        end: Any = config.eos_token_id if given is None else given
+        ends = end if isinstance(end, list | tuple) else [end]
+        continued = answer[:-1] if answer[-1] in ends else answer
+        return torch.cat([ids, ids.new_tensor([continued])], 1)
+
+
+# maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
+MAX_PIXELS = 8_000_000
+DECODING = ("rule", "num_speculative_tokens", "seed", "statistics", "on_round")
+
+
+@final
+@dataclass(frozen=True)
+class Dialogue:
+    """A dialogue that was read and checked, so that the model can continue it."""
+
+    question: Question  # the whole dialogue as text, with all of its pictures
+    tokens: int  # number of prompt tokens, image tokens included
+
+    @classmethod
+    def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
+        """Read and check a dialogue.
+
+        messages: in the format of chat templates, the content of each as a list of parts. images: in the order of the
+            image parts.
+        Raises: InputError if the template or the processor rejects the dialogue, or it exceeds the model's maximum
+            length.
+        """
+        pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
+        question = Question("", pictures, _written(vlm, messages))
+        try:
+            inputs = tensors(vlm, [question.text], [question])
+        except Exception:
+            check_accepted(vlm, question)  # raises a clearer error if the pictures are the cause
+            raise
+        for error in too_long(vlm, inputs, "Shorten it, or send fewer or smaller pictures.").values():
+            raise error
+        return cls(question, int(inputs["attention_mask"].sum()))
+
+
+def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
+    """Write a dialogue as text by the chat template. Raises InputError if the template rejects it or leaves out a
+    text."""
+    texts = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
+    try:
+        text = render(vlm, messages)
+    except TemplateError as error:
+        raise InputError(f"`messages` must be what the model's chat template takes, but it says: {error}.") from error
+    whole = vlm.plain.restore(text)
+    lost = next((each for each in texts if each.strip() not in whole), None)
+    if lost is not None:
+        raise InputError(f"`messages` must be what the model's chat template writes, but it drops {show(lost)}.")
+    return text
+
+
+def answer(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]) -> list[Description]:
+    """Continue several dialogues as one batch. The answers equal those of `model.generate`.
+
+    options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
+        arguments of `generate`.
+    Returns: a `Description` for each dialogue, in order. Raises: InputError if an option is rejected.
+    """
+    given: dict[str, Any] = {**options}
+    threads = given.pop("threads", None)
+    drafter = as_drafter(vlm, given.pop("drafter", AUTO))
+    decoding = DecodingOptions(drafter, **{name: given.pop(name) for name in DECODING if name in given})
+    request = DescriptionRequest.of(vlm, decoding, given)
+    with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
+        stopwatch = Stopwatch(vlm.model.device)
+        questions = [dialogue.question for dialogue in dialogues]
+        inputs: Mapping[str, Any] = tensors(vlm, [question.text for question in questions], questions)
+        return describe_batch(request, inputs, [question.pictures for question in questions], stopwatch.lap())

@@ -1,0 +1,351 @@
+"""`mmdec.describe`: a vision-language model answers questions about images with speculative decoding.
+
+The text equals that of `model.generate` on the inputs of the model's own processor and chat template. This module turns
+questions into these inputs: the chat template writes the text, the processor makes the tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast, overload
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, ProcessorMixin
+from typing_extensions import TypedDict, Unpack
+
+from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options, show
+from mmdec.checks.devices import PASSED_ON
+from mmdec.core.budget import Nodes
+from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.timing import Stopwatch
+from mmdec.core.verify import RuleName
+from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
+from mmdec.generation.run import DecodingOptions, DraftedBy
+from mmdec.io.images import ImageSource, read_image, to_pil
+from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
+from mmdec.tasks import call
+from mmdec.tasks.call import MAX_BATCH, Batch, Part, System, as_drafter, as_loaded, beside
+from mmdec.tasks.confidence import check_min_confidence
+from mmdec.tasks.threads import with_threads
+from mmdec.types import InputError
+from mmdec.vision.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
+
+__all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]
+
+PROMPT = "Describe this image."
+MAX_IMAGES = 256  # maximum number of images of one question
+VLM = System(
+    load_vlm,
+    LoadedVlm,
+    Part(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText"),
+    Part(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
+)
+Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
+Picture = ImageSource | os.PathLike[str]
+Pictures = Picture | tuple[Picture, ...]  # all images of one question
+Prompt = str | tuple[str, ...]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about some images. Images are (H, W, 3) uint8, in the order of their places in the prompt."""
+
+    prompt: str | tuple[str, ...]  # a tuple: the texts before, between and behind the images
+    pictures: tuple[np.ndarray, ...] = ()
+    # the prompt as the chat template writes it, special tokens of the caller hidden; "" if it was not applied yet
+    text: str = ""
+
+    @property
+    def argument(self) -> str:
+        """Return the name of the argument that an error about the whole question mentions."""
+        return "image" if self.pictures else "prompt"
+
+
+def user_message(question: Question) -> Message:
+    """Make the user's message in the format of chat templates. Images stand between the texts of a tuple, else all
+    before the text."""
+    image, prompt = {"type": "image"}, question.prompt
+    if isinstance(prompt, str):
+        return {"role": "user", "content": [image] * len(question.pictures) + [{"type": "text", "text": prompt}]}
+    content = list[dict[str, str]]()
+    for index, text in enumerate(prompt):
+        content += [image] * bool(index)
+        content += [{"type": "text", "text": text}] * bool(text.strip() or len(prompt) == 1)
+    return {"role": "user", "content": content}
+
+
+def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
+    """Write a dialogue as text by the chat template, up to where the model continues. Special tokens in the messages
+    are hidden: what `tensors` makes of them is text. Raises InputError if the template leaves out an image."""
+    hidden = [_hidden(vlm, message) for message in messages]
+    text: str = vlm.processor.apply_chat_template(hidden, add_generation_prompt=True, tokenize=False)
+    images = [part for message in messages for part in message["content"] if part["type"] == "image"]
+    if text.count(vlm.image_token) != len(images):
+        raise InputError(
+            f"`model` must place each of the {len(images)} images in its text, but its chat template writes "
+            f"{text.count(vlm.image_token)} {vlm.image_token!r}. Mend `processor.chat_template`."
+        )
+    return text
+
+
+def _hidden(vlm: LoadedVlm, message: Message) -> Message:
+    texts = iter(vlm.plain.hide([part["text"] for part in message["content"] if part["type"] == "text"]))
+    content = [{**part, "text": next(texts)} if part["type"] == "text" else part for part in message["content"]]
+    return {**message, "content": content}
+
+
+def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True) -> dict[str, Any]:
+    """Make the inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
+
+    texts: prompts written by `render`. questions: their images. begins: whether the texts begin a dialogue;
+        then the tokenizer's start token is added if the template did not write it.
+    Raises: any exception of the processor for images that it rejects.
+    """
+    pictures = [[to_pil(pixels) for pixels in question.pictures] for question in questions]
+    begin = vlm.tokenizer.bos_token
+    # type Any, because each class of processors has other options
+    processor: Any = vlm.plain.processor if vlm.plain.hides(texts) else vlm.processor
+    inputs = processor(
+        images=pictures if any(pictures) else None,
+        text=list(texts),
+        padding=True,
+        padding_side="left",
+        return_tensors="pt",
+        add_special_tokens=begins and not (begin and texts[0].startswith(begin)),
+    )
+    inputs.pop("labels", None)  # PaliGemma's processor adds labels, which only training needs
+    return dict(inputs.to(vlm.model.device, vlm.model.dtype))
+
+
+def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
+    """Return an error for each prompt that is longer than the model's maximum: row -> error. inputs: from `tensors`.
+    remedy: last sentence of the message."""
+    rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
+    return call.too_long(vlm.model, inputs, rule, remedy)
+
+
+def check_accepted(vlm: LoadedVlm, question: Question) -> None:
+    """Raise InputError if the processor rejects a question's images, for example because their sides are too
+    unequal."""
+    try:
+        tensors(vlm, [render(vlm, [user_message(question)])], [question])
+    except PASSED_ON:
+        raise
+    except Exception as error:  # all exceptions, because processors raise errors of many types
+        sizes = ", ".join(f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in question.pictures)
+        refused = f"{sizes} pixels" if sizes else "a question without one"
+        raise InputError(
+            f"`image` must be one that the model's processor takes, but it refuses {refused} "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}). Crop or scale the image."
+        ) from error
+
+
+class DescribeOptions(TypedDict, total=False, extra_items=Any):
+    """The keyword arguments of `describe`; all other options go to transformers' `generate`."""
+
+    model: Model
+    processor: ProcessorMixin | None
+    drafter: DraftedBy
+    batch_size: int
+    rule: RuleName | None
+    num_speculative_tokens: Nodes
+    seed: int | None
+    device: str | torch.device | None
+    dtype: torch.dtype | str | None
+    threads: int | None
+    on_text: OnText | None
+    on_round: OnRound | None
+    statistics: DecodingStatistics | None
+    min_confidence: float | None
+
+
+@overload
+def describe(image: Pictures, prompt: Prompt = ..., **options: Unpack[DescribeOptions]) -> Description: ...
+
+
+@overload
+def describe(
+    image: list[Pictures] | list[Picture] | list[tuple[Picture, ...]],
+    prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = ...,
+    **options: Unpack[DescribeOptions],
+) -> list[Description]: ...
+
+
+def describe(
+    image: Any,
+    prompt: Prompt | list[str] | list[tuple[str, ...]] | list[Prompt] = PROMPT,
+    *,
+    model: Model = DEFAULT_MODEL,
+    processor: ProcessorMixin | None = None,
+    drafter: DraftedBy = AUTO,
+    batch_size: int = 8,
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    threads: int | None = None,
+    on_text: OnText | None = None,
+    on_round: OnRound | None = None,
+    statistics: DecodingStatistics | None = None,
+    min_confidence: float | None = None,
+    **options: Any,
+) -> Description | list[Description]:
+    """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
+
+    image: a path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question (it
+        may be empty). A list holds one such value for each of several questions.
+    prompt: the question; for a list of images, one question for all, or a list of questions of the same length. A
+        tuple of texts has an image between each two: ("Is", "larger than", "?") about two images, or ("", "", "Which?")
+        to begin with both. Else all images stand before the question. Special tokens in it ("<image>") are text.
+    model: the shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
+        `processor`).
+    processor: the processor of a loaded model; None otherwise.
+    drafter: the name of a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the
+        model's folder, or <model>-eagle beside the model's folder), "lookup", "recycling" or another registered name, a
+        drafter's folder or hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a
+        smaller model, an `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with
+        weights in or beside the model's folder, else one shipped for the model's weights, else "lookup".
+    batch_size: number of questions answered together. Default 8.
+    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed, and acceptance rates
+        measured in earlier calls, as for `mmdec.generate`.
+    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+    dtype: precision of a model given by name. Default None: float32.
+    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a number
+        chosen from the model's size and the number of idle processors.
+    on_text: called with each accepted piece of the answer; for one question only. An exception from it ends the call.
+    on_round: called with each decoding round (a `Round`) and its text; its `rows` are indices of the questions in the
+        call. An exception from it ends the call.
+    min_confidence: in [0, 1]: reject answers whose `confidence` is lower. Default None: reject none.
+    options: arguments of `generate`: max_new_tokens (512 if the model's generation config has none), do_sample,
+        temperature and so on.
+    Returns: a `Description`; for a list of images, a list of `Description`s in the same order.
+    Raises: InputError if an argument or an image is rejected, or a prompt exceeds the model's maximum length; for a
+        list, BatchError, which holds the results of the accepted questions.
+    """
+    batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
+    check_threads(threads)
+    least = check_min_confidence(min_confidence)
+    batch = Batch(_questions(image, prompt), not isinstance(image, list), "images")
+    batch.check_listener("on_text", on_text, "a function of a piece of text", "Call `describe` for each of them.")
+    check_callable("on_round", on_round, "a function of a round")
+    vlm = as_loaded(VLM, model, processor, device, dtype)
+    chosen = as_drafter(vlm, drafter)
+    decoding = DecodingOptions(chosen, rule, num_speculative_tokens, seed, statistics, on_round)
+    request = DescriptionRequest.of(vlm, decoding, options, on_text)
+
+    def read(given: tuple[Any, object]) -> Question:
+        question = read_question(*given)
+        return replace(question, text=render(vlm, [user_message(question)]))
+
+    with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
+        questions = batch.read(read)
+        descriptions = _in_batches(request, questions, batch_size, batch.errors)
+        arguments = {index: question.argument for index, question in questions.items()}
+        return batch.finish(descriptions, least, arguments)
+
+
+def read_question(images: Any, prompt: object) -> Question:
+    """Read the images of one question, and check its prompt. images: one image, or a tuple of images. Raises InputError
+    if an image or the prompt is rejected."""
+    sources = images if isinstance(images, tuple) else (images,)
+    if len(sources) > MAX_IMAGES:
+        raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")
+    texts: tuple[object, ...] = prompt if isinstance(prompt, tuple) else (prompt,)
+    if not all(isinstance(text, str) for text in texts) or not any(str(text).strip() for text in texts):
+        raise InputError(f"`prompt` must be text, or a tuple of texts, but is {show(prompt)}. Ask a question.")
+    if isinstance(prompt, tuple) and len(prompt) != len(sources) + 1:
+        raise InputError(
+            f"`prompt` must have the texts before, between and behind the images, {len(sources) + 1} for "
+            f"{len(sources)}, but has {len(prompt)}. Add or drop some, or give one text."
+        )
+    asked = cast(str | tuple[str, ...], prompt)
+    try:
+        "".join(cast(tuple[str, ...], texts)).encode()
+    except UnicodeEncodeError:
+        raise InputError("`prompt` must be text, but holds half a character (a surrogate). Decode it again.") from None
+    return Question(asked, tuple(read_image(source) for source in sources))
+
+
+def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
+    """Pair images and prompts. Returns: (images, prompt) of each question; images are not read yet."""
+    if not isinstance(image, list):
+        return [(image, prompt)]
+    if not isinstance(prompt, list):
+        return [(picture, prompt) for picture in image]
+    if len(prompt) != len(image):
+        raise InputError(
+            f"`prompt` must be one, or one for each of {len(image)} images, but has {len(prompt)}. Add or drop some."
+        )
+    return list(zip(image, prompt, strict=True))
+
+
+def _in_batches(
+    request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
+) -> dict[int, Description]:
+    """Answer questions, `batch_size` at a time. Returns: index -> `Description`.
+
+    questions: index -> question. errors: index -> error; questions that the processor rejects are added.
+    """
+    descriptions: dict[int, Description] = {}
+    indices = list(questions)
+    for start in range(0, len(indices), batch_size):
+        batch = indices[start : start + batch_size]
+        stopwatch = Stopwatch(request.vlm.model.device)
+        inputs, batch = _tensors(request, questions, batch, errors)
+        if batch:
+            pictures = [questions[index].pictures for index in batch]
+            described = describe_batch(request, inputs, pictures, stopwatch.lap(), indices=batch)
+            descriptions |= zip(batch, described, strict=True)
+    return descriptions
+
+
+def _tensors(
+    request: DescriptionRequest,
+    questions: Mapping[int, Question],
+    batch: Sequence[int],
+    errors: dict[int, InputError],
+) -> tuple[dict[str, Any], Sequence[int]]:
+    """Make the model's inputs for a batch. Returns: the inputs, and the indices of the questions that the processor
+    accepts.
+
+    questions: index -> question. batch: indices of the batch's questions. errors: index -> error; questions that the
+        processor rejects are added.
+    """
+    vlm, chosen = request.vlm, [questions[index] for index in batch]
+    try:
+        inputs = tensors(vlm, [question.text for question in chosen], chosen)
+    except MemoryError:
+        raise
+    except Exception as error:  # find out which question of the batch causes the error
+        refused = dict[int, InputError]()
+        for index in batch:
+            try:
+                check_accepted(vlm, questions[index])
+            except InputError as reason:
+                refused[index] = reason
+        if not refused:
+            raise InputError(
+                f"`image` must be what the model's processor takes, but it refuses these together "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Use batch_size=1."
+            ) from error
+    else:
+        remedy = "Shorten it, or ask about fewer or smaller pictures."
+        refused = {batch[row]: error for row, error in too_long(vlm, inputs, remedy).items()}
+        if not refused:
+            return inputs, batch
+    errors |= refused
+    remaining = [index for index in batch if index not in refused]
+    return _tensors(request, questions, remaining, errors) if remaining else ({}, remaining)
+
+
+def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
+    """List the drafters with weights that belong to this model: name -> description in one line. They are in the order
+    in which "auto" prefers them."""
+    names = [name for name in auto_names() if beside(vlm, name) is not None]
+    entries = {name: drafter_entry(name) for name in names}
+    return {name: entry.note for name, entry in entries.items() if entry is not None}

@@ -1,0 +1,1 @@
+"""Whisper and transcription: encoder, decoder and target; `transcribe.py` is the call, `live.py` the microphone."""

@@ -1,0 +1,250 @@
+"""Transcribes with audio language models (Qwen2-Audio, Voxtral, ...). The tokens equal those of `model.generate` with
+the inputs that the model's processor makes: the recordings, and an instruction to transcribe them.
+
+These models have no windows, timestamps, tasks or temperature fallback, so these options of Whisper are rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from mmdec.checks.arguments import options_error, show
+from mmdec.checks.devices import PASSED_ON
+from mmdec.core.timing import Stopwatch
+from mmdec.generation.run import DecodingOptions, Speculation
+from mmdec.generation.speculation import option_names, rounds_of
+from mmdec.io.audio import SAMPLE_RATE
+from mmdec.pretrained.audio_lm import LoadedAudioLm
+from mmdec.tasks.call import RESERVED, Usage, check_reserved, fitting, numbered, sets_length, too_long, with_length
+from mmdec.tasks.confidence import Calibration, confidence, evidence, read_calibrations
+from mmdec.types import InputError
+from mmdec.whisper.batches import TRANSCRIPT, in_order, silent_transcripts, timings
+from mmdec.whisper.request import Spoken
+from mmdec.whisper.target import LANGUAGE_CODES
+from mmdec.whisper.transcript import Transcript
+
+RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets it, or "" if there is none
+    **RESERVED,
+    "attention_mask": "audio",
+    "input_features": "audio",
+    "input_ids": "prompt",
+    "inputs": "audio",
+    "inputs_embeds": "",
+    "past_key_values": "",
+    "position_ids": "",
+    "streamer": "on_round",
+}
+WINDOWED = (  # options of `generate` for Whisper's decoding in windows
+    "compression_ratio_threshold",
+    "condition_on_prev_tokens",
+    "logprob_threshold",
+    "no_speech_threshold",
+    "prompt_condition_type",
+)
+
+
+@final
+@dataclass(frozen=True)
+class ListeningRequest:
+    """The options of one call of `transcribe` with an audio language model; they apply to all of its recordings."""
+
+    heard: LoadedAudioLm  # the audio language model with its processor
+    speculation: Speculation
+    options: Mapping[str, Any]  # further arguments of `generate`
+    prompt: str | None  # the instruction in the prompt; None: the processor's own
+    # one language for all recordings, or a list with one for each; None: the model detects it
+    languages: str | Sequence[str] | None
+    calibrations: Mapping[str, Calibration]
+
+    @classmethod
+    def of(
+        cls,
+        heard: LoadedAudioLm,
+        decoding: DecodingOptions,
+        options: Mapping[str, Any],
+        recordings: int,
+        spoken: Spoken,
+    ) -> ListeningRequest:
+        """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
+        support.
+
+        heard: the audio language model with its processor. decoding: options of decoding, with a drafter from
+            `as_drafter`. options: further arguments of `generate`. recordings: number of recordings. spoken: options
+            about language and text.
+        """
+        name = type(heard.model).__name__
+        whisper = "Leave it out, or use a Whisper."
+        for argument, value, plain in (
+            ("timestamps", spoken.timestamps, None),
+            *((option, options.get(option), None) for option in WINDOWED),
+        ):
+            if value is not plain:
+                raise InputError(f"`{argument}` must be None for {name}, but is {show(value)}. {whisper}")
+        if spoken.task not in (None, "transcribe"):
+            raise InputError(
+                f"`task` must be 'transcribe' for {name}, but is {show(spoken.task)}. Ask for it in `prompt`."
+            )
+        temperature = options.get("temperature")
+        if isinstance(temperature, (list, tuple)):
+            raise InputError(
+                f"`temperature` must be one number for {name}, but is {show(temperature)}. Leave it out for greedy "
+                "decoding."
+            )
+        if spoken.prompt is not None and heard.requests and not heard.written:
+            raise InputError(f"`prompt` must be None for {name}, but is {show(spoken.prompt)}. Leave it out.")
+        prompt = spoken.prompt
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
+        check_reserved(
+            {key: value for key, value in options.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
+        )
+        speculation = fitting(decoding, heard.model, heard.checked)
+        languages = _languages(heard, spoken.language, recordings)
+        calibrations = read_calibrations(heard.directory)
+        return cls(heard, speculation, options, prompt if prompt and prompt.strip() else None, languages, calibrations)
+
+    def check(self, samples: Tensor) -> Tensor:
+        """Return samples (T,); raise InputError if the model cannot take them."""
+        return self.heard.check(samples)
+
+    def language(self, index: int) -> str | None:
+        """Return the language that the caller gave for a recording, or None. index: index of the recording in the
+        call."""
+        languages = self.languages
+        return languages if languages is None or isinstance(languages, str) else languages[index]
+
+    def inputs(self, samples: Mapping[int, Tensor]) -> dict[str, Any]:
+        """Make the inputs of `generate`. samples: index of the recording in the call -> samples (T,)."""
+        languages = None if self.languages is None else [self.language(index) for index in samples]
+        return self.heard.inputs([*samples.values()], self.prompt, languages)
+
+
+def listen(
+    request: ListeningRequest,
+    samples: Mapping[int, Tensor],
+    batch_size: int,
+    progress: Callable[[float, float], None] | None,
+    on_transcript: Callable[[int, Transcript], None] | None,
+    errors: dict[int, InputError],
+) -> dict[int, Transcript]:
+    """Transcribe recordings, `batch_size` at a time. Returns: index -> transcript.
+
+    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
+        called with each index and transcript, in order. errors: index -> error; recordings that exceed the model's
+        maximum length are added.
+    """
+    transcripts = silent_transcripts(request.languages, samples)
+    tell = in_order(samples, transcripts, on_transcript)
+    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    indices = [index for index in samples if index not in transcripts]
+    for start in range(0, len(indices), batch_size):
+        batch = indices[start : start + batch_size]
+        transcripts |= _batch(request, {index: samples[index] for index in batch}, errors)
+        done += sum(len(samples[index]) for index in batch) / SAMPLE_RATE
+        tell()
+        if progress is not None:
+            progress(done, total)
+    tell()
+    return transcripts
+
+
+def _batch(
+    request: ListeningRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
+) -> dict[int, Transcript]:
+    heard, speculation, indices = request.heard, request.speculation, [*samples]
+    stopwatch = Stopwatch(heard.model.device)
+    inputs = request.inputs(samples)
+    rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
+    if long := too_long(heard.model, inputs, rule, "Cut the recording."):
+        errors |= {indices[row]: error for row, error in long.items()}
+        rest = {index: sound for index, sound in samples.items() if index not in errors}
+        return _batch(request, rest, errors) if rest else {}
+    features = stopwatch.lap()
+    usage = [Usage() for _ in indices]
+    on_round = numbered(speculation.options.on_round, indices)
+    drafts = speculation.drafter_for(heard.model) is not None
+    options = with_length(request.options, heard.model)
+    if "stop_strings" in options:
+        options["tokenizer"] = heard.tokenizer
+    try:
+        rounds = rounds_of(heard.model, inputs, speculation, options)
+    except PASSED_ON:
+        raise
+    except Exception as error:
+        raise options_error(tuple(request.options), error, option_names(heard.model)) from error
+    for round_ in rounds:
+        for row, index in enumerate(round_.rows):
+            usage[index].clock(round_, row, drafts)
+        if on_round is not None:
+            on_round(round_)
+    for entry in usage:
+        entry.seconds["encoder"] += entry.seconds.pop("prompt", 0.0)
+    rest = max(stopwatch.lap() - sum(sum(entry.seconds.values()) for entry in usage), 0.0) / len(usage)
+    read = sum(map(len, samples.values()))
+    return {
+        index: _transcript(request, entry, samples[index], features * len(samples[index]) / read, rest, index)
+        for index, entry in zip(indices, usage, strict=True)
+    }
+
+
+def _transcript(
+    request: ListeningRequest, usage: Usage, samples: Tensor, features: float, rest: float, index: int
+) -> Transcript:
+    processor, language = cast(Any, request.heard.processor), request.language(index)
+    text: str = request.heard.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
+    if hasattr(processor, "parse_output"):  # the model's output begins with the name of the language
+        found = processor.parse_output(text)
+        text, language = found["transcription"], language or found["language"]
+    seen = evidence(usage.logprobs)
+    return Transcript(
+        text=text,
+        language=language and LANGUAGE_CODES.get(language.lower(), language),
+        segments=[],
+        tokens=usage.tokens,
+        rounds=usage.rounds,
+        tokens_per_round=usage.tokens_per_round,
+        timings=timings(usage, features, rest),
+        seconds=len(samples) / SAMPLE_RATE,
+        lossless=request.speculation.options.lossless,
+        confidence=usage.limited(confidence(seen, request.calibrations, TRANSCRIPT), sets_length(request.options)),
+        note=usage.note,
+        finish_reason=usage.finish_reason,
+        calibrated=TRANSCRIPT in request.calibrations,
+        evidence=seen,
+    )
+
+
+def _languages(
+    heard: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
+) -> str | Sequence[str] | None:
+    """Check the languages of a call: the processor is called with each of them. Raises InputError for an unknown
+    language. recordings: number of recordings."""
+    if language is None:
+        return None
+    if "language" not in heard.requests:
+        raise InputError(
+            f"`language` must be left out for {type(heard.model).__name__}, which hears it itself, but is "
+            f"{show(language)}. Name it in `prompt`."
+        )
+    names = [language] if isinstance(language, str) else language
+    if not isinstance(language, str) and (not isinstance(language, Sequence) or len(language) != recordings):
+        raise InputError(
+            f"`language` must be one, or one for each of {recordings} recordings, but is {show(language)}. Add or drop "
+            "some."
+        )
+    for name in names:
+        try:
+            how = {"tokenize": False} if heard.written else {"model_id": "", "format": ["wav"]}
+            request = cast(Any, heard.processor).apply_transcription_request
+            request([torch.zeros(SAMPLE_RATE).numpy()], language=name, **how)
+        except Exception as error:
+            raise InputError(
+                f"`language` must be one that {type(heard.model).__name__} knows, but is {show(name)} "
+                f"({' '.join(str(error).split())[:300]}). Choose one."
+            ) from error
+    return language

@@ -1,0 +1,438 @@
+"""Decodes the recordings of a `transcribe` call with Whisper, in batches, or cut at pauses into pieces that are decoded
+at the same time.
+
+`in_batches` decodes each batch by one call of `generate`, as transformers does. `in_pieces` decodes each piece of a
+recording by its own call of `generate`; calls that run at the same time share the passes of the decoder.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, WhisperForConditionalGeneration
+
+from mmdec.checks.arguments import options_error
+from mmdec.checks.devices import PASSED_ON
+from mmdec.core.timing import Stopwatch
+from mmdec.generation.model_lock import reading
+from mmdec.generation.speculation import option_names
+from mmdec.io.audio import SAMPLE_RATE
+from mmdec.io.audio.live import Window, cut_at_pauses
+from mmdec.tasks.call import Usage, numbered
+from mmdec.tasks.confidence import confidence, evidence
+from mmdec.tasks.inputs import silent
+from mmdec.whisper.batcher import Together
+from mmdec.whisper.call import can_twin, compression
+from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.request import TranscriptionRequest, UsageMeter, first_time
+from mmdec.whisper.target import attention_restored, without_own_warnings
+from mmdec.whisper.transcript import UNSPACED, Segment, Transcript, agree, beginnings, moved, words
+
+TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
+UNSURE = 0.7  # below this confidence, the transcript's note recommends a model of more languages or a larger one
+MULTILINGUAL = "openai/whisper-base"  # the model that the note recommends
+Progress = Callable[[float, float], None]  # called with (seconds of audio done, seconds of audio in total)
+NOBODY = "without a voice"  # text of the note for a long recording in which no speech was found
+OnTranscript = Callable[[int, Transcript], None]
+Languages = str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The result and the cost of decoding one recording, or one piece of it."""
+
+    segments: list[Segment]
+    language: str | None  # language code; None if the model has only one language
+    usage: Usage
+    samples: int  # duration in samples at 16 kHz
+    features: float  # seconds for computing the log-mel features
+    rest: float  # seconds of decoding outside the stages that are measured
+
+
+def in_batches(
+    request: TranscriptionRequest,
+    samples: Mapping[int, Tensor],
+    batch_size: int,
+    progress: Progress | None = None,
+    on_transcript: OnTranscript | None = None,
+) -> dict[int, Transcript]:
+    """Transcribe recordings, `batch_size` at a time. Returns: index -> transcript.
+
+    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
+        called with each index and transcript, in order.
+    """
+    transcripts = silent_transcripts(request.languages, samples)
+    tell = in_order(samples, transcripts, on_transcript)
+    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    lengths = {index: len(recording) for index, recording in samples.items() if index not in transcripts}
+    for indices in request.batches(lengths, batch_size):
+        on_window = None if progress is None else _window_progress(progress, done, total, request.whisper)
+        batch = [samples[index] for index in indices]
+        transcripts |= zip(indices, transcribe_batch(request, indices, batch, on_window), strict=True)
+        done += sum(map(len, batch)) / SAMPLE_RATE
+        tell()
+    tell()
+    if progress is not None:
+        progress(total, total)
+    return transcripts
+
+
+def in_pieces(
+    request: TranscriptionRequest,
+    samples: Mapping[int, Tensor],
+    batch_size: int,
+    progress: Progress | None = None,
+    on_transcript: OnTranscript | None = None,
+) -> dict[int, Transcript]:
+    """Transcribe recordings. Recordings longer than one window (30 s) are cut at pauses into pieces. Up to `batch_size`
+    pieces are decoded at the same time. Returns: index -> transcript.
+
+    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
+        called with each index and transcript, in order.
+    """
+    transcripts = silent_transcripts(request.languages, samples)
+    most = request.whisper.extractor.n_samples
+    cuts = {
+        index: cut_at_pauses(recording, most) if request.is_long(len(recording)) else [Window(0, recording)]
+        for index, recording in samples.items()
+        if index not in transcripts
+    }
+    transcripts |= {
+        index: _nothing(request.languages, index, samples[index], NOBODY) for index, cut in cuts.items() if not cut
+    }
+    tell = in_order(samples, transcripts, on_transcript)
+    pieces = [(index, window) for index, windows in cuts.items() for window in windows]
+    found, together = defaultdict[int, dict[int, Decoded]](dict), Together(batch_size)
+    jobs = (partial(_decoded, request, [index], [window.samples], None, together) for index, window in pieces)
+    done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
+    tell()
+    with _decoding(request):
+        for number, (decoded,) in together.run(jobs):
+            index, window = pieces[number]
+            found[index][window.start] = decoded
+            if len(found[index]) == len(cuts[index]):
+                whole = _joined(sorted(found.pop(index).items()), len(samples[index]))
+                transcripts[index] = _transcript(request, whole)
+                tell()
+            done += len(window.samples) / SAMPLE_RATE
+            if progress is not None:
+                progress(min(done, total), total)
+    if progress is not None:
+        progress(total, total)
+    return transcripts
+
+
+def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
+    """Join the decoded pieces of one recording. parts: (index of the first sample in the recording, decoded piece) for
+    each. samples: the recording's number of samples."""
+    if len(parts) == 1 and parts[0][1].samples == samples:
+        return parts[0][1]
+    usage = Usage()
+    for _, part in parts:
+        usage.add(part.usage)
+    segments = [moved(segment, start / SAMPLE_RATE) for start, part in parts for segment in part.segments]
+    longest = max((part for _, part in parts), key=lambda part: part.samples)
+    features, rest = sum(part.features for _, part in parts), sum(part.rest for _, part in parts)
+    return Decoded(segments, longest.language, usage, samples, features, rest)
+
+
+def in_order(
+    wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
+) -> Callable[[], None]:
+    """Return a function that passes new transcripts to the callback `on_transcript`, each once, in the order of the
+    recordings.
+
+    wanted: index -> recording (T,). found: index -> finished transcript; the caller adds transcripts to it.
+    """
+    left = list(wanted)
+
+    def tell() -> None:
+        while on_transcript is not None and left and left[0] in found:
+            index = left.pop(0)
+            on_transcript(index, found[index])
+
+    return tell
+
+
+def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
+    """Return an empty transcript for each silent recording: index -> transcript. languages: the argument `language` of
+    the call. samples: index -> recording (T,)."""
+    levels = {index: silent(recording) for index, recording in samples.items()}
+    return {index: _nothing(languages, index, samples[index], level) for index, level in levels.items() if level}
+
+
+def _nothing(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
+    """Make an empty transcript of a recording without speech, which is not decoded, because the model would invent
+    words.
+
+    languages: the argument `language` of the call. index: index of the recording. level: the end of the note "the
+        recording is ...".
+    """
+    return Transcript(
+        text="",
+        language=languages if languages is None or isinstance(languages, str) else languages[index],
+        segments=[],
+        tokens=[],
+        rounds=0,
+        tokens_per_round=1.0,
+        timings=timings(Usage(), 0.0, 0.0),
+        seconds=len(samples) / SAMPLE_RATE,
+        confidence=None,
+        windows=0,
+        note=f"the recording is {level}",
+    )
+
+
+def transcribe_batch(
+    request: TranscriptionRequest,
+    indices: Sequence[int],
+    recordings: Sequence[Tensor],
+    on_window: Callable[[Tensor], None] | None,
+) -> list[Transcript]:
+    """Transcribe one batch of 16 kHz recordings (T,). All must be at most one window long, or all must be longer.
+
+    indices: index of each recording in the call, by which its language is selected.
+    on_window: called before each window with a tensor (B, 2): for each recording the frames done and the frames in
+        total.
+    """
+    with _decoding(request):
+        return [_transcript(request, one) for one in _decoded(request, indices, recordings, on_window)]
+
+
+def _decoded(
+    request: TranscriptionRequest,
+    indices: Sequence[int],
+    recordings: Sequence[Tensor],
+    on_window: Callable[[Tensor], None] | None,
+    together: Together | None = None,
+) -> list[Decoded]:
+    """Decode one batch of recordings (T,); the caller must hold the locks of `_decoding`.
+
+    indices: index of each recording in the call. on_window: called before each window with (B, 2): frames done and
+        frames in total. together: lets several calls of `generate` share decoder passes; None: this call shares none.
+    """
+    model = request.whisper.model
+    stopwatch = Stopwatch(model.device)
+    inputs = request.features(recordings)
+    features = stopwatch.lap()
+    speculation = request.speculation
+    listeners = (_of_caller(on_window), _of_caller(numbered(speculation.options.on_round, indices)))
+    begins = None
+    if request.timestamps == "word":
+        begins = partial(beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))
+    meter = UsageMeter(model, speculation, len(recordings), *listeners, request.margin, begins, together)
+    arguments = request.arguments(indices, request.is_long(len(recordings[0])))
+    stopwatch.lap()
+    meter.start()
+    output = _generated(request, meter, {**inputs, **arguments})
+    codes = _languages(request.whisper, meter.prompts)
+    texts = [
+        _segments(request, segments, code, len(samples) / SAMPLE_RATE)
+        for segments, code, samples in zip(output["segments"], codes, recordings, strict=True)
+    ]
+    counted = sum(sum(usage.seconds.values()) for usage in meter.usage)
+    rest = (stopwatch.lap() - counted) / len(recordings)
+    samples_read = sum(map(len, recordings))
+    return [
+        Decoded(segments, code, usage, len(samples), features * len(samples) / samples_read, rest)
+        for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
+    ]
+
+
+def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
+    """Make the transcript of a decoded recording, and compute its confidence."""
+    whisper, usage = request.whisper, decoded.usage
+    tokens = [token for segment in decoded.segments for token in segment.tokens]
+    text: str = whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+    rate = _rate(tokens, first_time(whisper.model), decoded.samples)
+    seen = evidence(usage.logprobs) | {"rate": rate, "repeats": repeats(text)}
+    sure = confidence(seen, request.calibrations, TRANSCRIPT)
+    # without a calibration, repeated text would get a high confidence: it consists of probable tokens
+    if TRANSCRIPT not in request.calibrations:
+        sure = min(sure, confidence(seen, request.doubts, TRANSCRIPT))
+    return Transcript(
+        text=text,
+        language=decoded.language,
+        segments=decoded.segments if request.timestamps else [],
+        tokens=tokens,
+        rounds=usage.rounds,
+        tokens_per_round=usage.tokens_per_round,
+        timings=timings(usage, decoded.features, decoded.rest),
+        seconds=decoded.samples / SAMPLE_RATE,
+        lossless=request.speculation.options.lossless,
+        confidence=usage.limited(sure, request.length_given),
+        calibrated=TRANSCRIPT in request.calibrations,
+        evidence=seen,
+        windows=usage.prompts,
+        note="; ".join(filter(None, (usage.note, _advice(whisper, sure)))),
+        finish_reason=usage.finish_reason,
+    )
+
+
+def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
+    """Call `generate` with these arguments, and `meter` as its decoding loop. Raises InputError for an option that
+    `generate` rejects; exceptions of the caller's callbacks are passed on unchanged."""
+    try:
+        return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
+    except PASSED_ON:
+        raise
+    except _CallerError as error:
+        raise error.own from None
+    except Exception as error:
+        # transformers raises ValueError for rejected options, and any exception for wrong types, before the first
+        # window
+        if isinstance(error, ValueError) or not meter.prompts:
+            raise options_error(request.given, error, option_names(request.whisper.model)) from error
+        raise
+
+
+def _advice(whisper: LoadedWhisper, sure: float) -> str:
+    """Return a note on a transcript that a model of English alone is unsure of; else "". sure: the confidence."""
+    english = not getattr(whisper.model.generation_config, "is_multilingual", True)
+    if not english or sure >= UNSURE:
+        return ""
+    name = whisper.directory.name if whisper.directory is not None else "this model"
+    return f'{name} knows English alone and is unsure of this recording; model="{MULTILINGUAL}" knows other languages'
+
+
+def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
+    """Compute the natural logarithm of the text tokens per second of audio. first: id of the first timestamp token;
+    timestamp tokens are not counted. samples: number of samples."""
+    return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
+
+
+def repeats(text: str) -> float:
+    """Compute the natural logarithm of a text's compression ratio by zlib, at least 0. It is high for a text that
+    repeats itself. Models write such text where there is no speech.
+
+    Characters are numbered as they occur, so that no script counts for more bytes than another.
+    Source: after Radford et al. 2022 (Whisper), section 4.5, where the ratio of the text in UTF-8 decides whether it is
+        decoded again.
+    """
+    numbers = {sign: number % 256 for number, sign in enumerate(dict.fromkeys(text))}
+    return math.log(max(compression(bytes(map(numbers.__getitem__, text))), 1.0))
+
+
+def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
+    """Return a transcript's time by stage, in seconds. usage: counts and times of its rounds. features: seconds for
+    computing features. rest: seconds outside all stages."""
+    parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
+    return {**parts, "total": sum(parts.values()) + rest}
+
+
+def _segments(
+    request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None, seconds: float
+) -> list[Segment]:
+    """Convert transformers' segments to `Segment`s: add their text and, if word timestamps were requested, their words.
+    The times of words and segments are made consistent.
+
+    timed: transformers' segments, with times in seconds. seconds: duration of the recording. No segment ends after this
+        time, although the model also reads the silence after the recording.
+    """
+    tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
+    special = set(tokenizer.all_special_ids)
+    segments = []
+    for segment in timed:
+        tokens: list[int] = segment["tokens"].tolist()
+        start, end = (min(round(float(segment[name]), 3), seconds) for name in ("start", "end"))
+        spoken = None
+        if request.timestamps == "word":
+            timed_tokens = segment["token_timestamps"]
+            ending = timed_tokens + segment["result"]["token_seconds"][slice(*segment["idxs"])]
+            starts, ends = (
+                [min(round(second, 3), seconds) for second in each.tolist()] for each in (timed_tokens, ending)
+            )
+            text = [index for index, token in enumerate(tokens) if token < first and token not in special]
+            spoken = words(
+                [tokens[index] for index in text],
+                [starts[index] for index in text],
+                [ends[index] for index in text],
+                tokenizer.decode,
+                language not in UNSPACED,
+            )
+        segments.append(Segment(start, end, tokenizer.decode(tokens, skip_special_tokens=True).strip(), tokens, spoken))
+    return agree(segments) if request.timestamps == "word" else segments
+
+
+def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
+    """Return each recording's language code: that of the token after the start token in its prompt. prompts: token ids
+    of each recording's prompt."""
+    settings: Any = whisper.model.generation_config
+    codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
+    start: int = settings.decoder_start_token_id
+    return [codes.get([*ids, -1][ids.index(start) + 1]) for ids in map(list, prompts)]
+
+
+class _CallerError(Exception):
+    """Wraps an exception of the caller's callback (`progress` or `on_round`), so that no option of `generate` is blamed
+    for it."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__(str(own))
+        self.own = own
+
+
+def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | None:
+    """Wrap a callback: an exception that it raises is raised as `_CallerError`. For None, return None."""
+    if function is None:
+        return None
+
+    def called(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:
+            raise _CallerError(error) from error
+
+    return called
+
+
+def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
+    """Return a callback `on_window`, as `transcribe_batch` takes it. It converts the frames done to seconds of audio,
+    and passes them to `progress`.
+
+    done: seconds of audio in earlier batches. total: seconds of audio in all batches.
+    """
+    seconds = whisper.extractor.hop_length / SAMPLE_RATE
+    return lambda frames: progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
+
+
+@contextmanager
+def _decoding(request: TranscriptionRequest) -> Iterator[None]:
+    """Context manager around a call of `generate`: holds the locks of the model and of the drafter's networks, and
+    hides warnings."""
+    model, words = request.whisper.model, request.timestamps == "word"
+    with _attention(model, words, request.speculation.networks), without_own_warnings():
+        yield
+
+
+@contextmanager
+def _attention(
+    model: WhisperForConditionalGeneration, words: bool, others: Sequence[PreTrainedModel]
+) -> Iterator[None]:
+    """Context manager for one call of `generate`: holds the locks of the model and of the drafter's networks
+    (`others`).
+
+    words: whether word timestamps are wanted; then a warning of NumPy 2 is silenced. If a module's `forward` was
+        replaced, `generate` switches the model's attention to "eager" and does not switch it back. Then the lock is
+        exclusive, because an attention mask made for one implementation of attention must not be used by another.
+    """
+    if not words:
+        with reading(model, *others):
+            yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
+        if can_twin(model):
+            with reading(model, *others):
+                yield
+            return
+        with reading(*others, writing=[model]), attention_restored(model):
+            yield

@@ -1,0 +1,235 @@
+"""Finds Whisper models, and loads each once, together with its processor. A model's Medusa heads are loaded when they
+are needed.
+
+A model's folder has the files that transformers writes (config.json, generation_config.json, safetensors, tokenizer and
+feature extractor). Medusa heads are in the subfolder `medusa` of the model's folder. Pickles and remote code are
+rejected.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
+
+from mmdec.checks.arguments import did_you_mean, show
+from mmdec.checks.devices import check_device
+from mmdec.checks.weights import (
+    check_counts,
+    check_extractor,
+    check_generation,
+    damaged,
+    fill,
+    lies_inside,
+    read_settings,
+    read_weights,
+    shards,
+)
+from mmdec.daspeech.checkpoint import heard_parts
+from mmdec.drafters.medusa.checkpoint import WEIGHTS
+from mmdec.drafters.registry import auto_names, drafter_names
+from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
+from mmdec.io.audio import SAMPLE_RATE
+from mmdec.nn.int8 import quantise_linears
+from mmdec.pretrained.drafters import load_drafter
+from mmdec.pretrained.language_model import GENERATION, read_network
+from mmdec.pretrained.plain_text import PlainText
+from mmdec.types import Drafter, InputError
+from mmdec.whisper.encoder import WhisperEncoder, WhisperEncoderConfig
+
+DEFAULT_MODEL = "whisper-tiny.en"
+KIND = "whisper"  # transformers' model_type
+HEADS = "medusa"
+FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors")
+FILES += tuple(f"{name}/*.safetensors" for name in auto_names(speech=True))  # drafters in the model's folder
+
+
+@final
+@dataclass
+class LoadedWhisper:
+    """A Whisper with its processor. All callers share one object, and none changes the weights."""
+
+    model: WhisperForConditionalGeneration
+    processor: WhisperProcessor
+    # the model's folder, where drafters are looked for; None: the model was not loaded from a folder
+    directory: Path | None = None
+    # cache of drafters that were loaded from folders
+    _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check model and processor. Raises InputError if the processor belongs to another model, or the model is in
+        training mode."""
+        shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
+        settings: Any = self.model.generation_config
+        # two frames for each position, because the encoder's second convolution has stride 2
+        frames = 2 * shape.max_source_positions
+        for what, expected, actual in (
+            ("mels", shape.num_mel_bins, extractor.feature_size),
+            ("frames in a window", frames, extractor.nb_max_frames),
+            ("samples a second", SAMPLE_RATE, extractor.sampling_rate),
+            ("as the token <|notimestamps|>", *self._marks(settings)),
+        ):
+            if expected != actual:
+                raise InputError(
+                    f"`processor` must have {expected} {what} for this model, but has {actual}. Load it from where the "
+                    "model is."
+                )
+        if len(tokenizer) > shape.vocab_size:
+            raise InputError(
+                f"`processor` must have at most {shape.vocab_size} tokens for this model, but has {len(tokenizer)}. "
+                "Load it from where the model is."
+            )
+        if self.model.training:
+            raise InputError("`model` must be in evaluation mode, but is being trained. Call `model.eval()`.")
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the processor's tokenizer."""
+        return self.processor.tokenizer  # type: ignore[attr-defined] # set by name
+
+    @cached_property
+    def plain(self) -> PlainText:
+        """Return what keeps special tokens in prompts of callers apart from the model's own."""
+        return PlainText(self.tokenizer)
+
+    @property
+    def extractor(self) -> Any:
+        """Return the processor's feature extractor."""
+        return self.processor.feature_extractor
+
+    def read_drafter(self, folder: Path) -> Drafter:
+        """Load the drafter in a folder, on the model's device and in its precision. It is loaded once, and again if its
+        files have changed. Raises InputError if the folder holds no drafter that fits the model."""
+        return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
+
+    def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
+        """Load Medusa heads as a drafter. directory: the heads' folder; None: the subfolder `medusa` of the model's
+        folder. Raises InputError if there are none."""
+        others = ", ".join(map(repr, drafter_names()))
+        if directory is not None:
+            folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
+            if not folder.is_dir():
+                raise InputError(
+                    f"`drafter` must be '{HEADS}', {others}, a directory with heads, an object or None, but is "
+                    f"{show(str(directory))}, and no such directory exists. Choose one."
+                    f"{did_you_mean(str(directory), (HEADS, *drafter_names()))}"
+                )
+        else:
+            folder = self.directory and self.directory / HEADS
+        if directory is None and folder and self.directory and not lies_inside(folder / WEIGHTS, self.directory):
+            raise InputError(
+                f"`model` must hold its heads in its own folder, but '{folder}' leads outside. Give the heads' own "
+                "directory as `drafter`."
+            )
+        if folder is None or not (folder / WEIGHTS).is_file():
+            where = f"'{folder}' has none" if folder is not None else "it was loaded by its user"
+            raise InputError(
+                f"`drafter` must be {others}, an object or None for a `model` without Medusa heads, but is "
+                f"'{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
+                "medusa IN OUT`, and give their directory."
+            )
+        return self.read_drafter(folder)
+
+    def drafter_folder(self, name: str) -> Path:
+        """Return the folder of a drafter with weights that belongs to the model. name: such as "ctc". Raises InputError
+        if there is none."""
+        folder = None if self.directory is None else drafter_folder(self.directory, name)
+        if folder is None:
+            where = f"'{self.directory}' has none" if self.directory is not None else "it was loaded by its user"
+            raise InputError(
+                f"`drafter` must be {', '.join(map(repr, drafter_names()))}, a directory, an object or None for a "
+                f"`model` without the drafter '{name}', and {where}. Train one, and give its directory."
+            )
+        return folder
+
+    def _marks(self, settings: Any) -> tuple[int | None, int | None]:
+        mark: int | None = getattr(settings, "no_timestamps_token_id", None)
+        return mark, None if mark is None else self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")
+
+
+_whispers = LoadedModels[LoadedWhisper]()
+
+
+def load_whisper(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> LoadedWhisper:
+    """Load a Whisper. It is loaded once for each folder, device and dtype; later calls return the same object.
+
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
+        the weights; torch.int8 (only on a CPU): linear layers compute in 8 bits (`mmdec.nn.int8.quantise_linears`).
+    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
+    """
+    directory = find(model, KIND, FILES)
+    _check(directory, os.fspath(model))
+    checked = check_device(device)
+    key = (version(directory), version(directory.resolve() / HEADS), str(checked), str(dtype))
+    return _whispers.get(key, lambda: _read(directory, checked, dtype))
+
+
+def _check(directory: Path, name: str) -> None:
+    system = kind(directory)
+    if system != KIND:
+        remedy = "Call `mmdec.translate_speech` for it." if system == "daspeech" else "Name another model."
+        raise InputError(f"`model` must be a Whisper, but '{name}' is {system or 'no model'!r}. {remedy}")
+
+
+def read_model(directory: Path) -> WhisperForConditionalGeneration:
+    """Load the Whisper in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
+    directory."""
+    model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper")
+    if not (directory / GENERATION).is_file():  # older folders have the generation settings in the model's config.json
+        with damaged(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
+            settings = read_settings(directory / "config.json")
+            model.generation_config = GenerationConfig.from_model_config(cast(Any, settings))
+            check_generation(model.generation_config, model.config, directory)
+    return cast(WhisperForConditionalGeneration, model)
+
+
+def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWhisper:
+    model = read_model(directory)
+    check_extractor(directory)
+    with damaged(f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"):
+        processor = WhisperProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if dtype == torch.int8:
+        model.to(device)  # type: ignore[arg-type] # transformers declares a str
+        quantise_linears(model)
+    else:
+        # transformers raises an error here if bitsandbytes has quantised the weights
+        with damaged(f"`model` must have weights in floating point, but those in '{directory}' are quantised"):
+            cast(Any, model).to(device, dtype)
+    return LoadedWhisper(model, processor, directory)
+
+
+KINDS = (KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
+PREFIX = "model.encoder."
+
+
+def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
+    """Load the speech encoder of a Whisper, or of a translator of word pieces, in float32 and frozen. model: a shipped
+    name, a folder or a hub id.
+
+    Raises: InputError if there is no such model, or its files are damaged.
+    """
+    folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
+    settings = read_settings(folder / "config.json")
+    if kind(folder) == "daspeech":
+        return heard_parts(folder).model.encoder.eval().requires_grad_(False)
+    if settings.get("model_type") != KIND:
+        raise InputError(
+            f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."
+        )
+    try:
+        config = WhisperEncoderConfig.of(settings)
+    except KeyError as error:
+        raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Fetch it again.") from None
+    weights = read_weights(shards(folder, prefixes=(PREFIX,)), prefixes=(PREFIX,))
+    check_counts(settings, weights)
+    state = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    return fill(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)

@@ -1,0 +1,280 @@
+"""Scores drafts with Whisper's decoder layers, without the Python overhead of transformers' `forward`.
+
+In a small decoder's pass most time is overhead: `forward` builds masks that exist already, looks up attention
+implementations, calls dropout that has no effect, and collects outputs that are not needed. Without this overhead, a
+draft takes about as long as a single token in transformers' loop. The operations are those of transformers; the sums in
+a matrix product may have another order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import EncoderDecoderCache, WhisperForCausalLM, WhisperForConditionalGeneration
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
+
+from mmdec.kernels import onednn
+from mmdec.kernels.half import HalfWeights
+from mmdec.nn.int8 import Int8Linear
+from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear
+from mmdec.types import CACHE
+from mmdec.whisper.vocabulary import copies_of
+
+LARGE = 2**17  # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `FEW` holds
+FEW = 6  # for up to this many queries on a CPU, cross-attention computes keys x queries, which is faster
+Map = Callable[[Tensor], Tensor]
+Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head size)
+
+
+@final
+class FastDecoder(nn.Module):
+    """Replaces the decoder's `forward` once the cache holds the prompt and the encoder's keys and values. It holds the
+    decoder's layers with their projections. Make a new object for each `generate` call: hooks that are added later are
+    ignored.
+
+    Modules with hooks or adapters, and those of unknown classes, are called normally. Hooks on the decoder itself are
+    called, too.
+    """
+
+    def __init__(self, decoder: WhisperDecoder) -> None:
+        super().__init__()
+        # in a tuple, so that torch does not register the embeddings as submodules of this module
+        self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
+        self.copies = copies_of(decoder)
+        halves = self.copies.made(partial(_halves, decoder)) or [{}] * len(decoder.layers)
+        self.layers_of = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
+        self.norm = _direct(decoder.layer_norm)
+        for name in HOOK_TABLES:
+            self.__dict__[name] = decoder.__dict__[name]
+
+    @staticmethod
+    def fits(decoder: nn.Module) -> bool:
+        """Return whether the decoder can be replaced: its layers are transformers' own, without hooks, and use
+        "sdpa"."""
+        if type(decoder) is not WhisperDecoder or decoder.training:
+            return False
+        if decoder.config._attn_implementation != "sdpa":
+            return False
+        layers: list[Any] = list(decoder.layers)
+        if any(type(layer) is not WhisperDecoderLayer for layer in layers):
+            return False
+        attentions = [part for layer in layers for part in (layer.self_attn, layer.encoder_attn)]
+        stock = all(type(part) is WhisperAttention for part in attentions)
+        return stock and all(map(_bare, (decoder, *layers, *attentions)))
+
+    def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
+        """Compute keys and values of the encoder's states (B, S, H), and store them in an empty cache.
+
+        This saves time, because transformers' pass would copy keys and values once more (30 MB for the shipped
+        Whisper).
+        """
+        memory = cache.cross_attention_cache
+        for index, layer in enumerate(self.layers_of):
+            if index == len(memory.layers):
+                memory.layers.append(DynamicLayer())
+            # contiguous in memory for each head: later passes read them faster, which saves more than this copy costs
+            keys, values = (part.contiguous() for part in layer.memory.pair(states))
+            kept = cast(DynamicLayer, memory.layers[index])
+            kept.lazy_initialization(keys, values)
+            kept.keys, kept.values = keys, values
+            cache.is_updated[index] = True
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor,
+        **given: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Run the decoder over N tokens per batch row. Returns an output object with last_hidden_state (B, N, H).
+
+        input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden. given:
+            transformers' other arguments.
+        """
+        cache: EncoderDecoderCache = given[CACHE]
+        states = self.together([Piece(input_ids, position_ids, attention_mask, cache)])
+        named: Any = {CACHE: cache}
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **named)
+
+    def together(self, pieces: Sequence[Piece]) -> Tensor:
+        """Run the decoder over drafts of several recordings. Returns their joined hidden states (B, sum of all N, H).
+
+        Each draft attends to the cache of its recording. All else is computed for all tokens at once, so that weights
+        are read only once.
+        """
+        self.copies.passes += 1
+        tokens, positions = self.embeddings
+        x = torch.cat([tokens(piece.ids) + positions(piece.ids, position_ids=piece.positions) for piece in pieces], 1)
+        for index, layer in enumerate(self.layers_of):
+            x = layer(x, index, pieces)
+        return self.norm(x)
+
+
+@final
+@dataclass(frozen=True)
+class Piece:
+    """One recording's share of a common pass: its draft, and the cache that the draft attends to."""
+
+    ids: Tensor  # (B, N), the draft's tokens
+    positions: Tensor  # (B, N), position ids of these tokens
+    mask: Tensor | None  # (B, 1, N, S + N), additive; None: nothing is hidden
+    cache: EncoderDecoderCache
+
+    def own(self, index: int, keys: Tensor, values: Tensor) -> Pair:
+        """Append the keys and values (B, heads, N, D) of this draft to the cache of decoder layer `index`. Returns the
+        keys and values of all tokens."""
+        layer: Any = self.cache.self_attention_cache.layers[index]
+        return layer.update(keys, values)
+
+    def memory(self, index: int) -> Pair:
+        """Return layer `index`'s keys and values of the encoder's states, which cross-attention reads."""
+        layer: Any = self.cache.cross_attention_cache.layers[index]
+        return layer.keys, layer.values
+
+
+class _Layer:
+    """One decoder layer, with its projections as plain functions, which are looked up once, when the object is made."""
+
+    def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
+        """layer: transformers' decoder layer. half: name -> half-precision copy of a weight; may be empty."""
+        self.own = _Attention(layer.self_attn, _stock)
+        self.memory = _Attention(layer.encoder_attn, _across, many=True)
+        self.own.mixed, self.own.out = half.get("own"), half.get("own out", self.own.out)
+        self.memory.query, self.memory.out = half.get("query", self.memory.query), half.get("out", self.memory.out)
+        self.own_norm, self.memory_norm = _direct(layer.self_attn_layer_norm), _direct(layer.encoder_attn_layer_norm)
+        self.widen, self.narrow = (half.get(name, _direct(getattr(layer, name))) for name in ("fc1", "fc2"))
+        self.norm, self.activation = _direct(layer.final_layer_norm), cast(Map, layer.activation_fn)
+
+    def __call__(self, x: Tensor, index: int, pieces: Sequence[Piece]) -> Tensor:
+        """Run the layer over x (B, N, H), the concatenated tokens of all pieces. index: the layer's index."""
+        sizes = [piece.ids.shape[1] for piece in pieces]
+        queries, *news = self.own.trio(self.own_norm(x))
+        parts = zip(pieces, *(part.split(sizes, 2) for part in news), strict=True)
+        pairs = [piece.own(index, keys, values) for piece, keys, values in parts]
+        x = x + self.own(queries, pairs, [piece.mask for piece in pieces], sizes)
+        queries = self.memory.heads(self.memory.query(self.memory_norm(x)))
+        x = x + self.memory(queries, [piece.memory(index) for piece in pieces], [None] * len(pieces), sizes)
+        return x + self.narrow(self.activation(self.widen(self.norm(x))))
+
+
+class _Attention:
+    """The self-attention or the cross-attention of a decoder layer, with its projections as plain functions. Queries
+    are scaled before the product with keys, as in transformers' layer."""
+
+    def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
+        """attention: transformers' module. attend: called with (queries, keys, values, mask). many: True for
+        cross-attention, whose keys and values are computed from all states of a window at once."""
+        self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
+        self.query, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
+        self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
+        # computes queries, keys and values in one matrix product; None if that is not possible
+        self.mixed: Map | None = None
+
+    def __call__(
+        self, queries: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
+    ) -> Tensor:
+        each = zip((queries * self.scaling).split(sizes, 2), pairs, masks, strict=True)
+        outs = [self.attend(own, *pair, mask) for own, pair, mask in each]
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def trio(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, keys and values, each (B, heads, N, D), of hidden states x (B, N, H)."""
+        if self.mixed is None:
+            return self.heads(self.query(x)), *self.pair(x)
+        return self.mixed(x).unflatten(2, (3, -1, self.size)).permute(2, 0, 3, 1, 4).unbind()
+
+    def pair(self, x: Tensor) -> Pair:
+        return self.heads(self.keys(x)), self.heads(self.values(x))
+
+    def heads(self, x: Tensor) -> Tensor:
+        """Split x (B, N, H) into heads (B, heads, N, D)."""
+        return x.unflatten(2, (-1, self.size)).transpose(1, 2)
+
+
+def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
+    """Copy the weights to half precision. Returns for each layer: name -> copy. Returns None if half precision would
+    change a weight, or if a projection is not torch's own linear layer without hooks."""
+    found = list[dict[str, HalfWeights]]()
+    for layer in decoder.layers:
+        own, memory = layer.self_attn, layer.encoder_attn
+        parts = (own.q_proj, own.k_proj, own.v_proj)
+        single = {"own out": own.out_proj, "query": memory.q_proj, "out": memory.out_proj}
+        single |= {"fc1": layer.fc1, "fc2": layer.fc2}
+        if not all(map(plain_linear, (*parts, *single.values()))):
+            return None
+        biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
+        mixed = HalfWeights(torch.cat([part.weight for part in parts]), torch.cat(biases))
+        copies = {name: HalfWeights(module.weight, module.bias) for name, module in single.items()}
+        found.append({"own": mixed, **copies})
+        if not all(copy.exact for copy in found[-1].values()):
+            return None
+    return found
+
+
+def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attend to the encoder's states. For few queries on a CPU, keys x queries is computed, because that is faster.
+
+    queries: (B, heads, N, D). keys, values: (B, heads, S, D).
+    """
+    if queries.shape[2] > FEW or keys.numel() < LARGE or queries.device.type != "cpu":
+        return _stock(queries, keys, values, mask)
+    scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
+    return torch.matmul(scores.softmax(3), values)
+
+
+def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
+
+
+def _direct(module: Any, many: bool = False) -> Map:
+    """Return a function that computes what a torch module without hooks does, without the overhead of its `__call__`.
+    Other modules are returned unchanged. many: whether the function is called with many positions at once."""
+    if plain_linear(module):
+        large = (many or module.weight.numel() >= LARGE) and module.weight.device.type == "cpu"
+        return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
+    if type(module) is Int8Linear and _bare(module):
+        return module.forward
+    if type(module) is nn.LayerNorm and _bare(module):
+        shape = list(module.normalized_shape)
+        return partial(torch.layer_norm, normalized_shape=shape, weight=module.weight, bias=module.bias, eps=module.eps)
+    return module
+
+
+def _bare(module: nn.Module) -> bool:
+    """Return whether a module has no hooks and no replaced `forward`."""
+    return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)
+
+
+def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:
+    """Make a smaller decoder from the layers of the model with the indices `layers`, for transformers' assisted
+    generation.
+
+    It shares the model's embeddings, final norm and output layer, and reads the model's encoder states. Each layer is
+    copied, because its index in the cache changes.
+    """
+    config = copy.deepcopy(model.config)
+    config.decoder_layers = len(layers)
+    config._attn_implementation = model.config._attn_implementation
+    with torch.device("meta"):  # On the device "meta" parameters take no memory. All of them are replaced below.
+        assistant = WhisperForCausalLM(config).eval()
+    small: Any = assistant.model.decoder
+    large = model.model.decoder
+    for name in ("embed_tokens", "embed_positions", "layer_norm"):
+        setattr(small, name, getattr(large, name))
+    for index, layer in enumerate(layers):
+        copied: Any = copy.deepcopy(large.layers[layer])
+        copied.self_attn.layer_idx = copied.encoder_attn.layer_idx = index
+        small.layers[index] = copied
+    assistant.proj_out = model.proj_out
+    assistant.generation_config = copy.deepcopy(model.generation_config)
+    return assistant

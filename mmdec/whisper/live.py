@@ -1,0 +1,377 @@
+"""`mmdec.transcribe_stream`: transcribes audio while it arrives. Text is provisional at first, and final later.
+
+A window of speech is decoded again and again while it grows. Its text is provisional until the window closes, at a
+pause or when it is full. Then the window is decoded once more, as `transcribe` decodes the same samples. Each decoding
+uses the previous text of the window as its draft, so that text which did not change takes only one or two passes of the
+decoder.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, BinaryIO, TypeVar, cast, final
+
+import numpy as np
+from torch import Tensor
+from typing_extensions import TypedDict, Unpack
+
+from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
+from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.verify import RuleName
+from mmdec.drafters.last_hypothesis import LastHypothesis
+from mmdec.drafters.registry import AUTO
+from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
+from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
+from mmdec.io.audio.damage import Loss
+from mmdec.io.audio.live import (
+    BYTES,
+    PipedSound,
+    SpeechWindows,
+    StreamResampler,
+    Window,
+    is_wav,
+    looks_like_a_file,
+    pieces,
+    samples,
+    wav_stream,
+)
+from mmdec.pretrained.audio_lm import LoadedAudioLm
+from mmdec.tasks.call import as_loaded, fitting
+from mmdec.tasks.inputs import channels_of, whole_rate, with_note
+from mmdec.tasks.threads import with_threads
+from mmdec.types import InputError
+from mmdec.whisper.batches import in_batches
+from mmdec.whisper.checkpoint import DEFAULT_MODEL
+from mmdec.whisper.request import Spoken, Timestamps, TranscriptionRequest, first_time
+from mmdec.whisper.transcribe import WHISPER, Model, as_drafter
+from mmdec.whisper.transcript import Segment, Transcript, moved
+
+HEAD = 12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
+# for provisional text: seconds of silence that the encoder reads after the audio, see docs/reference/whisper.md
+MARGIN = 5.0
+CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
+TEXTS = 3  # number of the window's previous texts that are kept for drafts
+TIMES = 50  # number of timestamp tokens per second of audio
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # in seconds: minimum and maximum of the argument `pause`
+LOUDEST = 8.0  # maximum absolute sample value, 1 is full scale; larger samples are rejected
+Chunk = np.ndarray | Tensor | bytes
+Taken = TypeVar("Taken")
+
+
+@dataclass(frozen=True)
+class StreamUpdate:
+    """The current text of one window of a stream.
+
+    A provisional update replaces the previous update of its window. A final update is the last one of its window, and
+    its transcript equals that of `transcribe` for the same samples.
+    """
+
+    start: float  # beginning of the window, in seconds from the beginning of the stream
+    end: float  # end of the decoded audio, in seconds from the beginning of the stream
+    final: bool
+    transcript: Transcript  # its times are relative to the beginning of the window
+
+    @property
+    def text(self) -> str:
+        """Return the window's text."""
+        return self.transcript.text
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Return the window's segments and words, with times relative to the beginning of the stream; empty unless
+        timestamps were requested."""
+        return [moved(segment, self.start) for segment in self.transcript.segments]
+
+
+class StreamOptions(TypedDict, total=False, extra_items=Any):
+    """The keyword arguments of `transcribe_stream`; all other options go to transformers' `generate`."""
+
+    sample_rate: int
+    encoding: str
+    every: float | None
+    pause: float
+    model: Model
+    processor: Any
+    drafter: DraftedBy
+    timestamps: Timestamps
+    language: str | None
+    task: str | None
+    prompt: str | None
+    rule: RuleName | None
+    seed: int | None
+    statistics: DecodingStatistics | None
+    device: Any
+    dtype: Any
+    threads: int | None
+
+
+def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions]) -> Iterator[StreamUpdate]:
+    """Transcribe sound while it arrives.
+
+    Text is provisional while somebody speaks, and final after a pause, or when a window of 30 s is full. The final text
+    of a window is exactly that of `transcribe` on the same samples. Silence is not decoded. Close the iterator to stop.
+
+    chunks: pieces of one recording, of any length: samples (T,) or (T, channels) as for `transcribe`, or bytes of one
+        channel. A microphone's queue, a pipe or a socket, for instance.
+    sample_rate: Hz of the samples. Default 16000.
+    encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
+    every: seconds of new audio after which provisional text is decoded anew. Default 1. Text is decoded at most once
+        for each chunk, so a slow machine decodes less often and does not fall behind. For
+        provisional text the encoder reads 5 s after the sound, instead of up to 30 s in all, and there are no word
+        times. None: no provisional text.
+    pause: seconds of silence that end a window. Default 1. What is silence is judged by the level, compared with loud
+        speech and with the noise.
+    drafter: as for `transcribe`, for a window's first decoding. Later decodings use the window's previous text as the
+        draft. None: no drafts at all.
+    model: a Whisper, as for `transcribe`; no audio language model.
+    processor, timestamps, task, prompt, rule, seed, statistics, device, dtype, threads: as for `transcribe`.
+    language: a name or a code. Default None: detected for each window.
+    options: arguments of `generate`, as for `transcribe`.
+    Returns: an iterator of `StreamUpdate`, in the order of the audio.
+    Raises: InputError if an argument is rejected; during iteration, for a chunk that cannot be read, after the updates
+        of all earlier chunks.
+    """
+    live = LiveTranscriber(**options)
+
+    def updates() -> Iterator[StreamUpdate]:
+        for chunk in chunks:
+            yield from live.feed(chunk)
+        yield from live.end()
+
+    return updates()
+
+
+@final
+@dataclass(frozen=True)
+class StreamedSound:
+    """The audio options of `transcribe_stream`.
+
+    sample_rate: in Hz. encoding: format of bytes, such as "s16". every: seconds of new audio between two provisional
+        texts; None: no provisional text.
+    pause: seconds of silence that end a window.
+    """
+
+    sample_rate: int = SAMPLE_RATE
+    encoding: str = "s16"
+    every: float | None = 1.0
+    pause: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_rate(whole_rate(self.sample_rate))
+        check_choice("encoding", self.encoding, tuple(BYTES), "s16 is the usual one.")
+        if self.every is not None:
+            _check_seconds("every", self.every, 0.1, 30.0)
+        _check_seconds("pause", self.pause, SHORTEST_PAUSE, LONGEST_PAUSE)
+
+
+def _take(kind: type[Taken], options: dict[str, Any]) -> Taken:
+    """Make an object of the dataclass `kind` from those options that are its fields. These options are removed from
+    `options`."""
+    return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
+
+
+@final
+class LiveTranscriber:
+    """Transcribes a stream by method calls, as `transcribe_stream` does for an iterable: `feed` each chunk when it
+    arrives, then `end`. Holds the open window and its texts."""
+
+    def __init__(self, **options: Unpack[StreamOptions]) -> None:
+        """Load the model. options: those of `transcribe_stream`. Raises InputError if an option is rejected."""
+        left = dict[str, Any](options)
+        sound, spoken = _take(StreamedSound, left), _take(Spoken, left)
+        threads = left.pop("threads", None)
+        check_threads(threads)
+        device, dtype = left.pop("device", None), left.pop("dtype", None)
+        model = left.pop("model", DEFAULT_MODEL)
+        if isinstance(model, LoadedAudioLm):
+            raise InputError(
+                f"`model` must be a Whisper for sound that arrives, but is {type(model.model).__name__}. Transcribe "
+                "whole recordings with it."
+            )
+        whisper = as_loaded(WHISPER, model, left.pop("processor", None), device, dtype)
+        drafter = as_drafter(whisper, left.pop("drafter", AUTO))
+        rule, seed, statistics = (left.pop(name, None) for name in ("rule", "seed", "statistics"))
+        self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)
+        first = fitting(self._decoding, whisper.model)
+        self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
+        # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
+        # silence hardly ever changes a token
+        self._quick = replace(
+            request,
+            margin=MARGIN,
+            timestamps="segment" if request.timestamps == "word" else request.timestamps,
+        )
+        self._threads, self._encoding = threads, sound.encoding
+        self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
+        self._half = b""  # the first bytes of a sample of which the other bytes have not arrived yet
+        self._rate = whole_rate(sound.sample_rate)
+        self._mixer, self._channels = Mixer(self._rate), 1
+        self._notes = list[str]()  # those of the mixers before
+        self._noted = False  # whether a final update had a note about channels
+        self._resampler = StreamResampler(self._rate)
+        self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples)
+        # the window as it was when it was last decoded; None: the open window was not decoded yet
+        self._decoded: Window | None = None
+        # The transcript of `_decoded`, if it was made with the options of final text, so that it equals that of
+        # `transcribe`; else None.
+        self._settled: Transcript | None = None
+        self._texts: list[list[int]] = []  # token ids of the window's previous texts, the newest first
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of audio that were passed to `feed` so far."""
+        return self._windows.heard / SAMPLE_RATE
+
+    def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
+        """Add a chunk of samples or bytes to the stream. Yields new texts of windows. Raises InputError for a chunk
+        that cannot be read."""
+        for window in self._windows.add(self._resampler.add(self._samples(chunk))):
+            yield self._final(window)
+        provisional = self._provisional()
+        if provisional is not None:
+            yield provisional
+
+    def end(self, note: str = "") -> Iterator[StreamUpdate]:
+        """End the stream. Yields the final updates. Then raises InputError if the last chunk ended inside a sample.
+
+        note: about the whole stream. The last update has it; if no window is open, an update without text has it.
+        """
+        closed = self._windows.add(self._resampler.add(self._mixer.end(), last=True))
+        last = [*closed, *self._windows.end()]
+        for index, window in enumerate(last):
+            update = self._final(window)
+            yield update if index < len(last) - 1 else replace(update, transcript=with_note(update.transcript, note))
+        if not last and (note or (self._channel_note and not self._noted)):
+            end, note = self.seconds, "; ".join(filter(None, (note, self._channel_note)))
+            nothing = Transcript("", None, [], [], 0, 1.0, {}, confidence=None, windows=0, note=note)
+            yield StreamUpdate(end, end, True, nothing)
+        if self._half:
+            raise InputError(
+                f"`chunks` must hold whole samples of {BYTES[self._encoding]} bytes, but end with {len(self._half)} of "
+                f"one. Check `encoding`, which is {self._encoding!r}."
+            )
+
+    def _samples(self, chunk: Chunk) -> np.ndarray:
+        """Convert a chunk to mono samples (T,) in [-1, 1]. Raises InputError if it cannot be read."""
+        if isinstance(chunk, (bytes, bytearray, memoryview)):
+            whole = self._half + bytes(chunk)
+            used = len(whole) - len(whole) % BYTES[self._encoding]
+            self._half = whole[used:]
+            sound = samples(whole[:used], self._encoding)[:, None]
+        elif isinstance(chunk, (np.ndarray, Tensor)):
+            sound = channels_of(chunk)
+        else:
+            raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
+        wrong = ~(np.abs(sound) <= LOUDEST)  # written with ~, so that NaN counts as wrong, too
+        if wrong.any():
+            raise InputError(
+                f"`chunks` must hold samples from -1 to 1, but {int(wrong.sum())} of {sound.size} of one are NaN or "
+                f"beyond {LOUDEST:g}. Check `encoding`, or scale them: a stream's own peak is not known before its end."
+            )
+        return self._mix(sound).clip(-1.0, 1.0)
+
+    def _mix(self, sound: np.ndarray) -> np.ndarray:
+        """Mix the next samples (T, channels) down. The mixer holds those of the last twentieth of a second."""
+        if sound.shape[1] == self._channels:
+            return self._mixer.add(sound)
+        rest = self._mixer.end()  # the chunks have another number of channels from here on
+        self._notes.append(self._mixer.note)
+        self._mixer, self._channels = Mixer(self._rate), sound.shape[1]
+        return np.concatenate([rest, self._mixer.add(sound)])
+
+    def _final(self, window: Window) -> StreamUpdate:
+        """Return the final update of a closed window. The window is decoded, unless its last decoding had the same
+        samples and options."""
+        decoded, settled = self._decoded, self._settled
+        same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
+        transcript = settled if same and settled is not None else self._transcript(window, self._request)
+        self._decoded = self._settled = None
+        self._texts = []  # the old texts are dropped: they are of no use as drafts for the next window
+        note = self._channel_note
+        self._noted |= bool(note)
+        return _update(window, with_note(transcript, note), final=True)
+
+    @property
+    def _channel_note(self) -> str:
+        """Return what was odd about the channels so far."""
+        return "; ".join(filter(None, (*self._notes, self._mixer.note)))
+
+    def _provisional(self) -> StreamUpdate | None:
+        """Decode the open window, if enough audio was added to it or a pause has begun. Returns: the window's
+        provisional update, or None."""
+        window = None if self._every is None else self._windows.open()
+        if window is None or self._every is None:
+            return None
+        sound, pausing = window
+        known = self._decoded
+        heard = 0 if known is None or known.start != sound.start else known.end - sound.start
+        if len(sound.samples) - heard < (1 if pausing else self._every):
+            return None
+        transcript = self._transcript(sound, self._request if pausing else self._quick)
+        self._decoded, self._settled = sound, transcript if pausing else None
+        return _update(sound, transcript, final=False)
+
+    def _transcript(self, window: Window, request: TranscriptionRequest) -> Transcript:
+        """Decode a window with its previous text as draft. request: the options, those for final or for provisional
+        text."""
+        if self._texts and self._texts[0] and self._decoding.drafter is not None:
+            last, *older = self._texts
+            drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
+            drafting = replace(self._decoding, drafter=drafter, num_speculative_tokens=CHAIN)
+            request = replace(request, speculation=Speculation(drafting))
+        with with_threads(self._threads, request.whisper.model), naming_options(StreamOptions.__annotations__):
+            transcript = in_batches(request, {0: request.check(window.samples)}, 1)[0]
+        self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][:TEXTS]
+        return transcript
+
+    def _ending(self, window: Window, request: TranscriptionRequest, last: int) -> list[int]:
+        """Guess how a window's text ends, as a draft: the token ids after its last word. last: last token of the
+        window's previous text. request: the options of this decoding."""
+        settings: Any = request.whisper.model.generation_config
+        ends: list[int] = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+        first = first_time(request.whisper.model)
+        if last < first:  # the text has no timestamp tokens, so only the end token follows
+            return ends[:1]
+        short = request is self._quick  # provisional text ends with the audio's end, rounded up to seconds
+        return [first + TIMES * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last, *ends[:1]]
+
+
+def piped(
+    stream: BinaryIO,
+    rate: int | None = None,
+    encoding: str | None = None,
+    loss: Loss | None = None,
+    remarks: list[str] | None = None,
+) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
+    """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
+
+    rate, encoding: sample rate in Hz and sample format (such as "s16") of samples without a header. Both None: 16000
+        and "s16", unless the first bytes are those of a sound file. loss: is filled at the end of a wav stream that is
+        cut off. remarks: gets what is odd about a wav stream's channels at its end.
+    Returns: (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content
+        as a file object.
+    Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
+    """
+    if encoding is not None:
+        check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
+    head = stream.read(HEAD) if rate is None and encoding is None else b""
+    if is_wav(head):
+        sound = wav_stream(head, stream)
+    elif looks_like_a_file(head):
+        return io.BytesIO(head + stream.read())
+    else:
+        sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
+    return sound.rate, pieces(sound, stream, loss, remarks)
+
+
+def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate:
+    return StreamUpdate(window.start / SAMPLE_RATE, window.end / SAMPLE_RATE, final, transcript)
+
+
+def _check_seconds(name: str, value: object, least: float, most: float) -> None:
+    """Raise InputError unless an argument is a number of seconds from `least` to `most`. name: the argument's name."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise InputError(f"`{name}` must be {least} to {most} seconds, but is {show(value)}. Leave it out.")

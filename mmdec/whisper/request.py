@@ -1,0 +1,504 @@
+"""Prepares a `transcribe` call for Whisper's `generate`: checks options, converts them to arguments, and runs the
+decoding loop.
+
+`UsageMeter` is the call's `custom_generate`. transformers' long-form code calls it once for each window and
+temperature; it runs the rounds and counts them. It must also know two things that happen elsewhere. First, the encoder
+runs earlier: a copy of the encoder, which remembers windows, measures its time. Second, transformers drops recordings
+that have ended, and decodes some recordings again at another temperature, but does not tell which. `monitor_progress`
+shows which recordings have ended. A comparison of the encoder's input features shows which are decoded again. (Row
+numbers cannot be passed along: for rows that it decodes again, transformers selects only features and prompts.)
+
+Limit: equal recordings in one batch have equal features. If sampling made their texts differ, and only one of these
+    recordings is decoded again, `UsageMeter` assumes the first one. Then the rounds, seconds and confidence of these
+    recordings may be exchanged; their texts and the batch's total are right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, WhisperForConditionalGeneration
+
+from mmdec.checks.arguments import show
+from mmdec.core.loop import Round
+from mmdec.core.timing import Stopwatch
+from mmdec.generation.auto_drafter import shipped_folder
+from mmdec.generation.run import Speculation
+from mmdec.hub.find import model_folders
+from mmdec.io.audio import SAMPLE_RATE
+from mmdec.targets.registry import target_of
+from mmdec.tasks.call import LENGTHS, RESERVED, Usage, check_reserved, sets_length
+from mmdec.tasks.confidence import Calibration, read_calibrations
+from mmdec.types import CACHE, InputError
+from mmdec.whisper.batcher import Together
+from mmdec.whisper.call import can_twin, encoding_once, ends, recording_features, runs_away
+from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.target import LANGUAGE_CODES, WhisperTarget
+from mmdec.whisper.words import Begins, check_alignment, time_tokens
+
+Timestamps = Literal["segment", "word"] | None
+TIMESTAMPS = (None, "segment", "word")
+FITTED = "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
+GUARDED = 16  # number of new tokens between two checks whether the text repeats itself
+ENGLISH = "<|en|>"  # the language of a Whisper that has no tokens of languages
+TASKS = ("transcribe", "translate")
+HOTTEST = 100.0  # maximum temperature that is accepted
+THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
+RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets it, or ""
+    **RESERVED,
+    "attention_mask": "audio",
+    "decoder_input_ids": "prompt",
+    "encoder_outputs": "audio",
+    "force_unique_generate_call": "",
+    "input_features": "audio",
+    "inputs": "audio",
+    "is_multilingual": "",
+    "monitor_progress": "progress",
+    "num_segment_frames": "",
+    "output_attentions": "timestamps",
+    "prompt_ids": "prompt",
+    "return_segments": "timestamps",
+    "return_timestamps": "timestamps",
+    "return_token_timestamps": "timestamps",
+    "stop_strings": "",
+    "streamer": "progress",
+    "time_precision": "",
+    "time_precision_features": "",
+}
+
+
+def first_time(model: WhisperForConditionalGeneration) -> int:
+    """Return the id of the first timestamp token; the vocabulary's size if the model has none. The confidence ignores
+    timestamp tokens."""
+    settings: Any = model.generation_config
+    mark: int | None = getattr(settings, "no_timestamps_token_id", None)
+    return int(model.config.vocab_size) if mark is None else mark + 1
+
+
+@final
+@dataclass(frozen=True)
+class Spoken:
+    """The options of `transcribe` about the text.
+
+    timestamps: None, "segment" or "word". language: name or code, or one for each recording; None: detect. task:
+        "transcribe" or "translate".
+    prompt: text before the recording.
+    """
+
+    timestamps: Timestamps = None
+    language: str | Sequence[str] | None = None
+    task: str | None = "transcribe"
+    prompt: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class TranscriptionRequest:
+    """The options of one call of `transcribe` with a Whisper; they apply to all of its recordings."""
+
+    whisper: LoadedWhisper
+    speculation: Speculation
+    timestamps: Timestamps
+    # a language code for all recordings, or a list with one for each; None: detect
+    languages: str | Sequence[str] | None
+    options: Mapping[str, Any]  # further arguments of `generate`
+    has_timestamps: bool  # whether the model has timestamp tokens; without them only one window is possible
+    given: tuple[str, ...] = ()  # names of the options that the caller passed, for errors
+    calibrations: Mapping[str, Calibration] = field(default_factory=lambda: {})
+    margin: float | None = None  # for provisional text: seconds that the encoder reads after the audio; None: to 30 s
+    doubts: Mapping[str, Calibration] = field(default_factory=lambda: {})  # `FITTED`'s: upper limit of the confidence
+    length_given: bool = False  # whether the caller limits the length of a window's text
+
+    @classmethod
+    def of(
+        cls,
+        whisper: LoadedWhisper,
+        speculation: Speculation,
+        options: Mapping[str, Any],
+        recordings: int,
+        spoken: Spoken,
+    ) -> TranscriptionRequest:
+        """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
+        support.
+
+        speculation: the decoding loop, with a drafter that fits the model. options: further arguments of `generate`.
+            recordings: number of recordings. spoken: options about language and text.
+        """
+        settings: Any = whisper.model.generation_config
+        timestamps, prompt = spoken.timestamps, spoken.prompt
+        has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
+        if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
+            raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
+        if timestamps and not has_timestamps:
+            raise InputError(
+                f"`timestamps` must be None for a model without timestamp tokens, but is {timestamps!r}. Leave it out."
+            )
+        if timestamps == "word":
+            check_alignment(whisper.model)
+        chosen = _options(settings, options)
+        if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in LENGTHS):
+            # transformers would cut at 20 tokens; stock Whispers name this number in their generation settings
+            chosen["max_length"] = whisper.model.config.max_target_positions
+        chosen |= _task(settings, spoken.task)
+        if prompt is not None and not isinstance(prompt, str):
+            raise InputError(f"`prompt` must be text, but is {show(prompt)}. Leave it out for none.")
+        if prompt is not None and prompt.strip():
+            chosen["prompt_ids"] = _prompt(whisper, prompt)
+        languages = _languages(settings, spoken.language, recordings)
+        calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
+        doubts = {} if calibrations else read_calibrations(_home(FITTED))
+        return cls(
+            *(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations),
+            doubts=doubts,
+            length_given=sets_length(options),
+        )
+
+    def is_long(self, samples: int) -> bool:
+        """Return whether a recording with this number of samples is longer than one window (30 s)."""
+        extractor = self.whisper.extractor
+        return samples // extractor.hop_length > extractor.nb_max_frames
+
+    def check(self, samples: Tensor) -> Tensor:
+        """Return samples (T,); raise InputError if they cannot be transcribed."""
+        if self.is_long(len(samples)) and not self.has_timestamps:
+            raise InputError(
+                f"`audio` must last at most {self.whisper.extractor.n_samples / SAMPLE_RATE:g} seconds for a model "
+                f"without timestamp tokens, but lasts {len(samples) / SAMPLE_RATE:.1f}. Cut it."
+            )
+        return samples
+
+    def batches(self, lengths: Mapping[int, int], batch_size: int) -> list[list[int]]:
+        """Group recordings into batches of indices. lengths: index -> number of samples.
+
+        A batch has either recordings of up to one window or longer ones, because `generate` decodes these differently.
+        """
+        temperature = self.options.get("temperature")
+        if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
+            # for rows that are decoded again, transformers uses the lengths of the whole batch, so rows must be decoded
+            # one by one
+            batch_size = 1
+        kinds = [[index for index, length in lengths.items() if self.is_long(length) == long] for long in (False, True)]
+        return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
+
+    def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames. A
+        recording's features are the same as those of the recording alone."""
+        extractor, model = self.whisper.extractor, self.whisper.model
+        long = self.is_long(len(recordings[0]))
+        features = [recording_features(extractor, samples, SAMPLE_RATE, long) for samples in recordings]
+        frames = max(recording["input_features"].shape[-1] for recording in features)
+        padded = {
+            name: torch.cat(
+                [
+                    torch.nn.functional.pad(recording[name], (0, frames - recording[name].shape[-1]))
+                    for recording in features
+                ]
+            )
+            for name in ("input_features", "attention_mask")
+        }
+        return {
+            "input_features": padded["input_features"].to(model.device, model.dtype),
+            "attention_mask": padded["attention_mask"].to(model.device),
+        }
+
+    def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
+        """Return the arguments of `generate` except the features and the decoding loop. indices: index of each
+        recording in the call.
+        long: whether the recordings are longer than one window."""
+        arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
+        if isinstance(self.languages, str):
+            arguments["language"] = self.languages
+        elif self.languages is not None:
+            arguments["language"] = [self.languages[index] for index in indices]
+        if self.timestamps == "word":
+            arguments["return_token_timestamps"] = True
+        return {**arguments, "return_timestamps": long or self.timestamps is not None}
+
+
+def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {name: value for name, value in options.items() if value is not None}
+    check_reserved(chosen, RESERVED_HERE, "model.generate")
+    for name in ("logits_processor", "stopping_criteria"):
+        listed = chosen.get(name, [])
+        if not isinstance(listed, list) or not all(callable(item) for item in listed):
+            raise InputError(f"`{name}` must be a list of functions, but is {show(listed)}. Put it into a list.")
+    beams = chosen.get("num_beams", getattr(settings, "num_beams", None) or 1)
+    if type(beams) is not int or beams != 1:
+        raise InputError(
+            f"`num_beams` must be 1, but is {show(beams)}. Drafts are verified for greedy decoding and sampling; pass "
+            "num_beams=1, or call `model.generate` for beams."
+        )
+    for name in ("logprob_threshold", "no_speech_threshold"):  # transformers reads these options in two places
+        own = getattr(settings, name, None)
+        if own is not None:
+            chosen.setdefault(name, own)
+    if "no_speech_threshold" in chosen and "logprob_threshold" not in chosen:
+        raise InputError(
+            "`logprob_threshold` must be given with `no_speech_threshold`, which is "
+            f"{show(chosen['no_speech_threshold'])}, but is None: silence is where both say so. Whisper's own is -1.0."
+        )
+    if "logprob_threshold" in chosen:
+        chosen.setdefault("temperature", 0.0)
+    if "max_new_tokens" in chosen:
+        chosen.setdefault("max_length", None)  # or transformers warns of the config's value in each window
+    temperature = chosen.get("temperature", 0.0)
+    temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
+    if not temperatures or not all(type(item) in (int, float) and 0 <= item <= HOTTEST for item in temperatures):
+        raise InputError(
+            f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(temperature)}. "
+            "0.0 is greedy."
+        )
+    for name in THRESHOLDS:
+        value = chosen.get(name)
+        if value is not None and (type(value) not in (int, float) or math.isnan(value)):
+            raise InputError(f"`{name}` must be a number, but is {show(value)}. Leave it out for none.")
+    return chosen
+
+
+def _task(settings: Any, task: str | None) -> dict[str, Any]:
+    if task is None:
+        return {}
+    if not isinstance(task, str) or task not in TASKS:
+        raise InputError(f"`task` must be one of {', '.join(TASKS)}, but is {show(task)}. Choose one.")
+    table = getattr(settings, "task_to_id", None)
+    if not _multilingual(settings) or not table:
+        if task == "transcribe":
+            return {}
+        raise InputError(f"`task` must be 'transcribe' for a model that knows no other, but is {task!r}. Leave it out.")
+    if task == "translate" and [*settings.lang_to_id] == [ENGLISH]:
+        raise InputError(
+            "`task` must be 'transcribe' for a model that knows English alone, but is 'translate': there is nothing to "
+            "translate into English. Leave it out, or use a multilingual model."
+        )
+    if task not in table:
+        raise InputError(f"`task` must be one of {', '.join(table)} for this model, but is {task!r}. Choose one.")
+    return {"task": task}
+
+
+def _languages(settings: Any, language: str | Sequence[str] | None, recordings: int) -> str | Sequence[str] | None:
+    if language is None:
+        return None
+    names = [language] if isinstance(language, (str, bytes)) or not isinstance(language, Sequence) else language
+    if names is language and len(language) != recordings:
+        raise InputError(
+            f"`language` must be one, or one for each of {recordings} recordings, but has {len(language)}. Add or drop "
+            "some."
+        )
+    codes = [language_code(settings, name) for name in names]
+    if not _multilingual(settings):
+        return None  # the model has no token for its only language
+    return codes if names is language else codes[0]
+
+
+def language_code(settings: Any, language: object) -> str:
+    """Convert a language ("English", "en" or "<|en|>") to its code, "en". Raises InputError if it is unknown."""
+    known = settings.lang_to_id if _multilingual(settings) else [ENGLISH]
+    codes = [token.removeprefix("<|").removesuffix("|>") for token in known]
+    names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
+    if isinstance(language, str):
+        wanted = language.lower().strip().removeprefix("<|").removesuffix("|>")
+        code = LANGUAGE_CODES.get(wanted, wanted)
+        if code in codes:
+            return code
+    listed = ", ".join(f"{code} ({names[code]})" if code in names else code for code in sorted(codes))
+    raise InputError(f"`language` must be one that the model knows, but is {show(language)}. It knows {listed}.")
+
+
+def _prompt(whisper: LoadedWhisper, prompt: str) -> Tensor:
+    """Encode the argument `prompt` as token ids (P,), which begin with the token that introduces previous text."""
+    most = whisper.model.config.max_target_positions // 2 - 1
+    plain, text = whisper.plain, " " + prompt.strip()
+    if plain.hides(plain.hide([text])):  # transformers refuses special tokens, and reads timestamps as such
+        ids = torch.tensor([whisper.tokenizer.convert_tokens_to_ids("<|startofprev|>"), *plain.encode(text)])
+    else:
+        ids = whisper.tokenizer.get_prompt_ids(prompt, return_tensors="pt")
+    if len(ids) > most:
+        raise InputError(f"`prompt` must have at most {most} tokens, but has {len(ids)}. Keep its end.")
+    return ids.to(whisper.model.device)
+
+
+def _home(name: str) -> Path | None:
+    """Find the folder of a shipped model; None if it is not installed."""
+    return next((home / name for home in model_folders() if (home / name).is_dir()), None)
+
+
+def can_translate(settings: Any) -> bool:
+    """Return whether a Whisper translates into English: it knows the task, and another language than English. settings:
+    its generation config."""
+    others = _multilingual(settings) and [*settings.lang_to_id] != [ENGLISH]
+    return others and "translate" in (getattr(settings, "task_to_id", None) or ())
+
+
+def _multilingual(settings: Any) -> bool:
+    return bool(getattr(settings, "is_multilingual", True)) and bool(getattr(settings, "lang_to_id", None))
+
+
+@final
+class UsageMeter:
+    """Runs the decoding rounds of one `generate` call and counts them, for each recording.
+
+    Use `meter.model.generate(..., custom_generate=meter, monitor_progress=meter.window)`.
+    """
+
+    def __init__(
+        self,
+        model: WhisperForConditionalGeneration,
+        speculation: Speculation,
+        recordings: int,
+        on_window: Callable[[Tensor], None] | None = None,
+        on_round: Callable[[Round], None] | None = None,
+        margin: float | None = None,
+        begins: Begins | None = None,
+        together: Together | None = None,
+    ) -> None:
+        """recordings: batch size. on_window: called with the argument of `window`. on_round: called with each round;
+        its rows are indices in the batch. margin: seconds that the encoder reads after the audio; None: up to 30 s in
+        all. begins: function that tells which tokens begin a word, for word timestamps. together: lets several calls
+        share decoder passes; None: no sharing."""
+        once = encoding_once(model, self._encoder_pass, can_twin(model), margin, together)
+        self._target = target_of(model) if together is None else WhisperTarget(model, together)
+        self.model, self._encoding = once  # a model for this call alone, whose encoder is timed
+        if begins is not None:
+            time_tokens(self.model, begins, lambda: self._encoding.sound)
+        self.usage = [Usage() for _ in range(recordings)]
+        self.prompts: list[list[int]] = []  # token ids of each recording's prompt in the first window
+        self._model, self._speculation = model, speculation
+        self._on_window, self._on_round = on_window, on_round
+        self._first_time = first_time(model)
+        self._stopwatch = Stopwatch(model.device)
+        self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
+        # whether the current window was not decoded yet; a window may be decoded again at other temperatures
+        self._begins = True
+        # for each recording, how many of its log-probabilities are from earlier windows
+        self._earlier = [0] * recordings
+        # for each recording, `Usage.cut` and `Usage.raisable` after earlier windows, and its tokens in this window
+        self._cut_before, self._tokens = [(0, True)] * recordings, [0] * recordings
+        self._room = 0  # tokens that the model can write behind the prompts of this window
+        self._rounds: dict[int, float] = {}  # recording -> its share of this window's rounds
+        self._encoder = 0.0  # seconds of the encoder that were not yet divided among recordings
+        self._encoded: Tensor = torch.empty(0)  # (b, mels, F), the encoder's last input: b rows of F frames
+        self._decoded: Tensor = torch.empty(0)  # the encoder's input in the last `__call__`, to recognise its rows
+
+    def start(self) -> None:
+        """Start the clock: time before `generate` is called does not count."""
+        self._stopwatch.lap()
+
+    def window(self, progress: Tensor) -> None:
+        """Start a window. progress: (B, 2), for each of B recordings the current frame and the number of frames."""
+        if not self.prompts:  # before the first window, the model only detects the language
+            self._share(decoder=self._stopwatch.lap() - self._encoder)
+        self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
+        self._begins = True
+        if self._on_window is not None:
+            self._on_window(progress)
+
+    def __call__(
+        self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
+    ) -> Any:  # as `Speculation` returns it: ids or a dict
+        """Decode one window at one temperature. input_ids: (b, P), prompts of P tokens of the b rows that are decoded.
+        Returns what `generate` expects of a `custom_generate`."""
+        begins = self._begins
+        self._room = self._model.config.max_target_positions - input_ids.shape[1]
+        self._recordings = self._taking_part()
+        for index in self._recordings:
+            if begins:
+                self._earlier[index] = len(self.usage[index].logprobs)
+                self._cut_before[index] = self.usage[index].cut, self.usage[index].raisable
+            # if a window is decoded again, drop the log-probabilities of its earlier text
+            self._restart(index)
+        if not self.prompts:
+            self.prompts = input_ids.tolist()
+        self._share()
+        self._rounds = {}
+        self._stopwatch.lap()
+        output, drafter = self._run(input_ids, generation_config, inputs, self._encoding.seconds)
+        if output is None:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            inputs |= {"encoder_outputs": self._encoding.whole(), CACHE: cache}
+            for index in self._recordings:
+                self._restart(index)
+            output, more = self._run(input_ids, generation_config, inputs, None)
+            drafter += more
+        self._share(decoder=self._stopwatch.lap() - self._encoder - drafter)
+        return output
+
+    def _run(
+        self, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any], seconds: float | None
+    ) -> tuple[Any, float]:
+        """Run the rounds of one window. input_ids: (b, P), prompts. inputs: further inputs of `generate`. seconds: how
+        much of the window the encoder read; None: all.
+
+        Returns: (the output, the drafter's seconds). The output is None if the encoder read only a part of the window,
+            and the text does not end or repeats itself.
+        """
+        model = self._model  # the caller's model, which has the locks and statistics
+        run = self._speculation.begin(self._target, model, input_ids, config, **inputs)
+        drafter, tokens, looked = 0.0, list[int](), 0
+        for round_ in run.rounds:
+            drafter += self._count(round_)
+            if self._on_round is not None:
+                self._on_round(replace(round_, rows=[self._recordings[row] for row in round_.rows]))
+            tokens += [token for token in round_.tokens[0] if token < self._first_time]
+            if seconds is not None and len(tokens) >= looked + GUARDED:
+                looked = len(tokens)
+                if runs_away(tokens, seconds, model.config.vocab_size):
+                    return None, drafter
+        if seconds is not None and not ends(tokens, config):
+            return None, drafter
+        return run.output(config), drafter
+
+    def _restart(self, index: int) -> None:
+        """Drop what was noted of a recording's text in this window, which is decoded now, perhaps again."""
+        del self.usage[index].logprobs[self._earlier[index] :]
+        self.usage[index].cut, self.usage[index].raisable = self._cut_before[index]
+        self._tokens[index] = 0
+
+    def _taking_part(self) -> Sequence[int]:
+        """Return the recordings that are decoded now, as indices in the batch. At the first decoding of a window these
+        are all recordings of the window. Later only some are decoded again, at a higher temperature; they are
+        recognised by their features."""
+        last, self._decoded = self._decoded, self._encoded
+        if self._begins:
+            self._begins = False
+            return self._recordings
+        # the rows are in the order of the recordings, so one pass over both finds all
+        recordings = iter(zip(self._recordings, last, strict=True))
+        return [next(index for index, before in recordings if torch.equal(before, row)) for row in self._encoded]
+
+    def _count(self, round_: Round) -> float:
+        """Add a round to the counts of its recordings. Returns the drafter's seconds."""
+        drafts = self._speculation.drafter_for(self._model) is not None
+        logprobs = (
+            [[0.0] * len(tokens) for tokens in round_.tokens] if round_.logprobs is None else round_.logprobs.tolist()
+        )
+        for index, (row, tokens, chosen) in enumerate(zip(round_.rows, round_.tokens, logprobs, strict=True)):
+            recording = self._recordings[row]
+            usage = self.usage[recording]
+            usage.count(round_, index, drafts)
+            self._tokens[recording] += len(tokens)
+            if any(round_.cut[index : index + 1]):
+                usage.note_cut(self._tokens[recording], self._tokens[recording] < self._room)
+            of_text = zip(tokens, chosen, strict=False)
+            usage.logprobs += [chance for token, chance in of_text if token < self._first_time]
+            self._rounds[recording] = self._rounds.get(recording, 0.0) + 1 / len(round_.rows)
+        return round_.drafter if drafts else 0.0
+
+    def _share(self, decoder: float = 0.0) -> None:
+        """Divide the seconds of a window among the recordings that were decoded: the encoder's seconds equally, the
+        decoder's by each recording's share of the rounds. decoder: the decoder's seconds in this window."""
+        rounds = sum(self._rounds.values())
+        for index in self._recordings:
+            self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)
+            part = self._rounds.get(index, 0.0) / rounds if rounds else 1 / len(self._recordings)
+            self.usage[index].seconds["decoder"] += decoder * part
+        self._encoder = 0.0
+
+    def _encoder_pass(self, features: Tensor, seconds: float) -> None:
+        self._encoder += seconds
+        self._encoded = features

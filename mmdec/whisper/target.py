@@ -1,0 +1,222 @@
+"""Whisper's decoder as a target: it scores token trees, given the encoder's states of audio windows.
+
+transformers' long-form code (windows, temperature fallback, timestamps, prompts) calls mmdec's decoding loop through
+`custom_generate`, once for each window and temperature. The input here is one batch of encoded windows, with prompts.
+The last part of the file handles what `generate` does besides the loop: logits processors, attention, warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    EncoderDecoderCache,
+    GenerationConfig,
+    PreTrainedModel,
+    WhisperForConditionalGeneration,
+)
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperNoSpeechDetection,
+    WhisperTimeStampLogitsProcessor,
+)
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+from mmdec.kernels.tree_attention import TreeMask
+from mmdec.nn.int8 import quantised
+from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
+from mmdec.targets.hf_target import model_name
+from mmdec.types import CACHE, Context, Draft, Needs, Scores
+from mmdec.whisper.batcher import Together
+from mmdec.whisper.call import can_twin, eager_twin
+from mmdec.whisper.decoder import FastDecoder, Piece
+from mmdec.whisper.vocabulary import vocabulary_scores
+
+OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
+LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case -> code: "french" -> "fr"
+
+
+@final
+class WhisperTarget(EncodedTarget):
+    """Scores token trees with a Whisper model, which is not changed."""
+
+    one_run: ClassVar[bool] = False  # `generate` calls the decoding loop once for each window and temperature
+    counts_columns: ClassVar[bool] = False
+    tells_last: ClassVar[bool] = False  # transformers returns the last layer's output only after the final norm
+    encodes: ClassVar[bool] = True
+    batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # it encodes all audio again
+
+    @staticmethod
+    def takes(model: PreTrainedModel) -> bool:
+        """Return whether this is a Whisper with encoder, decoder and output layer."""
+        return isinstance(model, WhisperForConditionalGeneration)
+
+    def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
+        """together: computes passes for several recordings at once; None: not used. Raises InputError if the model's
+        attention implementation cannot take tree masks."""
+        super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
+        self._together = together
+
+    @property
+    def name(self) -> str:
+        """Return a name: the model, a hash of its weights, and a suffix for each of two settings that change the time
+        of a pass: "-int8" for int8 weights, "-together" for batching (one pass over the drafts of several
+        recordings)."""
+        return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
+
+    def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
+        """Run the decoder over the prompt, as `EncodedTarget.prefill` does. If recordings share passes (`Together`),
+        the thread that called `Together.run` computes this pass."""
+        if self._together is not None:
+            return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
+        return super().prefill(inputs, needs)
+
+    def score(self, session: EncodedSession, draft: Draft) -> Scores:
+        """Return the logits after each node of a draft. If recordings share passes (`Together`), this draft is scored
+        in one pass with the drafts of other recordings."""
+        if self._together is None:
+            return super().score(session, draft)
+        alone = WhisperTarget(self.model)
+        if session.reader is None:
+            return self._together.alone(partial(alone.score, session, draft))
+        return self._together.pass_of(alone.score_several, (session, draft))
+
+    @torch.no_grad()
+    def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
+        """Score drafts of several recordings in one pass. drafts: (session, draft) of each recording, with one batch
+        row; the session's reader must be a `FastDecoder`. Returns: each recording's scores."""
+        pieces = list[Piece]()
+        for session, draft in drafts:
+            tree, positions = session.rows.see(draft, self.model.dtype)
+            places = torch.tensor(positions, device=draft.tokens.device)
+            pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, session.cache))
+        states: Tensor = drafts[0][0].reader.together(pieces)
+        sizes = [piece.ids.shape[1] for piece in pieces]
+        scores = vocabulary_scores(self.model.proj_out, states)
+        parts = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
+        for (session, _), size in zip(drafts, sizes, strict=True):
+            session.rows.wait(size)
+        return [
+            Scores(logits, dict.fromkeys(session.layers, last))
+            for (session, _), (logits, last) in zip(drafts, parts, strict=True)
+        ]
+
+    @torch.no_grad()
+    def encode(self, sound: Tensor) -> Tensor | None:
+        """Return the encoder's states (B, S, H) of sound features (B, mels, T); None if their shape does not fit."""
+        config = self.model.config
+        if sound.shape[1:] != (config.num_mel_bins, 2 * config.max_source_positions):
+            return None
+        states: Tensor = self.model.get_encoder()(sound.to(self.model.dtype)).last_hidden_state
+        return states
+
+    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
+        """Make a decoder that scores drafts with less Python overhead. Returns None if the model's decoder is not
+        transformers' own, or if the drafter reads other layers than -1."""
+        decoder, states = self.model.model.decoder, prompt.encoded[0]
+        if set(layers) - {-1} or not FastDecoder.fits(decoder):
+            return None
+        quick = FastDecoder(decoder)
+        if len(states) == len(prompt.ids):
+            quick.remember(states, cache)
+        return quick
+
+    def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
+        states, layers = session.encoded[0], session.layers
+        out = self._decoder(prompt.ids, prompt.mask_given, prompt.positions, states, session.cache, layers)
+        return Scores(self.model.proj_out(out.last_hidden_state[:, -1:]), self._features(out, layers))
+
+    def _draft(
+        self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
+    ) -> Scores:
+        mask, layers = None if tree is None else tree.additive, session.layers
+        out = self._decoder(tokens, mask, positions[0], session.encoded[0], cache, layers, session.reader)
+        logits = vocabulary_scores(self.model.proj_out, out.last_hidden_state)
+        return Scores(logits, self._features(out, layers))
+
+    def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
+        """Run the decoder over a finished text. For word timestamps, "eager" attention replaces "sdpa", because only
+        "eager" returns attention maps."""
+        maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
+        decoder = eager_twin(self.model.model.decoder) if maps else None
+        return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
+
+    def _decoder(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        states: Tensor,
+        cache: Any,
+        layers: tuple[int, ...],
+        # a faster module that runs in place of the model's decoder; None: the decoder itself runs
+        quick: nn.Module | None = None,
+        **outputs: bool,
+    ) -> Any:
+        if any(layer != -1 for layer in layers):
+            outputs["output_hidden_states"] = True
+        return (self.model.model.decoder if quick is None else quick)(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            encoder_hidden_states=states,
+            use_cache=True,
+            **{CACHE: cache},
+            **outputs,
+        )
+
+    def _features(self, out: Any, layers: tuple[int, ...]) -> dict[int, Tensor]:
+        return {layer: out.last_hidden_state if layer == -1 else out.hidden_states[layer + 1] for layer in layers}
+
+
+def generate_processors(
+    model: WhisperForConditionalGeneration, prompt_length: int, timestamps: bool
+) -> list[Callable[[Tensor, Tensor], Tensor]]:
+    """Make the logits processors that `model.generate` would use, in its order, for prompts of `prompt_length` tokens.
+
+    timestamps: whether the rules for timestamp tokens apply.
+    """
+    config: Any = model.generation_config
+    device: Any = model.device  # `Any`, because transformers' type is str
+    processors: list[Any] = []
+    if config.begin_suppress_tokens is not None:
+        begin = SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length, device=device)
+        processors.append(begin)
+    if config.suppress_tokens is not None:
+        processors.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=device))
+    if timestamps:
+        processors.append(WhisperTimeStampLogitsProcessor(config, begin_index=prompt_length))
+    return processors
+
+
+@contextmanager
+def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]:
+    """Restore the model's attention implementation at the end of the `with` block, because `generate` with word
+    timestamps sets it to "eager"."""
+    before = model.config._attn_implementation or "sdpa"
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def without_own_warnings() -> Iterator[None]:
+    """In this context, hide warnings of transformers (5.23) about arguments that its own `generate` passes."""
+    log = logging.getLogger("transformers.generation.utils")
+
+    def drop(record: logging.LogRecord) -> bool:  # new in each call: each thread removes only its own filter
+        return not record.getMessage().startswith(OWN_WARNINGS)
+
+    log.addFilter(drop)
+    try:
+        yield
+    finally:
+        log.removeFilter(drop)

@@ -1,0 +1,288 @@
+"""`mmdec.transcribe`: speech to text by Whisper, or by an audio language model, with speculative decoding.
+
+transformers' own long-form code handles windows, timestamps, prompts, temperature fallback and recordings over 30 s;
+the text equals that of `model.generate` with the same arguments. This module checks the call and its drafter. `batches`
+decodes with Whisper, `listening` with audio language models.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalGeneration, WhisperProcessor
+from typing_extensions import TypedDict, Unpack
+
+from mmdec.checks.arguments import check_callable, check_switch, check_threads, check_whole, naming_options
+from mmdec.checks.devices import check_dtype
+from mmdec.core.budget import Nodes
+from mmdec.core.loop import Round
+from mmdec.core.statistics import DecodingStatistics
+from mmdec.core.verify import RuleName
+from mmdec.drafters.ctc.checkpoint import SYSTEM as CTC
+from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
+from mmdec.generation.auto_drafter import auto_drafter
+from mmdec.generation.run import DecodingOptions, DraftedBy
+from mmdec.hub.find import drafter_by_name, find, kind
+from mmdec.io.audio import Recording
+from mmdec.pretrained.audio_lm import FAMILIES as HEARD
+from mmdec.pretrained.audio_lm import FILES as AUDIO_FILES
+from mmdec.pretrained.audio_lm import LoadedAudioLm, family, load_audio_lm
+from mmdec.tasks.call import MAX_BATCH, Part, System, as_loaded, fitting
+from mmdec.tasks.call import as_drafter as language_model_drafter
+from mmdec.tasks.confidence import check_min_confidence
+from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_noted, with_note, with_notes
+from mmdec.tasks.threads import with_threads
+from mmdec.types import InputError
+from mmdec.whisper.audio_language_model import ListeningRequest, listen
+from mmdec.whisper.batches import OnTranscript, Progress, in_batches, in_pieces
+from mmdec.whisper.checkpoint import DEFAULT_MODEL, FILES, HEADS, KIND, LoadedWhisper, load_whisper
+from mmdec.whisper.request import Spoken, Timestamps, TranscriptionRequest
+from mmdec.whisper.transcript import Transcript
+
+__all__ = ["AUTO", "HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
+
+LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
+
+FOR = "ForConditionalGeneration"  # ending of the class names of models that generate
+WHISPER = System(
+    load_whisper,
+    LoadedWhisper,
+    Part(WhisperForConditionalGeneration, "a WhisperForConditionalGeneration", "WhisperForConditionalGeneration"),
+    Part(WhisperProcessor, "a WhisperProcessor", "WhisperProcessor"),
+    integers=True,
+)
+AUDIO_LM = System(
+    load_audio_lm,
+    LoadedAudioLm,
+    Part(PreTrainedModel, "a loaded model of transformers", "AutoModelForMultimodalLM"),
+    Part(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
+)
+Model = str | os.PathLike[str] | PreTrainedModel | LoadedTranscriber
+
+
+class TranscribeOptions(TypedDict, total=False, extra_items=Any):
+    """The keyword arguments of `transcribe`; all other options go to transformers' `generate`."""
+
+    sample_rate: int | None
+    model: Model
+    processor: ProcessorMixin | None
+    drafter: DraftedBy
+    timestamps: Timestamps
+    language: str | Sequence[str] | None
+    task: str | None
+    prompt: str | None
+    batch_size: int
+    cut_at_pauses: bool
+    strict: bool
+    rule: RuleName | None
+    num_speculative_tokens: Nodes
+    seed: int | None
+    device: str | torch.device | None
+    dtype: torch.dtype | str | None
+    threads: int | None
+    progress: Progress | None
+    on_transcript: OnTranscript | None
+    statistics: DecodingStatistics | None
+    min_confidence: float | None
+    on_round: Callable[[Round], None] | None
+
+
+@overload
+def transcribe(audio: Audio, **options: Unpack[TranscribeOptions]) -> Transcript: ...
+
+
+@overload
+def transcribe(audio: AudioList, **options: Unpack[TranscribeOptions]) -> list[Transcript]: ...
+
+
+def transcribe(
+    audio: Audio | Sequence[Audio],
+    *,
+    sample_rate: int | None = None,
+    model: Model = DEFAULT_MODEL,
+    processor: ProcessorMixin | None = None,
+    drafter: DraftedBy = AUTO,
+    timestamps: Timestamps = None,
+    language: str | Sequence[str] | None = None,
+    task: str | None = "transcribe",
+    prompt: str | None = None,
+    batch_size: int = 8,
+    cut_at_pauses: bool = False,
+    strict: bool = False,
+    rule: RuleName | None = None,
+    num_speculative_tokens: Nodes = None,
+    seed: int | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    on_transcript: OnTranscript | None = None,
+    statistics: DecodingStatistics | None = None,
+    min_confidence: float | None = None,
+    on_round: Callable[[Round], None] | None = None,
+    **options: Any,
+) -> Transcript | list[Transcript]:
+    """Transcribe speech: exactly the text of `model.generate` with the same arguments, in fewer passes of the decoder.
+
+    audio: a path, a file object, bytes, or samples (T,), (T, channels) or (channels, T); at most an hour long. A list
+        of these is transcribed in batches.
+    sample_rate: Hz of samples; None for files, whose header has it.
+    model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an audio
+        language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no windows:
+        `timestamps`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are
+        rejected for it.
+    processor: the processor of a loaded model; None otherwise.
+    drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
+        drafter's folder or hub id, "whisper-tiny.en/ctc" for a shipped one, a dotted path
+        "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
+        Default "auto": the first drafter in the model's folder, else one shipped for the model's weights, else
+        "lookup"; CTC heads for different languages are joined.
+    timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
+        the times of words, by an alignment to the sound; a segment begins with its first word and ends with its last.
+    language: a name or a code; a list has one for each recording. Default None: detected.
+    task: "transcribe" (default) or "translate" (into English).
+    prompt: for a Whisper, text that might have come before the recording; default None: no text. For an audio language
+        model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the model's
+        processor writes.
+        Default None: whole windows.
+    batch_size: number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have batches
+        of their own.
+    cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
+        transcribed by itself; up to `batch_size` pieces are decoded at the same time. The text may differ from that of
+        `model.generate`, whose windows follow each other and overlap. Default False.
+    strict: reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest is
+        transcribed, silence stands for the part if sound follows it, and the transcript's `note` says where it is and
+        how long.
+    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed (set again for each
+        window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
+    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+    dtype: precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
+    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a number
+        chosen from the model's size and the number of idle processors.
+    progress: called with the seconds of audio done and in total. An exception from it ends the call.
+    on_transcript: called with each recording's index and `Transcript`, in the order of the recordings, as soon as it
+        and all earlier ones are transcribed.
+    min_confidence: in [0, 1]: reject transcripts whose `confidence` is lower; silent recordings, which have none, are
+        not rejected. Default None: reject none.
+    on_round: called with each decoding round (a `Round`); its `rows` are indices of the recordings in the call. An
+        exception from it ends the call.
+    options: arguments of `generate`: temperature (a tuple: these are tried in order), logprob_threshold,
+        compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
+        max_new_tokens, repetition_penalty and so on. With several temperatures and word timestamps, recordings are
+        decoded one by one.
+    Returns: a `Transcript`; for a list, a list of `Transcript`s in the same order. The transcript of a silent recording
+        is empty and has no confidence (None), and its `note` gives the reason. Times are those of the file's clock.
+    Raises: InputError if an argument or a recording is rejected; for a list, BatchError, which holds the results of the
+        accepted recordings.
+    Source: Whisper (Radford et al. 2022); drafters name their own papers.
+    """
+    batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
+    check_threads(threads)
+    least = check_min_confidence(min_confidence)
+    batch = as_batch(audio, sample_rate)
+    check_callable("progress", progress, "a function of the seconds done and all seconds")
+    check_callable("on_round", on_round, "a function of a round")
+    check_callable("on_transcript", on_transcript, "a function of an index and a transcript")
+    cut_at_pauses = check_switch("cut_at_pauses", cut_at_pauses)
+    strict = check_switch("strict", strict)
+    loaded: LoadedTranscriber = as_loaded(_system(model), model, processor, device, dtype)
+    decoding = DecodingOptions(as_drafter(loaded, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
+    spoken = Spoken(timestamps, language, task, prompt)
+    request = _request(loaded, decoding, options, len(batch), spoken, cut_at_pauses)
+
+    def read_one(given: Audio) -> Recording:
+        recording = read_noted(given, sample_rate, silence=True, strict=strict)
+        return replace(recording, samples=request.check(recording.samples))
+
+    with with_threads(threads, loaded.model), naming_options(TranscribeOptions.__annotations__):
+        recordings = batch.read(read_one)
+        samples = {index: recording.samples for index, recording in recordings.items()}
+        on_noted = _with_notes_of(recordings, on_transcript)
+        if isinstance(request, ListeningRequest):
+            transcripts = listen(request, samples, batch_size, progress, on_noted, batch.errors)
+        elif cut_at_pauses:
+            transcripts = in_pieces(request, samples, batch_size, progress, on_noted)
+        else:
+            transcripts = in_batches(request, samples, batch_size, progress, on_noted)
+        return batch.finish(with_notes(transcripts, recordings), least)
+
+
+def _with_notes_of(recordings: Mapping[int, Recording], on_transcript: OnTranscript | None) -> OnTranscript | None:
+    """Wrap the callback `on_transcript`, so that each transcript has the note of its recording. recordings: index ->
+    recording."""
+    if on_transcript is None:
+        return None
+    return lambda index, transcript: on_transcript(index, with_note(transcript, recordings[index].note))
+
+
+def _request(
+    loaded: LoadedTranscriber,
+    decoding: DecodingOptions,
+    options: Mapping[str, Any],
+    recordings: int,
+    spoken: Spoken,
+    cut_at_pauses: bool,
+) -> TranscriptionRequest | ListeningRequest:
+    """Check the options of a call, for a Whisper or an audio language model. Raises InputError for an option that the
+    model does not support. recordings: number of recordings."""
+    with naming_options(TranscribeOptions.__annotations__):
+        if isinstance(loaded, LoadedWhisper):
+            return TranscriptionRequest.of(loaded, fitting(decoding, loaded.model), options, recordings, spoken)
+        if cut_at_pauses:
+            raise InputError(
+                f"`cut_at_pauses` must be False for {type(loaded.model).__name__}, but is True. Leave it out, or use a "
+                "Whisper."
+            )
+        return ListeningRequest.of(loaded, decoding, options, recordings, spoken)
+
+
+def load_transcriber(
+    model: str | os.PathLike[str] = DEFAULT_MODEL,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> LoadedTranscriber:
+    """Load a Whisper or an audio language model. It is loaded once for each folder, device and dtype; later calls
+    return the same object.
+
+    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
+        the weights; None: float32.
+    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
+    """
+    system = _system(model)
+    return system.load(model, device, check_dtype(dtype, system.integers))
+
+
+def _system(model: object) -> System[Any]:
+    """Return how to load the model: as an audio language model or as a Whisper. model: the argument of `transcribe`."""
+    if isinstance(model, (str, os.PathLike)):
+        return AUDIO_LM if family(find(model, KIND, (*FILES, *AUDIO_FILES))) else WHISPER
+    return AUDIO_LM if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(FOR) in HEARD else WHISPER
+
+
+def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
+    """Convert the argument `drafter` of `transcribe` to a value that `speculate` accepts.
+
+    For a Whisper, "auto" becomes the drafter that `auto_drafter` finds; "medusa" becomes the Medusa heads in the
+    model's folder; "ctc" becomes the folder of the model's CTC head; a folder or hub id of Medusa heads becomes these
+    heads. Heads are loaded once, on the model's device and in its precision. Other values are returned unchanged.
+    Raises: InputError if there are no heads for this model.
+    """
+    if isinstance(whisper, LoadedAudioLm):
+        return language_model_drafter(whisper, drafter)
+    if isinstance(drafter, str) and drafter == AUTO:
+        return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
+    if isinstance(drafter, str) and drafter == CTC:
+        return whisper.drafter_folder(CTC)
+    if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
+        return drafter
+    drafter = drafter_by_name(drafter, "drafter") or drafter
+    if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
+        return drafter  # the folder of a drafter that is no Medusa heads; `speculate` reads it
+    if isinstance(drafter, (str, bytes, os.PathLike)):
+        return whisper.heads(None if drafter == HEADS else drafter)
+    return drafter

@@ -1,0 +1,80 @@
+"""Tests the estimates of acceptance, for chains, chains that end early, and trees."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmdec.core.statistics import DEEPEST, FADE, UNKNOWN, Acceptance, expected_in_tree
+from mmdec.types import Plan
+
+
+def test_acceptance_counts_what_was_offered() -> None:
+    known = Acceptance()
+    for _ in range(60):
+        known.learn(Plan(5, 5), [3, 1], 2, [2, 0])  # a draft of two nodes in one row, none in the other
+    first, second, third = known.chain()[:3]
+    assert first == pytest.approx(0.5, abs=0.02)
+    assert second > 0.9
+    assert third == second  # never offered
+
+
+def test_a_drafter_that_knows_its_chances_is_believed_at_first_and_no_longer() -> None:
+    hopeful, plain = Acceptance([0.9, 0.8, 0.7]), Acceptance()
+    assert hopeful.chain()[:4] == pytest.approx([0.9, 0.8, 0.7, 0.0])
+    assert plain.chain()[0] == pytest.approx(0.6)
+    for _ in range(60):
+        hopeful.learn(Plan(3, 3), [4], 3, [0])
+    assert hopeful.chain()[0] < 0.1
+
+
+def test_what_chains_that_end_early_draft_and_give_is_counted() -> None:
+    learned = Acceptance()
+    for _ in range(400):
+        learned.learn(Plan(3, 3, threshold=0.2), [4], 3, [2], True)
+        learned.learn(Plan(3, 3, threshold=0.2), [2], 1, [0], True)
+        learned.learn(Plan(3, 3, threshold=0.2), [1], 0, [0], True)  # nothing proposed
+    drafted, accepted = learned.ending_chains(learned.chain())
+    assert drafted[:3] == pytest.approx([1.0, 1.5, 2.0], abs=0.05)  # of rounds with a draft
+    assert accepted[:3] == pytest.approx([1 / 3, 2 / 3, 2 / 3], abs=0.05)
+    for _ in range(400):
+        learned.learn(Plan(1, 1), [2], 1, [0], True)  # a plan without a threshold teaches, too
+    assert learned.ending_chains(learned.chain())[1][0] < 0.05
+
+
+def test_of_a_drafter_of_which_nothing_is_known_one_chance_holds_for_every_node() -> None:
+    assert Acceptance().chain() == pytest.approx([UNKNOWN] * DEEPEST)
+    assert len(Acceptance([0.5] * 100).prior) == DEEPEST
+
+
+def test_old_rounds_fade() -> None:
+    known = Acceptance()
+    known.learn(Plan(1, 1), [2], 1, [1])
+    known.learn(Plan(1, 1), [2], 1, [0])
+    assert known.hits[1] == pytest.approx(FADE)
+    assert known.trials[1] == pytest.approx(FADE + 1)
+
+
+@pytest.mark.parametrize(("nodes", "depth", "expected"), [(2, 2, 0.5 + 0.25), (4, 1, 0.75), (8, 2, 0.75 + 0.75**2)])
+def test_a_tree_misses_as_often_as_one_node_over_the_root_of_its_width(nodes: int, depth: int, expected: float) -> None:
+    assert expected_in_tree(nodes, depth, [0.5] * 9) == pytest.approx(expected)
+
+
+def test_a_tree_is_known_by_its_own_rounds_and_others_by_how_far_guesses_held() -> None:
+    known = Acceptance([0.5] * 4)
+    chances = known.chain()
+    before = known.tree(8, 2, chances), known.tree(4, 1, chances)
+    assert before == pytest.approx((expected_in_tree(8, 2, chances), expected_in_tree(4, 1, chances)))
+    for _ in range(100):
+        known.learn(Plan(8, 2), [9], 2, [0])
+    assert known.tree(8, 2, chances) < 0.1  # its own
+    assert known.tree(4, 1, chances) < before[1] / 2  # another, whose guess is no longer believed
+
+
+def test_a_drafter_that_makes_no_trees_is_noticed_until_it_makes_one() -> None:
+    known = Acceptance()
+    for _ in range(3):
+        known.learn(Plan(8, 2), [3], 2, [0])  # a chain, where a tree was asked
+    assert known.chains_only == 3
+    known.learn(Plan(8, 2), [9], 2, [0])
+    assert known.chains_only == -1
+    assert known.since_chain == 1

@@ -1,0 +1,78 @@
+"""Trees from independent guesses: which nodes are the likeliest, and how ranks are learned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import product
+from math import prod
+from random import Random
+
+import pytest
+
+from mmdec.core.tree import KEPT, HeadAccuracy, likeliest_paths
+from mmdec.types import InputError
+
+
+def test_trees_hold_the_most_probable_nodes() -> None:
+    ranks = HeadAccuracy([[0.5, 0.3, 0.1], [0.6, 0.2, 0.0], [0.9, 0.1, 0.0]])
+    assert ranks.tree(2, 4) == [(0, 0, 0), (1, 1, 0)]  # a plan for a chain
+    # 0.5, (0,0) 0.3, (1) 0.3, (0,0,0) 0.27, (1,0) 0.18, (1,0,0) 0.162
+    assert ranks.tree(6, 3) == [(0, 0, 0), (1, 1, 0), (2, 2, 0), (0, 0, 1), (4, 1, 0), (5, 2, 0)]
+    assert len(ranks.tree(1000, 3)) == 3 * (1 + 2 * (1 + 2))  # nothing that cannot be
+
+
+def test_ranks_are_learned() -> None:
+    ranks = HeadAccuracy([[0.9, 0.1], [0.9, 0.1]])
+    for _ in range(400):
+        ranks.learn(0, 1)
+        ranks.learn(1, None)
+    (none, always), (never, _) = ranks.chances()
+    assert always > 0.95
+    assert none < 0.05
+    assert never < 0.1
+    assert ranks.tree(3, 2)[0] == (0, 0, 0)
+    assert sum(level == 0 for _, level, _ in ranks.tree(3, 2)) == 2
+
+
+@pytest.mark.parametrize("ranks", [[[0.9, 0.2]], [[0.9], [0.1, 0.2]], [[]], [[-0.1, 0.5]]])
+def test_ranks_are_chances(ranks: list[list[float]]) -> None:
+    with pytest.raises(InputError, match="`ranks`"):
+        HeadAccuracy(ranks)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_likeliest_are_those_of_a_list_of_all(seed: int) -> None:
+    dice = Random(seed)
+    chances = [sorted((dice.random() / 3 for _ in range(3)), reverse=True) for _ in range(3)]
+    every = [path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)]
+    value = {path: prod(chances[level][rank] for level, rank in enumerate(path)) for path in every}
+    found = likeliest_paths(chances, 12)
+    assert [value[path] for path in found] == pytest.approx(sorted(value.values(), reverse=True)[:12])
+    assert all(path[:-1] in ((), *found[:place]) for place, path in enumerate(found))  # after its parent
+
+
+@pytest.mark.parametrize(("chances", "nodes"), [([], 5), ([[0.5]], 0), ([[0.0, 0.0]], 5)])
+def test_where_nothing_can_be_there_is_no_node(chances: list[list[float]], nodes: int) -> None:
+    assert likeliest_paths(chances, nodes) == []
+
+
+def test_trees_are_computed_anew_after_some_observations() -> None:
+    ranks = HeadAccuracy([[0.6, 0.4], [0.6, 0.4]])
+    before = ranks.tree(3, 2)
+    for _ in range(KEPT - 1):
+        ranks.learn(0, 1)
+    assert ranks.tree(3, 2) is before
+    ranks.learn(0, 1)
+    assert ranks.tree(3, 2) != before
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_has_the_same_counts_and_learns_apart(copied: Callable[[HeadAccuracy], HeadAccuracy]) -> None:
+    ranks = HeadAccuracy([[0.9, 0.1], [0.5, 0.3]])
+    ranks.learn(1, 0)
+    again, before = copied(ranks), ranks.chances()
+    assert again.chances() == before
+    assert (again.depth, again.width) == (2, 2)
+    again.learn(1, 1)
+    assert ranks.chances() == before != again.chances()

@@ -1,0 +1,184 @@
+"""Tests verdicts: their shapes, their ends, and each rule's verdict on a small tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.core.sampling import KeyedSample, Sequences, Stop
+from mmdec.core.tree import chains, single, trees_from_lists
+from mmdec.core.verify import (
+    LOSSY,
+    MatchRule,
+    ResidualRule,
+    Rule,
+    Stream,
+    TypicalRule,
+    verify,
+)
+from mmdec.types import Draft, Plan, Scores
+from tests.support.toy import AlwaysAccept, Changing, Scripted, Toy, forest, run
+
+VOCAB = 8
+
+
+def scores(best: list[list[int]]) -> Scores:
+    """The most probable token after each node (B, N)."""
+    return Scores(10.0 * torch.nn.functional.one_hot(torch.tensor(best), VOCAB).float())
+
+
+def text(rows: int, room: int = 10, eos: int = 7) -> Sequences:
+    return Sequences(torch.ones(rows, 1, dtype=torch.long), Stop(1 + room, frozenset({eos})))
+
+
+def tree() -> Draft:
+    """0 -> 1 (token 2) -> 3 (token 4) -> 4 (token 5), and 0 -> 2 (token 3); the second row is a chain of one."""
+    return trees_from_lists(torch.tensor([1, 1]), [([2, 3, 4, 5], [0, 0, 1, 3]), ([6], [0])])
+
+
+def test_verdict_of_ragged_rows() -> None:
+    verdict = verify(tree(), scores([[2, 4, 0, 5, 6], [3, 0, 0, 0, 0]]), MatchRule(), text(2))
+    assert verdict.path.tolist() == [[0, 1, 3, 4], [0, -1, -1, -1]]
+    assert verdict.tokens.tolist() == [[2, 4, 5, 6], [3, -1, -1, -1]]
+    assert verdict.lengths.tolist() == [4, 1]
+    assert verdict.next.tolist() == [6, 3]
+    assert verdict.done.tolist() == [False, False]
+    assert all(part.dtype == torch.long for part in (verdict.path, verdict.next, verdict.tokens, verdict.lengths))
+
+
+@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), TypicalRule()])
+def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
+    certain = Scores(100 * scores([[2, 4, 0, 5, 6], [6, 3, 0, 0, 0]]).logits)
+    verdict = verify(tree(), certain, rule, text(2))
+    assert verdict.tokens.tolist() == [[2, 4, 5, 6], [6, 3, -1, -1]]
+    assert verdict.path.tolist() == [[0, 1, 3, 4], [0, 1, -1, -1]]
+
+
+@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), TypicalRule()])
+@pytest.mark.parametrize(
+    ("room", "eos", "kept"),
+    [(10, 4, [2, 4]), (10, 2, [2]), (10, 6, [2, 4, 5, 6]), (3, 7, [2, 4, 5]), (1, 7, [2]), (4, 7, [2, 4, 5, 6])],
+)
+def test_rows_end_inside_a_draft(rule: Rule, room: int, eos: int, kept: list[int]) -> None:
+    certain = Scores(100 * scores([[2, 4, 0, 5, 6], [3, 0, 0, 0, 0]]).logits)
+    state = text(2, room, eos)
+    verdict = verify(tree(), certain, rule, state)
+    assert verdict.tokens[0, : verdict.lengths[0]].tolist() == kept
+    assert state.tokens == [kept, [3]]
+    assert verdict.done.tolist() == [True, room == 1]
+    assert int(verdict.next[0]) == kept[-1]
+    path = [node for node in verdict.path[0].tolist() if node >= 0]
+    assert path == [0, 1, 3, 4][: len(path)]
+    assert len(path) <= len(kept)
+
+
+def test_rows_that_have_left_are_not_touched() -> None:
+    state = text(3)
+    state.live = [2]
+    verdict = verify(single(torch.tensor([1])), scores([[5]]), MatchRule(), state)
+    assert state.tokens == [[], [], [5]]
+    assert verdict.next.tolist() == [5]
+
+
+def test_of_twins_the_first_is_taken() -> None:
+    draft = trees_from_lists(torch.tensor([1]), [([3, 3, 4], [0, 0, 2])])
+    verdict = verify(draft, scores([[3, 5, 4, 6]]), MatchRule(), text(1))
+    assert verdict.path.tolist() == [[0, 1]]
+    assert verdict.tokens.tolist() == [[3, 5]]
+
+
+def test_ties_are_broken_as_in_plain_decoding() -> None:
+    logits = torch.zeros(1, 2, VOCAB)
+    logits[..., 3] = logits[..., 5] = 1.0
+    verdict = verify(chains(torch.tensor([1]), [[5]]), Scores(logits), MatchRule(), text(1))
+    assert verdict.tokens.tolist() == [[3]]
+
+
+def test_a_verdict_depends_on_its_arguments_alone() -> None:
+    draft, target = tree(), Scores(torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0)))
+    for rule in (ResidualRule(Stream(3)), MatchRule(KeyedSample(3), "sampled")):
+        one, two = (verify(draft, target, rule, text(2)) for _ in range(2))
+        assert one.tokens.tolist() == two.tokens.tolist()
+
+
+def test_forbidden_tokens_never_come() -> None:
+    """-inf after a processor, in the draft and in the residual; and tokens that cannot have been drawn."""
+
+    def only_three(ids: Tensor, logits: Tensor) -> Tensor:
+        return logits.masked_fill(torch.arange(VOCAB) >= 3, -torch.inf)
+
+    rows = 200
+    state = Sequences(torch.ones(rows, 1, dtype=torch.long), Stop(99), [only_three])
+    probs = torch.zeros(rows, 4, VOCAB)
+    probs[:, :, 4:] = 0.25
+    draft = chains(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
+    draft = replace(draft, probs=probs)
+    verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), ResidualRule(Stream(0)), state)
+    said = {token for row in state.tokens for token in row}
+    assert said == {0, 1, 2}
+
+
+class Diary:
+    """A processor that remembers how its calls went."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[int]] = []
+
+    def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
+        self.lines.append(ids[0].tolist())
+        return logits.roll(len(self.lines), 1)
+
+
+@pytest.mark.parametrize("eos", [frozenset[int](), frozenset({0})], ids=["endless", "ending"])
+@pytest.mark.parametrize("name", ["sampled", "residual", "typical"])
+def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset[int]) -> None:
+    target = Toy(4, seed=2, scale=1.0)
+    rules: dict[str, Rule] = {
+        "sampled": MatchRule(KeyedSample(1), "sampled"),
+        "residual": ResidualRule(Stream(1)),
+        "typical": TypicalRule(KeyedSample(1)),
+    }
+    budget = Changing(Random(0))
+    prompts = [[1 + row % 3] * (1 + row) for row in range(6)]
+    said, _ = run(target, prompts, Stop(30, eos), rules[name], Scripted(forest(target, [0])), budget, [Diary()])
+    assert eos or sum(map(sum, budget.seen)) > 20
+    assert said.processors is not None
+    for row, (diary,) in enumerate(said.processors):
+        assert isinstance(diary, Diary)
+        ids, start = said.row(row)[0].tolist(), said.start
+        assert diary.lines == [ids[:length] for length in range(start, len(ids))]
+
+
+def test_rules_say_what_they_are() -> None:
+    assert {"typical"} == LOSSY
+    plan, cpu = Plan(3, 3), torch.device("cpu")
+    for rule in (MatchRule(), TypicalRule()):
+        assert rule.drawn(plan, cpu) == plan
+    rule = ResidualRule(Stream(5, 0.7))
+    drawn = rule.drawn(plan, cpu)
+    assert (drawn.nodes, drawn.depth, drawn.temperature) == (3, 3, 0.7)
+    assert drawn.generator is not None
+    assert rule.drawn(plan, cpu).generator is drawn.generator  # one stream for the run
+
+
+def test_typical_takes_the_best_of_the_probable_children() -> None:
+    logits = torch.full((1, 4, VOCAB), -9.0)
+    logits[0, 0, :4] = torch.tensor([1.0, 0.2, 0.9, 0.8])
+    logits[0, 2, 0] = 9.0
+    draft = trees_from_lists(torch.tensor([1]), [([1, 2, 3], [0, 0, 0])])
+    verdict = verify(draft, Scores(logits), TypicalRule(), text(1))
+    assert verdict.tokens.tolist() == [[2, 0]]  # not token 0, which greedy decoding would take
+    strict = verify(draft, Scores(logits), TypicalRule(epsilon=0.9, delta=9.0), text(1))
+    assert strict.tokens.tolist() == [[0]]
+
+
+def test_verify_asks_the_rule_whatever_its_kind() -> None:
+    """Also one that is a greedy rule but for its walk: no rule is a case of its own."""
+    draft = chains(torch.tensor([1]), [[2, 3]])
+    verdict = verify(draft, scores([[5, 5, 5]]), AlwaysAccept(), text(1))
+    assert verdict.path.tolist() == [[0, 1, 2]]
+    assert verify(draft, scores([[5, 5, 5]]), MatchRule(), text(1)).path.tolist() == [[0]]

@@ -1,0 +1,109 @@
+"""Tests the beam search over a CTC head's frames: the packed n-gram equals the original, and it guides the spelling."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from mmdec.daspeech.ctc_beam import BONUS, WEIGHT, PieceNGram, likeliest, read_pieces
+from mmdec.drafters.ctc.network import BLANK, best_pieces, collapse
+from mmdec.phonetics.ngram import END, START, NGram
+from mmdec.types import InputError
+from recipes.reader.export import packed
+
+PIECES = 6
+TEXTS = [[1, 2, 3], [1, 2, 3, 4], [4, 5], [1, 2, 4, 5], [5, 3], [1, 2, 3]]
+
+
+def ngram(order: int = 3, entries: tuple[int, ...] | None = None) -> NGram:
+    texts = [[str(piece) for piece in text] for text in TEXTS]
+    return NGram.build(texts, order=order, vocabulary=map(str, range(1, PIECES)), max_entries=entries)
+
+
+def stored(order: int = 3) -> PieceNGram:
+    return packed(ngram(order), PIECES)
+
+
+@pytest.mark.parametrize("kind", [(1, None), (2, None), (3, None), (4, None), (5, None), (4, (9, 7, 3))])
+def test_the_packed_ngram_scores_as_the_one_it_was_made_of(kind: tuple[int, tuple[int, ...] | None]) -> None:
+    plain = ngram(*kind)
+    model = packed(plain, PIECES)
+    assert model.order == kind[0]
+    for text in itertools.product(range(1, PIECES), repeat=3):
+        context, total, wanted = plain.advance("", START), 0.0, 0.0
+        for at, piece in enumerate((*text, PIECES + 1)):
+            token = END if piece > PIECES else str(piece)
+            wanted, context = wanted + plain.score(context, token), plain.advance(context, token)
+            total += model.after((PIECES, *text[:at]))(piece)
+        assert total == pytest.approx(wanted, abs=0.06), text  # 8 bits
+
+
+def test_stored_arrays_make_the_same_model_again() -> None:
+    model = stored()
+    again = PieceNGram(PIECES, {name: value.clone() for name, value in model.arrays.items()})
+    for context in itertools.product(range(PIECES + 1), repeat=2):
+        assert [again.after(context)(piece) for piece in range(PIECES)] == [
+            model.after(context)(piece) for piece in range(PIECES)
+        ]
+
+
+@pytest.mark.parametrize("name", ["unigrams", "counts_2", "pieces_3", "values_2", "backoff_2", "steps_3"])
+def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
+    arrays = stored().arrays
+    with pytest.raises(InputError, match="`ngram` must"):
+        PieceNGram(PIECES, {**arrays, name: arrays[name][:-1]})
+
+
+def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
+    """What the search looks for, by all paths: ln of the sum of a text's paths, the n-gram and the bonus."""
+    totals: dict[tuple[int, ...], float] = {}
+    paths = torch.tensor(list(itertools.product(range(PIECES), repeat=len(logprobs))))
+    costs = torch.from_numpy(logprobs)[torch.arange(len(logprobs)), paths].sum(-1).tolist()
+    for text, cost in zip(collapse(paths, torch.full((len(paths),), len(logprobs))), costs, strict=True):
+        totals[tuple(text)] = float(np.logaddexp(totals.get(tuple(text), -np.inf), cost))
+    for text in totals:
+        for at, piece in enumerate((*text, PIECES + 1)):
+            totals[text] += WEIGHT * model.after((PIECES, *text[:at]))(piece) + BONUS * (piece <= PIECES)
+    return max(totals, key=totals.__getitem__)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_finds_the_best_of_all_texts(seed: int) -> None:
+    draw, model = torch.Generator().manual_seed(seed), stored(3 + seed % 2)
+    logprobs = (1.5 * torch.randn(4, PIECES, generator=draw)).log_softmax(-1).numpy()
+    assert tuple(likeliest(logprobs, model)[0]) == best_text(logprobs, model)
+
+
+def test_what_is_surely_heard_is_written_and_what_is_not_is_spelt_by_the_ngram() -> None:
+    sure = torch.full((1, 8, PIECES), -9.0)
+    for frame, piece in enumerate([1, 0, 2, 0, 3, 0, 0, 0]):
+        sure[0, frame, piece] = 3.0
+    lengths = torch.tensor([8])
+    heard = read_pieces(sure, lengths, stored(), 3)
+    assert heard.pieces[0, :, 0].tolist() == [1, 2, 3]
+    assert heard.frames.tolist() == [[0, 2, 4]]
+    unsure = sure.clone()
+    unsure[0, 4, 5], unsure[0, 4, 3] = 3.0, 2.5  # 1 2 5 was never said
+    assert best_pieces(unsure, lengths, 3).pieces[0, :, 0].tolist() == [1, 2, 5]
+    found = read_pieces(unsure, lengths, stored(), 3)
+    assert found.pieces[0, :, 0].tolist() == [1, 2, 3]
+    assert found.pieces[0, 2, 1] == 5  # the other stays beside it
+    assert found.weights.sum(-1) == pytest.approx(torch.ones(1, 3))
+    assert found.weights[0, 2, 0] < heard.weights[0, 2, 0]
+
+
+def test_rows_are_the_same_alone_and_beside_others() -> None:
+    draw, model = torch.Generator().manual_seed(3), stored()
+    logits, lengths = 2 * torch.randn(3, 9, PIECES, generator=draw), torch.tensor([9, 4, 6])
+    logits[2, :, BLANK] = 50.0  # nothing is heard
+    together = read_pieces(logits, lengths, model, 3)
+    assert together.lengths[2] == 0
+    for row, length in enumerate(lengths.tolist()):
+        alone = read_pieces(logits[row : row + 1, :length], lengths[row : row + 1], model, 3)
+        count = int(alone.lengths[0])
+        assert together.lengths[row] == count
+        assert torch.equal(together.pieces[row, :count], alone.pieces[0, :count])
+        assert torch.equal(together.weights[row, :count], alone.weights[0, :count])

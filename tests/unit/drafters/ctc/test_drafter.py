@@ -1,0 +1,297 @@
+"""Tests CTC drafts: the alignment against all paths, the draft after it, timestamps, files."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import mmdec
+from mmdec.drafters.ctc.checkpoint import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
+from mmdec.drafters.ctc.drafter import FLOOR, SILENCE, Alignment, Ctc, CtcByLanguage, Memory, Row, heard_states
+from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
+from mmdec.drafters.ctc.tokens import FIRST, MARK, Merges, TokenPieces, frequent_tokens
+from mmdec.drafters.ctc.training.drafts import heard_tokens
+from mmdec.nn.int8 import SCALE
+from mmdec.pretrained.drafters import load_drafter
+from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
+from mmdec.whisper.checkpoint import load_whisper
+from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write
+from tests.support.whisper_calls import ctc
+
+
+def collapsed(path: tuple[int, ...]) -> list[int]:
+    return [piece for piece, _ in itertools.groupby(path) if piece != BLANK]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_alignment_is_the_best_of_all_paths(seed: int) -> None:
+    """The text goes on from the frame where the best path through all frames, text first, leaves it."""
+    draw = np.random.default_rng(seed)
+    frames, size = 6, 3
+    logprobs = np.log(draw.dirichlet(np.full(size, 0.4), frames) + 1e-9)
+    costs = np.maximum(logprobs - logprobs.max(1, keepdims=True), -FLOOR)
+    text = draw.integers(1, size, 3).tolist()
+    alignment = Alignment(logprobs)
+    for count in range(4):
+        if count:
+            alignment.add(text[count - 1])
+        scores = {
+            place: max(
+                (
+                    sum(costs[frame, piece] for frame, piece in enumerate(path))
+                    for path in itertools.product(range(size), repeat=place)
+                    if collapsed(path) == text[:count]
+                ),
+                default=-np.inf,
+            )
+            for place in range(frames + 1)
+        }
+        best = max(scores.values())
+        assert alignment.place() == max(place for place, score in scores.items() if score > best - 1e-4)
+
+
+def spoken(path: list[int], size: int, sure: float = 0.9) -> np.ndarray:
+    """Log-probabilities of a path that is heard."""
+    table = np.full((len(path), size), (1 - sure) / (size - 1))
+    table[np.arange(len(path)), path] = sure
+    return np.log(table)
+
+
+def drafter() -> Ctc:
+    """Hears the bytes a to z, and "the" as a piece of its own."""
+    alphabet = [{32: 0}.get(value, value - 96 if 97 <= value <= 122 else -1) for value in range(256)]
+    t, h, e = 20, 8, 5
+    merges = Merges([(t, h, 40), (0, 40, 41), (41, e, 42), (40, e, 43)], alphabet)
+    made = ctc("random")
+    made.pieces = TokenPieces(merges, [*range(27), 43])
+    return made
+
+
+def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
+    row = Row(made, timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
+    memory = Memory([row])
+    tokens = torch.tensor([accepted])
+    verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
+    empty = Draft(tokens, tokens, torch.tensor([1]))
+    made.update(memory, empty, Scores(torch.zeros(1, 1, 1)), verdict)
+    draft = made.propose(memory, torch.zeros(1, dtype=torch.long), Plan(nodes, nodes))
+    return draft.tokens[0, 1:].tolist()
+
+
+def test_what_is_heard_is_drafted_in_the_models_own_tokens() -> None:
+    made = drafter()
+    space, t, h, e, a = (made.pieces.of_token(number)[0] for number in (0, 20, 8, 5, 1))
+    path = [0, 0, a, a, 0, space, t, h, h, e, 0, 0]  # "a the", in letters
+    assert run(made, path, [1]) == [42, EOT]  # after "a"
+    assert run(made, path, [1, 41]) == [5, EOT]  # after "a th"
+    assert run(made, path, [1, 42]) == [EOT]
+    assert run(made, path, [1, 0, 19, 42]) == [EOT]  # "s", which was not heard, is passed over
+    assert run(made, path, [1], nodes=1) == [42]
+
+
+def test_rows_of_a_language_that_the_head_does_not_know_are_left_alone() -> None:
+    made = ctc("babbling")
+    made.languages = frozenset([7])
+    tokens = torch.tensor([[3, 7, TIMESTAMPS - 1], [3, 8, TIMESTAMPS - 1]])
+    positions = torch.arange(3).expand(2, -1)
+    states = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
+    memory = made.start(Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=states))
+    draft = made.propose(memory, torch.zeros(2, dtype=torch.long), Plan(4, 4))
+    assert draft.size.tolist() == [5, 1]
+    made.select(memory, torch.tensor([1]))
+    assert made.propose(memory, torch.zeros(1, dtype=torch.long), Plan(4, 4)).size.tolist() == [1]
+
+
+def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
+    """Rows of the first head's language, of the second's, of both, of none."""
+    made = [ctc("babbling", seed) for seed in (0, 1)]
+    made[0].languages, made[1].languages = frozenset([7, 9]), frozenset([8, 9])
+    both, languages = CtcByLanguage(made), [7, 8, 9, 10]
+    tokens = torch.tensor([[3, language, TIMESTAMPS - 1] for language in languages])
+    positions = torch.arange(3).expand(4, -1)
+    states = torch.randn(4, 40, 32, generator=torch.Generator().manual_seed(0))
+    context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=states)
+    memory, apart = both.start(context), [one.start(context) for one in made]
+    which = [0, 1, 0, 0]
+    accepted = torch.tensor([[4, 5], [6, -1], [4, 5], [7, -1]])
+    verdict = Verdict(accepted, accepted[:, 0], accepted[:, 0] < 0, accepted, torch.tensor([2, 1, 2, 1]))
+    roots, scores = torch.zeros(4, dtype=torch.long), Scores(torch.zeros(1, 1, 1))
+    for plan in (Plan(4, 4), Plan(0, 0), Plan(6, 3, threshold=0.1)):
+        draft = both.propose(memory, roots, plan)
+        alone = [one.propose(state, roots, plan) for one, state in zip(made, apart, strict=True)]
+        for row, head in enumerate(which):
+            size = int(draft.size[row])
+            assert size == int(alone[head].size[row])
+            assert torch.equal(draft.tokens[row, :size], alone[head].tokens[row, :size])
+        assert (draft.size.tolist() == [5, 5, 5, 1]) == (plan == Plan(4, 4))
+        both.update(memory, draft, scores, verdict)
+        for one, state, own in zip(made, apart, alone, strict=True):
+            one.update(state, own, scores, verdict)
+    live = torch.tensor([1, 2])
+    both.select(memory, live)
+    made[1].select(apart[1], live)
+    draft = both.propose(memory, roots[:2], Plan(4, 4))
+    alone = made[1].propose(apart[1], roots[:2], Plan(4, 4))
+    size = int(draft.size[0])
+    assert torch.equal(draft.tokens[0, :size], alone.tokens[0, :size])
+    made[0].select(apart[0], live)
+    alone = made[0].propose(apart[0], roots[:2], Plan(4, 4))
+    size = int(draft.size[1])
+    assert torch.equal(draft.tokens[1, :size], alone.tokens[1, :size])
+    assert both.name == f"{made[0].name}+{made[1].name}"
+
+
+def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two heads for one language: the first one hears its rows, but for those that translate."""
+    made = [ctc("babbling", seed) for seed in (0, 1)]
+    for one in made:
+        one.languages, one.refused = frozenset([7]), frozenset([9])
+    heard: list[tuple[Ctc, int]] = []
+    monkeypatch.setattr(
+        Ctc, "_listen", lambda self, states, read: [heard.append((self, one)) or np.zeros((3, 9)) for one in read]
+    )
+    tokens = torch.tensor([[3, 7, 8], [3, 7, 9], [3, 6, 8]])
+    positions = torch.arange(3).expand(3, -1)
+    context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=torch.zeros(3, 40, 32))
+    memory = CtcByLanguage(made).start(context)
+    assert heard == [(made[0], 40)]
+    assert [row.alignment is not None for row in memory.rows] == [True, False, False]
+
+
+@pytest.mark.parametrize("last", [300, 70_000], ids=["16 bits", "32 bits"])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_a_tokenizers_tables_are_read_as_they_were(last: int, rows: int, tmp_path: Path) -> None:
+    """Merged ids that are consecutive or not; a byte's id that is larger than all others; no merges at all."""
+    alphabet = [*range(255), last]
+    merges = Merges([(0, last, 400), (1, 400, 401), (2, 401, 450)][:rows], alphabet)
+    made = ctc("random")
+    pieces = TokenPieces(merges, sorted({*range(29), last}))
+    tokens = HeardTokens(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
+    _, found, read = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
+    assert (found.merges.rows, found.merges.alphabet, found.kept) == (merges.rows, alphabet, pieces.kept)
+    assert read.refused == [9]
+
+
+@pytest.mark.parametrize(("codes", "refused"), [(["fr"], ["translate"]), (["en", "fr"], []), ([], [])])
+def test_a_head_without_english_refuses_translations(codes: list[str], refused: list[str], tmp_path: Path) -> None:
+    whole = load_whisper(write(tmp_path / "whisper", with_heads=False))
+    settings = whole.model.generation_config
+    settings.lang_to_id = {**settings.lang_to_id, "<|fr|>": 5}
+    assert heard_tokens(whole, "", codes).refused == [settings.task_to_id[name] for name in refused]
+
+
+def test_a_head_reads_the_sound_and_some_silence() -> None:
+    """A window of 30 s, with 2 s of sound in one row and 29.5 s in the other, the rest padded."""
+    sound = torch.zeros(2, 80, 3000)
+    sound[0, 3, :200], sound[1, 3, :2950] = 1.0, 1.0
+    states = torch.zeros(2, 1500, 1)
+    assert heard_states(states, sound) == [100 + SILENCE, 1500]
+    assert heard_states(states, None) == [1500, 1500]
+
+
+def test_segments_end_where_a_mark_is_heard() -> None:
+    made = drafter()
+    a, e, space = (made.pieces.of_token(number)[0] for number in (1, 5, 0))
+    path = [0, a, 0, MARK, MARK, 0, space, e, 0, 0]  # a frame is 0.02 s here
+    first, last = TIMESTAMPS + 3, TIMESTAMPS + 7
+    assert run(made, path, [1], timed=True) == [first, first, 0, 5, last, EOT]
+    assert run(made, path, [1, TIMESTAMPS + 5], timed=True) == [TIMESTAMPS + 5, 0, 5, last, EOT]
+    assert run(made, path, [1, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True) == [0, 5, last, EOT]
+    assert run(made, path, [1]) == [0, 5, EOT]
+
+
+def test_the_rest_of_a_word_that_was_misheard_is_left_out() -> None:
+    made = drafter()
+    space, s, t, e, a = (made.pieces.of_token(number)[0] for number in (0, 19, 20, 5, 1))
+    path = [space, s, t, 0, space, a, 0, 0]  # " st a"
+    assert run(made, path, [0, 19]) == [20, 0, 1, EOT]
+    assert run(made, path, [0, 5]) == [0, 1, EOT]  # " e" for " s": no "t" will follow
+    path = [0, e, 0, MARK, 0, e, t, space, a, 0]
+    assert run(made, path, [5, TIMESTAMPS + 5, TIMESTAMPS + 5], timed=True)[:2] == [0, 1]  # words begin with a space
+
+
+def test_a_chain_ends_where_the_head_is_unsure() -> None:
+    made = drafter()
+    a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
+    row = Row(
+        made, False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)]))
+    )
+    memory = Memory([row])
+    roots = torch.zeros(1, dtype=torch.long)
+    assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
+    assert len(made.propose(memory, roots, Plan(9, 9)).tokens[0]) > 2
+
+
+def test_every_token_can_be_spelt_and_merged_again() -> None:
+    made = ctc("random")
+    merges = made.pieces.merges
+    for token in range(60):
+        said = b"".join(made.pieces.bytes(piece) for piece in made.pieces.of_token(token))
+        spelt = all(part in made.pieces.kept for part in leaves(merges, token))
+        assert not spelt or said == merges.bytes(token)
+
+
+def leaves(merges: Merges, token: int) -> list[int]:
+    return [leaf for part in merges.parts[token] for leaf in leaves(merges, part)] if token in merges.parts else [token]
+
+
+def test_rare_tokens_are_taken_apart() -> None:
+    merges = drafter().pieces.merges
+    texts = [[1, 42]] * 5 + [[43]]
+    assert frequent_tokens(texts, merges, 256, least=1) == [1, 42, 43]
+    assert frequent_tokens(texts, merges, 256, least=3) == [1, 5, 8, 20, 42]  # "the" is t, h and e
+    assert frequent_tokens(texts, merges, 256, least=99) == [0, 1, 5, 8, 20]
+
+
+def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
+    made, model = ctc("random"), whisper()
+    tokens = HeardTokens(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper", [7])
+    folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
+    found = load_drafter(folder, model)
+    assert isinstance(found, Ctc)
+    assert found.pieces.kept == made.pieces.kept
+    assert found.languages == {7}
+    assert found.pieces.merges.rows == made.pieces.merges.rows
+    for name, value in made.head.state_dict().items():
+        torch.testing.assert_close(found.head.state_dict()[name], value, rtol=0.02, atol=0.05)
+    again = save_ctc(tmp_path / "again", *read_ctc(folder))
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match=r"`model` must have 32 channels .* somebody/whisper"):
+        load_ctc(folder, whisper(d_model=48))
+    config = json.loads((folder / "config.json").read_text())
+    for damage in ({"head": {**config["head"], "pieces": 9}}, {"tokens": {}}, {"system": "medusa"}):
+        (folder / "config.json").write_text(json.dumps({**config, **damage}))
+        with pytest.raises(InputError):
+            read_ctc(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    state = load_file(folder / "model.safetensors")
+    name = next(iter(made.head.state_dict()))
+    save_file({**state, name + SCALE: torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(InputError, match="`directory` must hold int8 rows"):
+        read_ctc(folder)
+
+
+@pytest.mark.parametrize("timestamps", [None, "segment"])
+def test_transcribe_takes_the_one_in_the_models_folder(tmp_path: Path, timestamps: str | None) -> None:
+    folder = write(tmp_path / "whisper", with_heads=False)
+    recording = 0.1 * torch.randn(40_000, generator=torch.Generator().manual_seed(0))
+    options = {"sample_rate": 16000, "model": folder, "language": "en", "timestamps": timestamps}
+    with pytest.raises(InputError, match=r"`drafter` must be .* for a `model` without the drafter 'ctc'"):
+        mmdec.transcribe(recording, drafter="ctc", **options)
+    whole = load_whisper(folder)
+    merges = token_merges(whole.tokenizer)
+    pieces = TokenPieces(merges, [token for token in (*merges.alphabet, *sorted(merges.parts)) if token >= 0])
+    torch.manual_seed(0)
+    head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST + len(pieces.kept), 2, 16, 1, 3))
+    torch.nn.init.normal_(head.output.weight)
+    save_ctc(folder / "ctc", head, pieces, heard_tokens(whole))
+    drafted = mmdec.transcribe(recording, drafter="ctc", num_speculative_tokens=4, **options)
+    plain = mmdec.transcribe(recording, drafter=None, **options)
+    assert drafted.text == plain.text
+    assert drafted.segments == plain.segments
+    by_folder = mmdec.transcribe(recording, drafter=folder / "ctc", num_speculative_tokens=4, **options)
+    assert by_folder.text == plain.text

@@ -1,0 +1,246 @@
+"""The tree-growing drafter on tiny language models, against drafts recomputed from scratch."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmdec
+from mmdec.core.tree import ancestors, in_order, single
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.types import Context, InputError, Plan, Scores, Verdict
+from tests.support.draft_networks import (
+    PROMPTS,
+    Checked,
+    begun,
+    draft_network,
+    from_scratch,
+    overfitted,
+    paths,
+    rounds_of,
+    texts,
+    tree_growing,
+)
+from tests.support.tiny_text import VOCABULARY, language_model
+from tests.support.toy import Changing, padded
+from tests.support.trees import is_chain
+
+NO_IMAGE = Context(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1), torch.zeros(1))
+
+
+@pytest.mark.parametrize("system", ["eagle", "msd"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_cache_gives_what_recomputing_everything_gives(system: str, rows: int) -> None:
+    """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
+    model = language_model().double()
+    checked = Checked(tree_growing(system, model, width=3), model)
+    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 24)
+    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 24)
+    assert checked.compared > 8
+    assert texts(rounds, rows) == texts(plain, rows)
+    assert sum(sum(one.accepted) for one in rounds) > 0  # else nothing was ever kept of a draft
+    assert any(took < drawn for one in rounds for took, drawn in zip(one.accepted, one.drafted, strict=True))
+
+
+def test_features_of_several_layers_are_read_together() -> None:
+    model = language_model(num_hidden_layers=4).double()
+    checked = Checked(tree_growing("eagle", model, layers=(0, 2, -1), width=3), model)
+    rounds_of(model, checked, Changing(Random(5)), PROMPTS[:2])
+    assert checked.compared > 4
+
+
+@pytest.mark.parametrize("plan", [Plan(4, 4), Plan(9, 3), Plan(25, 5)])
+def test_ragged_rows_get_the_drafts_that_they_get_alone(plan: Plan) -> None:
+    model = language_model().double()
+    drafter = tree_growing("eagle", model, width=4)
+    roots = [6, 14, 21, 33]
+    with torch.inference_mode():
+        together = drafter.propose(begun(model, drafter, PROMPTS, roots), torch.tensor(roots), plan)
+        for row, prompt in enumerate(PROMPTS):
+            own = torch.tensor(roots[row : row + 1])
+            alone = drafter.propose(begun(model, drafter, [prompt], own.tolist()), own, plan)
+            assert torch.equal(together.tokens[row], alone.tokens[0])
+            assert torch.equal(together.parents[row], alone.parents[0])
+
+
+@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize(("nodes", "depth"), [(0, 0), (1, 1), (4, 4), (5, 9), (7, 2), (12, 3), (60, 7)])
+def test_drafts_are_well_formed(nodes: int, depth: int, temperature: float | None) -> None:
+    model = language_model()
+    drafter, roots = tree_growing("eagle", model, width=4), torch.tensor([6, 14, 21])
+    generator = torch.Generator().manual_seed(5)
+    memory = begun(model, drafter, PROMPTS[:3], roots.tolist())
+    draft = drafter.propose(memory, roots, Plan(nodes, depth, temperature, generator))
+    assert draft.tokens[:, 0].tolist() == roots.tolist()
+    for row in range(3):
+        found = paths(draft, row)
+        assert len(found) <= nodes
+        assert max(map(len, found), default=0) <= depth
+        if depth >= nodes:
+            assert len(found) == nodes
+    if depth >= nodes:
+        assert is_chain(draft)
+
+
+def test_a_draft_is_rolled_back_exactly() -> None:
+    """Whatever was drafted, the next draft is that of a run which never drafted it."""
+    model = language_model().double()
+    drafter, roots = tree_growing("eagle", model), torch.tensor([6, 14])
+    with torch.inference_mode():
+        one, other = (begun(model, drafter, PROMPTS[:2], roots.tolist()) for _ in range(2))
+        first = drafter.propose(one, roots, Plan(40, 6))
+        again = drafter.propose(begun(model, drafter, PROMPTS[:2], roots.tolist()), roots, Plan(40, 6))
+        assert torch.equal(first.tokens, again.tokens)
+        assert one.cache.lengths == [7, 3]
+        drafter.propose(other, roots, Plan(2, 2))
+        features = {-1: torch.randn(2, 1, 32, dtype=torch.float64)}
+        verdict = Verdict(
+            torch.zeros(2, 1, dtype=torch.long), roots + 1, roots < 0, (roots + 1)[:, None], torch.ones_like(roots)
+        )
+        drafts = []
+        for memory in (one, other):
+            drafter.update(memory, single(roots), Scores(torch.zeros(2, 1, VOCABULARY), features), verdict)
+            drafts.append(drafter.propose(memory, roots + 1, Plan(20, 4)))
+            assert memory.cache.lengths == [8, 4]
+        assert torch.equal(drafts[0].tokens, drafts[1].tokens)
+        assert torch.equal(drafts[0].parents, drafts[1].parents)
+
+
+def test_ancestors_are_kept_and_ties_go_to_the_elder() -> None:
+    """A head of equal rows makes every token as likely as any other: all scores of a level are ties."""
+    model = language_model()
+    drafter, roots = tree_growing("eagle", model, width=3), torch.tensor([6])
+    drafter.output = torch.nn.Linear(32, VOCABULARY)
+    with torch.inference_mode():
+        drafter.output.weight.zero_()
+        drafter.output.bias.zero_()
+        draft = drafter.propose(begun(model, drafter, PROMPTS[:1], [6]), roots, Plan(5, 3))
+        found = paths(draft, 0)
+        assert len(found) == 5
+        for path in found:
+            assert len(path) == 1 or path[:-1] in found
+        assert sum(len(path) == 1 for path in found) == 3  # the whole first level, then the eldest of the second
+        drafter.output.bias[:3] = 1000.0  # certain: children are as likely as their parents but for rounding
+        drafter.output.bias[0] = 2000.0
+        draft = drafter.propose(begun(model, drafter, PROMPTS[:1], [6]), roots, Plan(7, 4))
+        found = paths(draft, 0)
+        assert (0, 0, 0, 0) in found
+        seen = ancestors(draft.parents)[0]
+        assert bool((seen.sum(1) == torch.tensor([1, *(len(path) + 1 for path in found)])).all())
+
+
+def test_without_pruning_the_best_paths_of_all_are_kept() -> None:
+    model = language_model().double()
+    drafter = tree_growing("eagle", model, width=VOCABULARY)
+    with torch.inference_mode():
+        draft = drafter.propose(begun(model, drafter, PROMPTS[:1], [6]), torch.tensor([6]), Plan(VOCABULARY, 2))
+        text = [*PROMPTS[0], 6]
+        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, :-1]
+        first = from_scratch(drafter, NO_IMAGE, states, text, ())
+        chances = {(token,): float(first[token]) for token in range(VOCABULARY)}
+        for token in range(VOCABULARY):
+            second = from_scratch(drafter, NO_IMAGE, states, text, (token,))
+            chances |= {(token, other): float(first[token] + second[other]) for other in range(VOCABULARY)}
+    best = sorted(chances, key=lambda path: -chances[path])[:VOCABULARY]
+    assert set(paths(draft, 0)) == set(best)
+    assert max(map(len, best)) == 2
+
+
+def test_order_follows_the_likeliest_path_first() -> None:
+    # kept 0, 1 below the root; 2 below 1 (number 1 is node 0); 3 below node 2's number
+    tokens, parents = in_order([0, 4, 1, 7], [10, 20, 30, 40], [0, 1, 0, 5])
+    assert tokens == [10, 20, 40, 30]
+    assert parents == [0, 1, 2, 0]
+
+
+class Counting(torch.nn.Module):
+    """An embedding that notes how often it is read."""
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.embedding, self.calls = embedding, 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        return self.embedding(tokens)
+
+
+def test_a_run_that_drafts_nothing_runs_nothing() -> None:
+    model = language_model()
+    counting = Counting(model.get_input_embeddings())
+    drafter = TreeGrowing(draft_network("eagle", model), counting, model.get_output_embeddings())  # type: ignore[arg-type]
+    rounds_of(model, drafter, Changing(Random(0), 0), PROMPTS)
+    assert not counting.calls
+    rounds_of(model, drafter, Changing(Random(0)), PROMPTS)
+    assert counting.calls
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("nodes", [3, (7, 3), (30, 6), None])
+def test_random_weights_leave_the_output_as_it_is(batch: int, nodes: Any) -> None:
+    model = language_model()
+    inputs = padded(PROMPTS[:batch])
+    options = {"max_new_tokens": 20, "do_sample": False}
+    wanted = model.generate(**inputs, **options)  # type: ignore[operator]
+    for system in ("eagle", "msd"):
+        found = mmdec.generate(model, inputs, tree_growing(system, model), num_speculative_tokens=nodes, **options)
+        assert torch.equal(found.sequences, wanted)
+
+
+def test_drawn_children_come_with_what_they_were_drawn_from() -> None:
+    model = language_model().double()
+    drafter, roots = tree_growing("eagle", model), torch.tensor([6, 14])
+    generator = torch.Generator().manual_seed(7)
+    with torch.inference_mode():
+        memory = begun(model, drafter, PROMPTS[:2], roots.tolist())
+        draft = drafter.propose(memory, roots, Plan(9, 3, 1.5, generator))
+        assert draft.probs is not None
+        assert draft.probs.shape == (*draft.tokens.shape, VOCABULARY)
+        for row in range(2):
+            text, parents = [*PROMPTS[row], int(roots[row])], draft.parents[row].tolist()
+            states = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, :-1]
+            for node, path in enumerate([(), *paths(draft, row)]):
+                if node in parents[1:]:
+                    wanted = from_scratch(drafter, NO_IMAGE, states, text, path).float() / 1.5
+                    torch.testing.assert_close(draft.probs[row, node], wanted.softmax(-1))
+
+
+@pytest.mark.parametrize("nodes", [(7, 3), 4])
+def test_drawn_drafts_are_accepted_by_residual_sampling(nodes: Any) -> None:
+    model = language_model()
+    drafter = tree_growing("eagle", model)
+    out = mmdec.generate(model, padded(PROMPTS), drafter, "residual", nodes, seed=3, max_new_tokens=20)
+    assert out.lossless
+    assert out.tokens_per_round > 1
+
+
+def test_a_drafter_of_another_model_is_refused() -> None:
+    model, other, ids = language_model(), language_model(vocab_size=VOCABULARY + 1), torch.tensor([[5]])
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(output, torch.nn.Linear)
+    with pytest.raises(InputError, match="`drafter` must fit a model with 32 channels and 62 tokens"):
+        mmdec.generate(other, ids, tree_growing("eagle", model), max_new_tokens=3)
+    with pytest.raises(InputError, match="`output` must be"):
+        TreeGrowing(draft_network("eagle", other), embedding, output)
+    double = TreeGrowing(draft_network("eagle", model).double(), embedding, output)
+    with pytest.raises(InputError, match="`drafter` must be on"):
+        mmdec.generate(model, ids, double, max_new_tokens=3)
+    with pytest.raises(InputError, match="`width`"):
+        tree_growing("eagle", model, width=0)
+
+
+@pytest.mark.parametrize("system", ["eagle", "eagle3"])
+def test_a_drafter_that_knows_the_text_gains(system: str) -> None:
+    """Trained on what the model writes, three steps ahead: more than three tokens a round."""
+    model, ids = language_model(), torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
+    options: Any = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": 60}
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
+    drafter = overfitted(system, model, text)
+    for nodes in (4, (12, 4)):
+        out = mmdec.generate(model, ids, drafter, num_speculative_tokens=nodes, **options)
+        assert torch.equal(out.sequences, text)
+        assert out.tokens_per_round > 3

@@ -1,0 +1,129 @@
+"""Tests ViSpec's network against a simple reference for the published one, and against hand-computed values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
+from mmdec.drafters.eagle.vispec import ViSpec, ViSpecConfig
+from mmdec.types import InputError
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "vocab_size": 31,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+}
+
+
+def network(**changes: Any) -> ViSpec:
+    torch.manual_seed(0)
+    model = ViSpec(ViSpecConfig(**{**SIZES, **changes})).eval()
+    torch.nn.init.normal_(model.img_fc.weight, std=0.2)
+    return model
+
+
+def row(images: tuple[tuple[int, int], ...], length: int = 24, seed: int = 1) -> tuple[torch.Tensor, ...]:
+    drawn = torch.Generator().manual_seed(seed)
+    visual = torch.zeros(length, dtype=torch.bool)
+    for begin, end in images:
+        visual[begin:end] = True
+    return torch.randn(length, 16, generator=drawn), torch.randn(length, 16, generator=drawn), visual
+
+
+def naive(model: ViSpec, embeds: torch.Tensor, features: torch.Tensor, visual: torch.Tensor) -> tuple[Any, ...]:
+    """Columns one by one, as the published code reads them: embeddings shifted by one, features not."""
+    latest = torch.zeros(16)
+    states, positions, column = [], [], 0
+    following, seen = embeds[1:], visual[1:].tolist()
+    while column < len(following):
+        if not seen[column]:
+            mixed = model.img_fc(torch.cat([features[column], latest]))
+            states.append(model.fc(torch.cat([following[column], mixed])))
+            positions.append(column)
+            column += 1
+            continue
+        end = column
+        while end < len(seen) and seen[end]:
+            end += 1
+        out = model.imadpt(following[column:end]).states
+        for index in range(len(out) - 1):
+            states.append(out[index])
+            positions.append(end - (len(out) - 1) + index)
+        latest, column = out[-1], end
+    return torch.stack(states), positions, latest
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3])
+@pytest.mark.parametrize("images", [(), ((2, 12),), ((0, 9), (12, 20)), ((5, 24),)])
+def test_prompts_against_a_naive_reading(queries: int, images: tuple[tuple[int, int], ...]) -> None:
+    model = network(queries=queries)
+    embeds, features, visual = row(images)
+    found = model.prompt(embeds, features, visual)
+    states, positions, latest = naive(model, embeds, features, visual)
+    torch.testing.assert_close(found.states, states)
+    assert found.positions.tolist() == positions
+    if images:
+        torch.testing.assert_close(found.carry, latest)
+        assert found.kept is not None
+        assert len(found.kept) == int(visual.sum())
+    else:
+        assert found.carry is None
+    # a text column of later rounds, in a batch
+    later = model.fuse(embeds[:1], features[:1], None if not images else found.carry[None])
+    by_hand = model.fc(torch.cat([embeds[0], model.img_fc(torch.cat([features[0], latest]))]))
+    torch.testing.assert_close(later[0], by_hand)
+
+
+def test_mixing_by_hand() -> None:
+    """img_fc begins as [I | 0]; with [I | 2 I] the global vector counts double."""
+    model = ViSpec(ViSpecConfig(**SIZES))
+    embeds, features = torch.randn(3, 16), torch.randn(3, 16)
+    carry = torch.randn(16)
+    plain = DraftNetwork(DraftConfig(**SIZES))
+    plain.fc = model.fc
+    torch.testing.assert_close(model.fuse(embeds, features, carry), plain.fuse(embeds, features))
+    with torch.no_grad():
+        model.img_fc.weight[:, 16:] = 2 * torch.eye(16)
+    torch.testing.assert_close(model.fuse(embeds, features, carry), plain.fuse(embeds, features + 2 * carry))
+
+
+def test_an_image_smaller_than_the_outputs() -> None:
+    model = network(queries=4)
+    embeds, features, visual = row(((3, 5),))
+    found = model.prompt(embeds, features, visual)
+    assert found.positions.tolist() == list(range(23))
+    out = model.imadpt(embeds[3:5]).states
+    torch.testing.assert_close(found.states[2:4], out[1:3])
+    torch.testing.assert_close(found.carry, out[3])
+
+
+def test_the_global_vector_goes_on_to_the_next_turn() -> None:
+    model = network()
+    earlier = torch.randn(16)
+    embeds, features, visual = row(())
+    found = model.prompt(embeds, features, visual, earlier)
+    assert found.carry is earlier
+    torch.testing.assert_close(found.states, model.fuse(embeds[1:], features[:-1], earlier))
+    embeds, features, visual = row(((6, 12),))
+    found = model.prompt(embeds, features, visual, earlier)
+    torch.testing.assert_close(found.states[:5], model.fuse(embeds[1:6], features[:5], earlier))
+    torch.testing.assert_close(found.states[6:], model.fuse(embeds[12:], features[11:-1], found.carry))
+
+
+def test_the_small_models_network_is_small() -> None:
+    sizes = {"hidden_size": 160, "vocab_size": 821, "intermediate_size": 432, "head_dim": 40, "num_key_value_heads": 4}
+    assert sum(part.numel() for part in network(**sizes).parameters()) <= 600_000
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"queries": 0}, {"num_attention_heads": 3, "num_key_value_heads": 3}, {"layers": (0, -1)}]
+)
+def test_wrong_settings(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"`{next(iter(wrong))}` must"):
+        ViSpecConfig(**{**SIZES, **wrong})

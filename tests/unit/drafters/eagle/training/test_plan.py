@@ -1,0 +1,218 @@
+"""Tests the samples of each epoch: the ramp sets their number, processes share none, and no sample comes twice before
+all came once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmdec.drafters.eagle.training.data import DraftData, Ramp, mixed_parts
+from mmdec.drafters.eagle.training.samples import Choice, Prompting, Questions, Sample, choose, read_samples
+from mmdec.types import InputError
+from tests.support.tiny_vlm_folder import qwen
+
+
+def data(seen: int, text: int, **options: object) -> DraftData:
+    made = DraftData("base", "corpus", batch_size=4, **options)  # type: ignore[arg-type]
+    samples = [Sample(f"v{n}", "?", images=(made.corpus,)) for n in range(seen)]
+    samples += [Sample(f"t{n}", "?") for n in range(text)]
+    made.parts = {"train": samples}
+    made.tokens = {one.name: [1] * (2 + number % 7) for number, one in enumerate(samples)}
+    return made
+
+
+def taken(made: DraftData, epoch: int, rank: int = 0, world: int = 1) -> list[str]:
+    samples, batches = made.plan(epoch, rank, world)
+    assert all(len(batch) == 4 for batch in batches)
+    return [samples[number].name for batch in batches for number in batch]
+
+
+def test_the_ramp_decides_the_share_of_pictures() -> None:
+    made = data(20, 10, steps_per_epoch=5, ramp=Ramp(8))
+    for epoch in range(8):
+        share = sum(name.startswith("v") for name in taken(made, epoch)) / 20
+        assert share == pytest.approx(Ramp(8).share(epoch), abs=0.025)
+
+
+def test_without_texts_of_its_own_the_same_questions_lose_their_pictures() -> None:
+    made = data(20, 0, steps_per_epoch=5, ramp=Ramp(8))
+    assert {name.endswith("/text") for name in taken(made, 0)} == {True}
+    assert {name.endswith("/text") for name in taken(made, 7)} == {False}
+    assert made.text_samples()[0].images == ()
+    assert not data(20, 0).text_samples()
+
+
+def test_every_sample_comes_once_before_any_comes_again() -> None:
+    made = data(20, 0, steps_per_epoch=2)  # 8 of 20 in an epoch
+    names = [name for epoch in range(5) for name in taken(made, epoch)]
+    assert len(set(names[:16])) == 16
+    assert Counter(names) == Counter({f"v{n}": 2 for n in range(20)})
+    assert taken(made, 1) == taken(data(20, 0, steps_per_epoch=2), 1)
+    assert taken(made, 1) != taken(made, 0)
+
+
+def test_processes_share_an_epoch() -> None:
+    made = data(24, 8, steps_per_epoch=4)
+    parts = [taken(made, 0, rank, 2) for rank in range(2)]
+    assert len(parts[0]) == len(parts[1]) == 16
+    assert len(set(parts[0]) | set(parts[1])) == 32  # all of them, none twice
+    assert sum(name.startswith("v") for part in parts for name in part) == 24
+
+
+def test_an_epoch_is_all_samples_where_no_steps_are_given() -> None:
+    assert len(taken(data(24, 8), 0)) == 32
+
+
+def test_a_batch_has_prompts_and_answers_of_like_length() -> None:
+    made = data(0, 64)
+    made.parts = {"train": [Sample(f"t{n}", "?" * (1 + 400 * (n % 4))) for n in range(64)]}
+    made.tokens = {f"t{n}": [1] * (10 + 5 * (n // 16)) for n in range(64)}
+    samples, batches = made.plan(0)
+    for batch in batches:
+        rows = [samples[index] for index in batch]
+        assert len({(len(row.question), len(made.tokens[row.name])) for row in rows}) == 1
+
+
+def test_a_ramp_needs_pictures() -> None:
+    with pytest.raises(InputError, match="`ramp` needs samples with pictures"):
+        taken(data(0, 8, ramp=Ramp(1)), 0)
+
+
+def test_a_corpus_too_small_for_what_is_held_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a split for development."""
+    made = DraftData("base", "corpus", dev_split=None, dev_samples=10)
+    monkeypatch.setattr(made, "_read", lambda split, count: [Sample(f"v{n}", "?") for n in range(10)])
+    with pytest.raises(InputError, match="`dev_samples` must leave questions to train on, but takes 10 of 10"):
+        _ = made.samples
+
+
+def test_the_papers_forty_epochs() -> None:
+    ramp = Ramp(40)
+    shares = [ramp.share(epoch) for epoch in range(40)]
+    assert shares[:20] == [0.0] * 20
+    assert shares[20:39] == pytest.approx([0.05 * step for step in range(1, 20)])
+    assert shares[39] == 1.0
+    assert ramp.share(50) == 1.0
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 7, 12])
+def test_any_number_of_epochs(epochs: int) -> None:
+    shares = [Ramp(epochs).share(epoch) for epoch in range(epochs)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert all(share == 0.0 for share in shares[: epochs // 2 if epochs > 1 else 0])
+
+
+def test_no_epochs_are_refused() -> None:
+    with pytest.raises(InputError, match="`epochs` must be at least 1"):
+        Ramp(0)
+
+
+LONG = "word " * 30
+
+
+def write(root: Path, rows: list[dict[str, Any]]) -> Path:
+    (root / "train.json").write_text(json.dumps(rows), encoding="utf-8")
+    return root
+
+
+def row(number: int, *answers: str, **fields: Any) -> dict[str, Any]:
+    said = [part for place, answer in enumerate(answers) for part in (f"Question {place}?", answer)]
+    turns = [{"from": ("human", "gpt")[at % 2], "value": value} for at, value in enumerate(said)]
+    return {"id": number, "conversations": turns, **fields}
+
+
+def picture(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path)
+
+
+def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
+    for number in range(10):
+        picture(tmp_path / "images" / f"{number}.png")
+    rows = [row(number, LONG, "short", "brief", image=f"{number}.png") for number in range(10)]
+    corpus = write(tmp_path, rows)
+    assert len(read_samples(corpus, "train", Questions())) == 30
+    found = read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
+    assert [one.words for one in found] == [30] * 6 + [1] * 6
+    assert len({one.images for one in found[:6]}) == 6  # of different pictures, as long as there are
+    assert len({one.name for one in found}) == 12
+    assert found == read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=1))
+    assert found != read_samples(corpus, "train", Questions(), Choice(12, 0.5, seed=2))
+    assert (
+        len(read_samples(corpus, "train", Questions(), Choice(25, None))) == 25
+    )  # more than one of a picture, where needed
+    assert len(read_samples(corpus, "train", Questions(), Choice(100, 0.5))) == 30
+
+
+def test_a_kind_that_is_rare_gives_way() -> None:
+    samples = [Sample(str(n), "?", words=30 if n < 2 else 1) for n in range(10)]
+    found = choose(iter(samples), Choice(8, 0.5))
+    assert sum(one.words >= 20 for one in found) == 2
+    assert len(found) == 8
+
+
+def test_frames_are_spread_over_the_video(tmp_path: Path) -> None:
+    for number in range(9):
+        picture(tmp_path / "images" / "film" / f"{number:03d}.png")
+    (sample,) = read_samples(write(tmp_path, [row(0, "A film.", video="film")]), "train", Questions(frames=3))
+    assert [path.stem for path in sample.video] == ["000", "004", "008"]
+    assert sample.visual
+    plain = sample.without_pictures()
+    assert not plain.visual
+    assert plain.name == f"{sample.name}/text"
+    assert plain.without_pictures() == plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"video": "none"}, "must be a folder of frames"),
+        ({"video": "../film"}, "inside the folder"),
+        ({"video": 3}, "beside the images"),
+        ({"image": "none.png"}, "must hold its pictures"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_samples(write(tmp_path, [row(0, "Yes.", **fields)]), "train", Questions(frames=3))
+    with pytest.raises(InputError, match=r"must hold dev\.json"):
+        read_samples(tmp_path, "dev", Questions())
+
+
+@pytest.mark.parametrize(("held", "others"), [(0, 5), (2, 40), (7, 3)])
+def test_held_out_questions_are_answered_among_the_others(held: int, others: int) -> None:
+    """Where the time ends early, both splits have answers."""
+    dev, train = [Sample(f"d{n}", "?") for n in range(held)], [Sample(f"t{n}", "?") for n in range(others)]
+    mixed = mixed_parts(dev, train)
+    assert [one for one in mixed if one in dev] == dev
+    assert [one for one in mixed if one in train] == train
+    assert held != 2 or (mixed[0], mixed[10]) == (dev[0], dev[1])
+
+
+def test_a_qwen_asks_without_torchvision(tmp_path: Path) -> None:
+    """As `describe`: its video processor alone needs that package, and frames are then shown as pictures."""
+    model, processor = qwen()
+    model.save_pretrained(tmp_path / "qwen")
+    processor.save_pretrained(tmp_path / "qwen")
+    Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
+    asked = Prompting(tmp_path / "qwen")(Sample("a", "What is this?", images=(tmp_path / "a.png",)))
+    assert asked["pixel_values"].shape[0] == asked["image_grid_thw"].prod()
+    shown = Prompting(tmp_path / "qwen")(Sample("b", "What is this?", video=(tmp_path / "a.png", tmp_path / "a.png")))
+    assert "image_grid_thw" in shown or "video_grid_thw" in shown
+
+
+def test_prompts_without_pictures_are_made_once(tmp_path: Path) -> None:
+    _, processor = qwen()
+    processor.save_pretrained(tmp_path)
+    qwen()[0].config.save_pretrained(tmp_path)
+    prompting = Prompting(tmp_path)
+    first = prompting(Sample("a", "What is this?"))
+    assert prompting(Sample("b", "What is this?")) is first
+    assert prompting(Sample("c", "What is this?", history=(("user", "Hello."), ("assistant", "Yes?")))) is not first

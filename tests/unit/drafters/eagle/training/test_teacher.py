@@ -1,0 +1,176 @@
+"""Tests the teacher (the target in training): in batches it gives the same features as for each row alone, for every
+kind of model, and its last features are the LM head's input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.training.module import rank_texts
+from mmdec.drafters.eagle.training.samples import append
+from mmdec.drafters.eagle.training.teacher import Reading, ReadingStore, Teacher
+from mmdec.drafters.eagle.training.unroll import read_columns, unrolled
+from mmdec.drafters.medusa.drafter import WIDTH
+from mmdec.drafters.medusa.training.module import measure
+from mmdec.generation.speculation import generate
+from mmdec.targets.media import MediaTarget
+from mmdec.types import Needs
+from tests.support.draft_networks import draft_network
+from tests.support.tiny_vlm import KINDS, SIZES, Picture, batch_of, vision_model
+
+LAST = Needs(layers=(-1,), embeds=True)
+BOTH = Needs(layers=(0, -1), embeds=True)
+ANSWERS = [[7, 8, 9, 10], [11, 12], [13, 14, 15, 16, 17]]
+
+
+def prompts(kind: str) -> list[dict[str, torch.Tensor]]:
+    """One picture; no picture; two pictures of other sizes, and a video."""
+    first, second, third = (Picture.random(seed, size) for seed, size in enumerate(SIZES))
+    film = Picture.random(9, (16, 16), frames=4)
+    rows = [[[20, 21], first, [22]], [[23, 24, 25]], [second, [26], third, film, [27, 28]]]
+    return [batch_of(kind, [row]) for row in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_read_as_its_rows_alone(kind: str) -> None:
+    model = vision_model(kind)
+    teacher = Teacher(model)
+    asked = prompts(kind)
+    batch = teacher.read(asked, ANSWERS, BOTH)
+    for prompt, answer, found in zip(asked, ANSWERS, batch, strict=True):
+        (alone,) = teacher.read([prompt], [answer], BOTH)
+        assert found.prompt == prompt["input_ids"].shape[1]
+        assert len(found.features) == found.prompt + len(answer) - 1
+        torch.testing.assert_close(found.features, alone.features, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.embeds, alone.embeds, atol=1e-4, rtol=1e-4)
+        assert torch.equal(found.visual, alone.visual)
+        text = torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])])
+        plain = teacher.embed(text)[~found.visual]
+        torch.testing.assert_close(found.embeds[~found.visual], plain)
+        with torch.no_grad():
+            logits = model(**prompt).logits[0]
+        torch.testing.assert_close(teacher.logits(alone.features[: found.prompt, 32:]), logits, atol=1e-4, rtol=1e-4)
+    assert [bool(one.visual.any()) for one in batch] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_generate(kind: str) -> None:
+    model = vision_model(kind)
+    teacher = Teacher(model)
+    teacher.ends = frozenset(range(30, 40))  # made up: a random model has no end
+    asked = prompts(kind)
+    for prompt, answer in zip(asked, teacher.answer(asked, 8), strict=True):
+        made = model.generate(**prompt, do_sample=False, max_new_tokens=8)[0, prompt["input_ids"].shape[1] :].tolist()
+        end = next((place for place, token in enumerate(made) if token in teacher.ends), len(made) - 1)
+        assert answer == made[: end + 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_those_that_decoding_reads(kind: str) -> None:
+    """Also within Qwen3-VL's DeepStack, and the last layer before the final norm: what a drafter reads while decoding;
+    placeholders have their own embeddings where the drafter reads these; positions are the target's."""
+    model = vision_model(kind)
+    teacher, target, needs = Teacher(model), MediaTarget(model), Needs(layers=(0, 1, 2, -1))
+    for prompt, answer in zip(prompts(kind), ANSWERS, strict=True):
+        (found,) = teacher.read([prompt], [answer], needs)
+        whole = append(prompt, answer[:-1])
+        _, context, _, _ = target.prefill(whole, needs)
+        wanted = torch.cat([context.features[layer][0] for layer in needs.layers], -1)
+        torch.testing.assert_close(found.features, wanted)
+        assert not torch.allclose(found.features[:, 64:96], found.features[:, 96:])  # before and after the norm
+        torch.testing.assert_close(found.embeds, teacher.embed(whole["input_ids"][0]))
+        axes = context.positions[:, 0]
+        assert (found.positions is None) == (len(axes) == 1)
+        if found.positions is not None:
+            assert torch.equal(found.positions, axes)
+
+
+CONVENTIONS: list[dict[str, Any]] = [
+    {"positions": "temporal", "pictures": "placeholder"},
+    {"positions": "axes", "pictures": "placeholder", "mrope_section": (2, 1, 1)},
+    {"positions": "text", "pictures": "projected"},
+    {"pictures": "dropped"},
+]
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("stored", [False, True])
+def test_training_reads_columns_as_decoding_does(convention: dict[str, Any], stored: bool, tmp_path: Path) -> None:
+    """EAGLE-3's columns of a text with pictures: the layer's inputs and positions that the drafter's cache is made of,
+    by each convention; features in half precision where they are stored."""
+    model = vision_model("qwen2_5_vl")
+    network = draft_network("eagle3", model, **convention)
+    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    teacher, prompt = Teacher(model), prompts("qwen2_5_vl")[2]
+    (text,) = teacher.read([prompt], [ANSWERS[2]], drafter.needs)
+    if stored:
+        store = ReadingStore(tmp_path, teacher, drafter.needs, False)
+        ids = append(prompt, ANSWERS[2][:-1])["input_ids"][0].tolist()
+        store.add({"one": (ids, text)})
+        text = store.get("one", ANSWERS[2])
+    columns = read_columns(network, [text])
+    _, context, _, _ = MediaTarget(model).prefill(prompt, drafter.needs)
+    memory = drafter.start(context)
+    (waiting,) = memory.queue
+    states, positions, _ = drafter._prompt(memory, waiting)  # type: ignore[arg-type]
+    near = 3e-2 if stored else 1e-4
+    torch.testing.assert_close(columns.states, states, atol=near, rtol=near)
+    assert torch.equal(columns.prompt_positions, positions)
+    first = columns.positions[..., 0].flatten().tolist()
+    assert first == [memory.positions[0]] * len(first)
+    assert torch.equal(columns.positions.diff(dim=-1), torch.ones_like(columns.positions[..., 1:]))
+    torch.testing.assert_close(columns.embeds[0], teacher.embed(torch.tensor(ANSWERS[2][:-1])))
+
+
+def test_kept_readings_are_those_that_were_made(tmp_path) -> None:
+    teacher = Teacher(vision_model("llava"))
+    asked = prompts("llava")
+    store = ReadingStore(tmp_path, teacher, LAST, False)
+    found = teacher.read(asked, ANSWERS, LAST)
+    tokens = [
+        torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])]).tolist()
+        for prompt, answer in zip(asked, ANSWERS, strict=True)
+    ]
+    rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(found)})
+    for again in (store, ReadingStore(tmp_path, teacher, LAST, False)):
+        for number, one in enumerate(found):
+            kept: Reading = again.get(str(number), ANSWERS[number])
+            assert kept.prompt == one.prompt
+            assert kept.answer == ANSWERS[number]
+            assert torch.equal(kept.visual, one.visual)
+            assert torch.equal(kept.features, rounded[str(number)].features)
+            assert torch.equal(kept.embeds, rounded[str(number)].embeds)
+            torch.testing.assert_close(kept.features, one.features, atol=2e-3, rtol=2e-3)
+    assert "3" not in store
+
+
+@pytest.mark.parametrize("system", ["eagle", "msd"])
+def test_simulated_chains_are_decoding(system: str) -> None:
+    """Rounds counted from the ranks are those that decoding takes, text by text."""
+    model = vision_model("llava")
+    teacher, depth = Teacher(model), 3
+    network = draft_network(system, model)
+    with torch.no_grad():  # a drafter that is often right: the feature of this token, moved towards that of the next
+        network.fc.weight.mul_(0.1)
+        network.fc.weight[:, :32] += torch.eye(32)
+    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    accepted = 0
+    for prompt in prompts("llava"):
+        begin = prompt["input_ids"].shape[1]
+        decoded = generate(model, prompt, drafter, num_speculative_tokens=depth, max_new_tokens=40)
+        answer = decoded.sequences[0, begin:].tolist()
+        texts = teacher.read([prompt], [answer], LAST)
+        columns = read_columns(network, texts)
+        ranks = rank_texts(columns, unrolled(network, columns, depth), teacher.logits, texts)
+        assert ranks[0].shape == (len(answer) - 1, depth)
+        assert int(ranks[0].min()) >= 0
+        assert int(ranks[0].max()) <= WIDTH
+        chain, _, _ = measure(ranks, depth, 0)
+        rounds = len(decoded.rounds) - 1  # the first is the prompt's
+        assert chain == pytest.approx((len(answer) - 1) / rounds)
+        accepted += len(answer) - 1 - rounds
+    assert accepted > 0  # else nothing was compared

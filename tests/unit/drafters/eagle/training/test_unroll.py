@@ -1,0 +1,256 @@
+"""Tests the unrolled training steps: they give the states of drafting from each root alone, and their masks equal those
+of a simple loop."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.eagle.training.module import Weights, losses
+from mmdec.drafters.eagle.training.systems import FlashModule, raw_slots, text_embeds
+from mmdec.drafters.eagle.training.teacher import Reading
+from mmdec.drafters.eagle.training.unroll import additive, causal, diagonal_attention, read_columns, unrolled
+from mmdec.drafters.flash.network import FlashNetwork
+from mmdec.types import InputError
+from tests.support.draft_networks import draft_network
+from tests.support.tiny_vlm import vision_model
+
+SYSTEMS: list[tuple[str, dict[str, Any]]] = [
+    ("eagle", {}),
+    ("msd", {"visual_token": "next"}),
+    ("msd", {"visual_token": "own"}),
+    ("specvlm", {}),
+    ("vispec", {}),
+    ("eagle3", {}),
+    ("eagle3", {"num_hidden_layers": 2, "qk_norm": True, "norm_output": True}),
+    ("eagle3", {"pictures": "dropped"}),
+]
+
+
+def reading(prompt: int, answer: int, seed: int, seen: range = range(0), channels: int = 32) -> Reading:
+    """A text of random numbers. seen: its visual columns. channels: of its features."""
+    draw = torch.Generator().manual_seed(seed)
+    length = prompt + answer - 1
+    visual = torch.zeros(length, dtype=torch.bool)
+    visual[list(seen)] = True
+    embeds, features = (torch.randn(length, size, generator=draw).double() for size in (32, channels))
+    return Reading(prompt, torch.randint(6, 58, (answer,), generator=draw).tolist(), embeds, features, visual)
+
+
+SHAPES: list[tuple[int, int, int, range]] = [(9, 6, 1, range(2, 6)), (5, 9, 2, range(0)), (12, 2, 3, range(1, 10))]
+TEXTS = [reading(*shape) for shape in SHAPES]
+WIDE = [reading(*shape, channels=96) for shape in SHAPES]  # of three layers
+
+
+def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list[Tensor]:
+    """Features (H,) that a draft from one root gives, each by a pass over the whole row."""
+    begin = text.prompt
+    prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
+    known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root], prompt.carry)
+    states = torch.cat([prompt.states, known])
+    start = begin - 1 if prompt.end is None else prompt.end
+    positions = torch.cat([prompt.positions, torch.arange(start, start + root + 1)])
+    found: list[Tensor] = []
+    for step in range(steps):
+        if step:
+            own = network.follow(text.embeds[begin + root + step], found[-1], prompt.carry)
+            states = torch.cat([states, own[None]])
+            positions = torch.cat([positions, torch.tensor([start + root + step])])
+        hidden, _ = network.layer(states[None], positions[None])
+        found.append(hidden[0, -1])
+    return found
+
+
+@pytest.mark.parametrize(("system", "changes"), SYSTEMS)
+def test_every_root_is_drafted_from_as_decoding_would(system: str, changes: dict[str, Any]) -> None:
+    network = draft_network(system, vision_model("llava"), **changes).double()
+    read = WIDE if system == "eagle3" else TEXTS
+    outputs = unrolled(network, read_columns(network, read), 4)
+    assert [out.shape[1] for out in outputs] == [8, 7, 6, 5]
+    for row, text in enumerate(read):
+        columns = len(text.answer) - 1
+        for root in range(columns):
+            steps = min(4, columns - root)
+            for step, wanted in enumerate(drafted(network, text, root, steps)):
+                torch.testing.assert_close(outputs[step][row, root], wanted)
+
+
+def whole_mask(prompts: Tensor, length: int, step: int) -> Tensor:
+    """(B, n, M + N + step * n), n = N - step: what the roots' newest columns see of the prompt, the N columns of step
+    0, and the first n of each later step."""
+    count, rows = length - step, []
+    for prompt in prompts.tolist():
+        rows.append(
+            [
+                [*prompt, *(column <= root for column in range(length))]
+                + [column == root for _ in range(step) for column in range(count)]
+                for root in range(count)
+            ]
+        )
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("step", [1, 3])
+def test_the_diagonal_is_attention_under_the_whole_mask(heads: int, groups: int, step: int) -> None:
+    """Forward, and the gradients of queries, keys and values."""
+    draw = torch.Generator().manual_seed(step)
+    prompts, length = torch.tensor([[True] * 3, [True, False, False]]), 6
+    count = length - step
+
+    def made(groups: int, columns: int) -> Tensor:
+        return torch.randn(2, groups, columns, 8, generator=draw, dtype=torch.float64).requires_grad_()
+
+    queries, context = made(heads, count), (made(groups, 3 + length), made(groups, 3 + length))
+    own = [(made(groups, length - done), made(groups, length - done)) for done in range(1, step + 1)]
+    mask = additive(causal(prompts, length), torch.float64)[:, :, :count]
+    wanted = scaled_dot_product_attention(
+        queries,
+        *(torch.cat([context[n], *(pair[n][:, :, :count] for pair in own)], 2) for n in range(2)),
+        attn_mask=whole_mask(prompts, length, step)[:, None],
+        enable_gqa=True,
+    )
+    found = diagonal_attention(queries, context, own, mask)
+    torch.testing.assert_close(found, wanted)
+    inputs = [queries, *context, *(part for pair in own for part in pair)]
+    weight = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+    for one, other in zip(
+        torch.autograd.grad((found * weight).sum(), inputs),
+        torch.autograd.grad((wanted * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_stop_between_steps_if_they_are_told_to() -> None:
+    network = draft_network("eagle", vision_model("llava")).double()
+    columns = read_columns(network, TEXTS[:1])
+    gradients = []
+    for through in (True, False):
+        network.zero_grad()
+        unrolled(network, columns, 2, through)[1].square().sum().backward()
+        gradients.append(network.layers[0].mlp.down_proj.weight.grad.clone())  # type: ignore[union-attr, operator]
+        columns = read_columns(network, TEXTS[:1])
+    assert not torch.allclose(*gradients)
+
+
+def test_noise_is_eagles() -> None:
+    network = draft_network("eagle", vision_model("llava")).double()
+    torch.manual_seed(0)
+    plain, noisy = read_columns(network, TEXTS), read_columns(network, TEXTS, 0.1)
+    for row, text in enumerate(TEXTS):
+        moved = (noisy.features - plain.features)[row][noisy.mask[row]].abs()
+        bound = 0.1 * 512 / len(text.features)
+        assert 0.8 * bound < float(moved.max()) <= bound
+
+
+def slots_of(network: FlashNetwork, text: Reading, root: int) -> list[Tensor]:
+    """Slots (H,) of one column of the answer, whose tokens are within it: a pass over slot 0 of every column up to this
+    one and over its other slots, each refined by the answer's own tokens."""
+    begin, told = text.prompt, torch.zeros(32).double()
+    prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
+    known = network.fuse(text.embeds[begin : begin + root + 1], text.features[begin - 1 : begin + root])
+    own = network.slot_states(known[-1])
+    states = torch.cat([prompt.states, known[:-1], own])
+    place = begin - 1 + root
+    positions = torch.cat([prompt.positions, torch.arange(begin - 1, place), place + torch.arange(network.slots)])
+    hidden, _ = network.layer(states[None], positions[None])
+    raw, found = network.finish(hidden[0, -network.slots :], text.features[place]), []
+    for slot in range(min(network.slots, len(text.answer) - 1 - root)):
+        if slot:
+            told = told + text.embeds[place + 1 + slot]
+        found.append(network.refined(raw[slot], told, slot))
+    return found
+
+
+def test_slots_are_the_networks_own() -> None:
+    """FLASH's slots of the answer equal those of a pass for each column alone."""
+    network = draft_network("flash", vision_model("llava"), slots=3, latents=2).double()
+    assert isinstance(network, FlashNetwork)
+    torch.nn.init.normal_(network.residual_gate)
+    assert network.refiners[1].up.weight.any()  # type: ignore[union-attr, operator] # they change what they are given
+    module: Any = FlashModule()
+    module.network = network
+    for text in TEXTS:
+        columns = read_columns(network, [text])
+        count = len(text.answer) - 1
+        steps = FlashModule.steps(module.eval(), columns, [text], 3)
+        assert [states.shape[1] for states in steps] == [max(count - slot, 0) for slot in range(3)][: len(steps)]
+        for root in range(count):
+            for slot, wanted in enumerate(slots_of(network, text, root)):
+                torch.testing.assert_close(steps[slot][0, root], wanted)
+    batch = read_columns(network, TEXTS)
+    for row, text in enumerate(TEXTS):
+        count = len(text.answer) - 1
+        alone = raw_slots(network, read_columns(network, [text]))
+        torch.testing.assert_close(raw_slots(network, batch)[row, :count], alone[0])
+    embeds = text_embeds(batch, 3)
+    assert torch.equal(embeds[0, 1, 0], TEXTS[0].embeds[TEXTS[0].prompt + 2])
+    assert torch.equal(embeds[0, 1, 1], TEXTS[0].embeds[TEXTS[0].prompt + 3])
+    assert not embeds[2, 0].any()  # an answer of two tokens: nothing follows
+
+
+ALL = Weights(1.0, 0.1, 10.0, 0.1)
+
+
+def naive(said: Tensor, wanted: Tensor, head: Tensor) -> dict[str, float]:
+    """Place by place, token by token."""
+    sums = dict.fromkeys(("features", "tokens", "distribution", "ranks", "right"), 0.0)
+    for a, b in zip(said.tolist(), wanted.tolist(), strict=True):
+        gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
+        sums["features"] += sum(0.5 * g * g if g < 1 else g - 0.5 for g in gaps) / len(gaps)
+        own, theirs = (
+            [sum(w * x for w, x in zip(row, place, strict=True)) for row in head.tolist()] for place in (a, b)
+        )
+        q, p = ([math.exp(x) / sum(map(math.exp, row)) for x in row] for row in (own, theirs))
+        sums["tokens"] -= sum(y * math.log(x) for x, y in zip(q, p, strict=True))
+        sums["distribution"] += sum(abs(x - y) for x, y in zip(q, p, strict=True))
+        best = sorted(range(len(theirs)), key=lambda token: -theirs[token])[:10]
+        for place, token in enumerate(best):
+            sums["ranks"] -= own[token] - math.log(sum(math.exp(own[other]) for other in best[place:]))
+        sums["right"] += own.index(max(own)) == best[0]
+    return {name: value / len(said) for name, value in sums.items()}
+
+
+@pytest.mark.parametrize("cells", [1 << 20, 40])
+def test_losses_are_the_naive_ones(cells: int) -> None:
+    torch.manual_seed(0)
+    said, wanted, head = torch.randn(7, 6).requires_grad_(), torch.randn(7, 6), torch.randn(20, 6)
+    found = losses(said, wanted, lambda states: states @ head.T, ALL, cells)
+    reference = naive(said, wanted, head)
+    for name, value in reference.items():
+        assert float(found[name].detach()) == pytest.approx(value, rel=1e-4), name
+    total = sum(getattr(ALL, name) * reference[name] for name in vars(ALL))
+    assert float(found["loss"].detach()) == pytest.approx(total, rel=1e-4)
+
+
+def test_pieces_have_the_gradient_of_the_whole() -> None:
+    torch.manual_seed(1)
+    wanted, head = torch.randn(9, 6).double(), torch.randn(20, 6).double()
+    gradients = []
+    for cells in (1 << 20, 60):
+        torch.manual_seed(2)
+        said = torch.randn(9, 6).double().requires_grad_()
+        losses(said, wanted, lambda states: states @ head.T, ALL, cells)["loss"].backward()
+        gradients.append(said.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_what_weighs_nothing_is_not_shown() -> None:
+    said = torch.randn(3, 4)
+    found = losses(said, said, lambda states: states @ torch.eye(4), Weights())
+    assert set(found) == {"loss", "features", "tokens", "right"}
+    assert float(found["features"]) == 0.0
+    assert float(found["right"]) == 1.0
+
+
+@pytest.mark.parametrize("wrong", [{"features": -1.0}, {"features": 0.0, "tokens": 0.0}])
+def test_weights_that_train_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="`weights` must be"):
+        Weights(**wrong)

@@ -1,0 +1,270 @@
+"""Tests `mmdec eval vlm` and `mmdec bench vlm`: scores by task, costs, and that wrong tokens stop the benchmark."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+import mmdec
+from mmdec import cli
+from mmdec.bench.description import bench_vlm
+from mmdec.bench.report import BenchRun, screen
+from mmdec.cli.evaluate import vlm_table
+from mmdec.evaluation.description import DescriptionHarness, evaluate_vlm, score
+from mmdec.evaluation.harness import Method
+from mmdec.pretrained.vlm import LoadedVlm, load_vlm
+from mmdec.training.corpora.image_text import ImageQuestion, read_questions
+from mmdec.types import InputError, MmdecError
+from tests.support.bench_findings import check_form
+from tests.support.pictures import pixels
+from tests.support.tiny_vlm_folder import drafter_weights, llava, qwen, write
+
+
+@pytest.fixture(scope="module", params=["llava", "qwen"])
+def vlm(request: pytest.FixtureRequest) -> LoadedVlm:
+    return LoadedVlm(*(llava() if request.param == "llava" else qwen()))
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six questions of two tasks about four pictures."""
+    folder = tmp_path_factory.mktemp("asked")
+    for seed in range(4):
+        Image.fromarray(pixels(seed)).save(folder / f"{seed}.png")
+    rows = [
+        {"image": f"{number % 4}.png", "question": f"What is {number}?", "category": "ab"[number // 3], "answer": "x"}
+        for number in range(6)
+    ]
+    path = folder / "questions.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def shown(table: Any) -> str:
+    file = io.StringIO()
+    Console(width=200, file=file).print(table)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "right"),
+    [
+        ({"scoring": "exact", "answers": ("A red star",)}, "a red star.", (1, 1)),
+        ({"scoring": "exact", "answers": ("no", "none")}, "None", (1, 1)),
+        ({"scoring": "exact", "answers": ("no",)}, "yes", (0, 1)),
+        ({"scoring": "exact", "answers": ("red",), "reference": "It is red."}, "It is red.", (1, 1)),
+        ({"scoring": "exact", "answers": ("3",), "reference": "1, 2: 3.", "task": "count"}, "2, 1: 3.", (1, 1)),
+        ({"scoring": "claims", "claims": (("red", "star"), ("blue", "bus"))}, "A red star.", (1, 2)),
+        ({}, "anything", (0, 0)),
+    ],
+)
+def test_scores(fields: dict[str, Any], said: str, right: tuple[float, int]) -> None:
+    question = ImageQuestion("1", "?", (), **{"task": "t", **fields})
+    assert score(question, said) == pytest.approx(right)
+
+
+def test_a_model_is_scored_by_task(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+    call: dict[str, Any] = {"model": vlm, "num_speculative_tokens": 3, "drafter": "lookup"}
+    answers = [mmdec.describe(asked.parent / row["image"], row["question"], **call) for row in rows]
+    for row, answer in zip(rows[:4], answers, strict=False):
+        row["answer"] = answer.text.upper() + "."  # four are right, three of them of the first task
+    rows.append({"image": "none.png", "question": "Missing?", "category": "b", "answer": "x"})
+    path = tmp_path / "q.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    for size in (1, 4):
+        report = evaluate_vlm(path, asked.parent, vlm, drafter="lookup", plan=3, batch_size=size, threads=1)
+        assert {task: (row["right"]["value"], row["right"]["n"]) for task, row in report["by_task"].items()} == {
+            "a": (1.0, 3),
+            "b": (0.25, 4),
+        }
+        assert report["right"]["n"] == 7
+        assert 0 < report["right"]["low"] < 4 / 7 < report["right"]["high"] < 1
+        assert list(report["refused"]) == ["6"]
+        cost = report["decoding"]
+        assert cost["tokens"] == sum(len(answer.tokens) for answer in answers)
+        assert cost["rounds"] == sum(answer.rounds - 1 for answer in answers)
+        assert cost["accepted_per_round"] == sum(answer.accepted for answer in answers) / cost["rounds"]
+        assert 0 < cost["drafter_share"]["of_all"] < cost["drafter_share"]["of_decoding"] < 1
+        json.dumps(report)
+    text = shown(vlm_table(report))
+    assert "57.1 [" in text
+    assert rows_of(text) == ["a", "b", "all"]
+    assert "refused 6: `image` must be an existing file" in text
+    assert "any words" not in text
+    swapped = evaluate_vlm(path, asked.parent, vlm, drafter=None, swap=True, limit=2, threads=1)
+    assert swapped["n"] == 4
+    assert swapped["decoding"]["drafted_per_round"] == 0
+    assert "pictures swapped" in shown(vlm_table(swapped))
+
+
+def rows_of(table: str) -> list[str]:
+    """The first word of each line with an interval."""
+    return [line.split()[0] for line in table.splitlines() if re.search(r"\d \[\d.*\] +\d+ ", line)]
+
+
+def test_answers_in_other_words_are_counted_beside(
+    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [ImageQuestion(str(n), "?", (), "colour", "exact", ("red",), reference="Red.") for n in range(4)]
+    said = ["Red.", "The house is red.", "The red house.", "The house is blue."]
+    monkeypatch.setattr("mmdec.evaluation.description.questions_of", lambda *_: questions)
+    answer = mmdec.describe(next(asked.parent.glob("*.png")), model=vlm, max_new_tokens=2)
+    given = [replace(answer, text=text) for text in said]
+    monkeypatch.setattr(DescriptionHarness, "describe", lambda *_: [given.pop(0)])
+    report = evaluate_vlm(asked, None, vlm, drafter=None, threads=1)
+    row = report["by_task"]["colour"]
+    assert (row["right"]["value"], row["right_in_any_words"]["value"]) == (0.25, 0.5)
+    assert "colour, right in any words: 50.0 [" in shown(vlm_table(report))
+    assert rows_of(shown(vlm_table(report))) == ["colour"]  # what all tasks have would be said twice
+
+
+def test_what_shortened_the_images_is_counted_by_task(asked: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path / "tiny")
+    drafter_weights("specvlm", load_vlm(folder, "cpu").model, folder / "specvlm")
+    report = evaluate_vlm(asked, asked.parent, folder, drafter="specvlm", plan=(4, 2), device="cpu", threads=1)
+    rows = [json.loads(line) for line in asked.read_text(encoding="utf-8").splitlines()]
+    chosen = [
+        mmdec.describe(
+            asked.parent / row["image"], row["question"], model=folder, drafter="specvlm", num_speculative_tokens=(4, 2)
+        ).compressor
+        for row in rows
+    ]
+    assert None not in chosen
+    assert report["by_task"]["a"]["decoding"]["compressors"] == Counter(chosen[:3])
+    assert report["decoding"]["compressors"] == Counter(chosen)
+    assert f"images shortened, a: {chosen[0]}" in shown(vlm_table(report))
+    without = evaluate_vlm(asked, asked.parent, folder, drafter="lookup", limit=1, device="cpu", threads=1)
+    assert without["decoding"]["compressors"] == {}
+    assert "images shortened" not in shown(vlm_table(without))
+
+
+def test_methods_are_timed_when_their_tokens_are_equal(vlm: LoadedVlm, asked: Path) -> None:
+    lines: list[str] = []
+    found = bench_vlm(
+        asked, asked.parent, vlm, drafters=["lookup", "recycling"], plan="3", per_task=2, repeats=2, threads=1,
+        max_new_tokens=9, log=lines.append,
+    )  # fmt: skip
+    check_form(found)
+    kinds = {row.group: (row.kind, row.size) for row in found.comparisons}
+    assert (kinds["all"], kinds["task a"], kinds["9-32 tokens"]) == (("all", None), ("task", None), ("length", 20.5))
+    stock = {"prompt lookup"} - found.not_measured.keys()
+    for name, other in (("lookup", "recycling"), ("recycling", "lookup")):
+        rows = [row for row in found.comparisons if row.subject == name]
+        assert {row.baseline for row in rows} == {"greedy", "plain", *stock, other}
+        rows = [row for row in rows if (row.baseline, row.timed) == ("greedy", "wall clock")]
+        assert {"all", "task a", "task b"} <= {row.group for row in rows}
+        assert sum(row.inputs for row in rows if row.kind == "length") == 4
+        assert (rows[0].group, rows[0].inputs, rows[0].pairs) == ("all", 4, 8)
+        assert rows[0].tokens_per_round >= 1
+    assert [(gate.equal, gate.of) for gate in found.exactness] == [(4, 4)] * 2
+    assert "repeat 2 of 2" in lines
+    assert found.depths.keys() == {"lookup", "recycling"}
+    assert found.stages["lookup"].keys() == {"features", "encoder", "decoder", "drafter"}
+    assert found.stages["lookup"]["drafter"] > found.stages["plain"]["drafter"]
+    assert found.stages["greedy"]["encoder"] > 0
+    assert "task b" in shown(screen(BenchRun((found,))))
+    assert "accepted: without it" in shown(screen(BenchRun((found,))))  # papers give tokens a round both ways
+    rows = [row for row in found.comparisons if row.group == "all" and row.subject == "recycling"]
+    assert all(0 <= row.accepted_per_round <= row.tokens_per_round for row in rows)
+
+
+def test_mmspecs_own_list_is_measured(tmp_path: Path) -> None:
+    """`mmdec bench vlm` on a folder in the layout of dataset/MMSpec: tokens a round are shown whole, both ways."""
+    folder, listed = write(tmp_path / "vlm"), tmp_path / "testmini" / "mmspec.jsonl"
+    (listed.parent / "images").mkdir(parents=True)
+    rows = []
+    for number in range(3):
+        name = f"mmspec_{number:03}"
+        Image.fromarray(pixels(number)).save(listed.parent / "images" / f"{name}.jpg")
+        turns = ["What is it?", "Why?"][: 1 + number % 2]
+        rows.append({"id": name, "image": f"{name}.jpg", "turns": turns, "category": "coco", "topic": "text vqa"})
+    listed.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = {"--questions": listed, "--model": folder, "--drafter": "lookup", "--plan": 3, "--repeats": 1}
+    words = [str(word) for pair in {**options, "--threads": 1, "--max-new-tokens": 9}.items() for word in pair]
+    result = CliRunner().invoke(cli.app, ["bench", "vlm", *words])
+    assert result.exit_code == 0, result.output
+    assert "tokens of lookup and of transformers' greedy loop: 3 of 3 equal" in result.stdout
+    assert "task text" in result.stdout
+    assert re.search(r"tok/round +accepted *\n", result.stdout)
+    assert "correction or bonus included; accepted: without it" in result.stdout
+
+
+def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
+    """Ends included, padding not; pictures with the model's own marks."""
+    harness = DescriptionHarness(vlm, 24)
+    questions = [ImageQuestion(str(n), "<image>What is this?", (pixels(n),), "t") for n in range(4)]  # type: ignore[arg-type]
+    ours = harness.measure(questions, Method.drafted("lookup", "lookup"))
+    theirs = harness.measure(questions, Method.greedy())
+    assert ours.tokens == theirs.tokens
+    assert ours.texts == theirs.texts
+    assert theirs.passes == max(map(len, theirs.tokens))
+    assert ours.passes <= theirs.passes
+    for one in (ours, theirs):
+        assert min(one.features, one.encoder, one.decoder) > 0
+
+
+def test_a_method_that_says_something_else_is_not_timed(
+    vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = DescriptionHarness.describe
+
+    def wrong(self: DescriptionHarness, questions: Any, method: Method) -> Any:
+        found = own(self, questions, method)
+        if method.name == "recycling":
+            found[-1].tokens[-1] += 1
+        return found
+
+    monkeypatch.setattr(DescriptionHarness, "describe", wrong)
+    with pytest.raises(MmdecError, match="`recycling` differs from greedy decoding on question 0"):
+        bench_vlm(asked, asked.parent, vlm, drafters=["lookup", "recycling"], per_task=1, repeats=1, threads=1)
+
+
+def test_wrong_arguments(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
+    for options in ({"per_task": 0}, {"repeats": 0}, {"threads": 0}, {"drafters": ()}, {"plan": "many"}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            bench_vlm(asked, asked.parent, vlm, **{"threads": 1, **options})
+    for wrong in ({"batch_size": 0}, {"limit": 0}, {"drafter": "eagel"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            evaluate_vlm(asked, asked.parent, vlm, **{"threads": 1, **wrong})
+    (tmp_path / "empty.jsonl").touch()
+    for call in (bench_vlm, evaluate_vlm):
+        with pytest.raises(InputError, match="`questions` must hold questions"):
+            call(tmp_path / "empty.jsonl", None, vlm, threads=1)
+
+
+def test_a_persons_own_pictures_are_asked_one_question(vlm: LoadedVlm, asked: Path) -> None:
+    options: Any = {"prompt": "What is this?", "threads": 1, "max_new_tokens": 4}
+    report = evaluate_vlm(None, asked.parent, vlm, drafter="lookup", limit=2, **options)
+    assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right
+    assert report["decoding"]["tokens"] > 0
+    report = bench_vlm(None, asked.parent / "1.png", vlm, drafters=["lookup"], repeats=1, **options)
+    assert "1 questions" in report.title
+    assert "task own pictures" in {row.group for row in report.comparisons}
+
+
+def test_pictures_are_found_beside_the_questions_too(tmp_path: Path) -> None:
+    row = json.dumps({"image": "a.png", "question": "What?"})
+    for folder, pictures in ((tmp_path / "beside", ""), (tmp_path / "apart", "images")):
+        (folder / pictures).mkdir(parents=True)
+        (folder / pictures / "a.png").write_bytes(b"")
+        (folder / "q.jsonl").write_text(row, encoding="utf-8")
+        assert read_questions(folder / "q.jsonl")[0].images == (folder / pictures / "a.png",)
+
+
+def test_without_sample_pictures_a_list_is_asked_for(
+    vlm: LoadedVlm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="Name a list of your own"):
+        evaluate_vlm(model=vlm)

@@ -1,0 +1,303 @@
+"""Tests `eval asr` and `bench asr` on a tiny Whisper: counts, comparisons and refusals; no test depends on times."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import mmdec
+from mmdec import cli
+from mmdec.bench import transcription as bench_asr
+from mmdec.bench.transcription import assistants
+from mmdec.cli.evaluate import asr_table
+from mmdec.evaluation import transcription as evaluate_asr
+from mmdec.evaluation import transcription as measuring
+from mmdec.evaluation.harness import Measurement, Method, parse_plan
+from mmdec.evaluation.transcription import TranscriptionHarness
+from mmdec.types import InputError, MmdecError
+from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.decoder import decoder_of_layers
+from tests.support.bench_findings import check_form
+from tests.support.tiny_whisper import write
+
+RATE = 16_000
+SECONDS = (0.5, 0.9, 2.3, 0.7)  # the window is one second
+SPENT = {"features": 1.0, "encoder": 2.0, "decoder": 3.0, "drafter": 4.0, "total": 16.0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def whisper(model: Path) -> LoadedWhisper:
+    return load_whisper(model, "cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, whisper: LoadedWhisper) -> Path:
+    """LibriSpeech's layout. Of split "own" the references are the model's own words."""
+    root = tmp_path_factory.mktemp("corpus")
+    harness = TranscriptionHarness(whisper, "en", 12)
+    for split in ("test", "own"):
+        chapter = root / split / "ann" / "1"
+        chapter.mkdir(parents=True)
+        lines = []
+        for number, seconds in enumerate(SECONDS):
+            samples = 0.1 * np.random.default_rng(number).standard_normal(round(seconds * RATE)).astype(np.float32)
+            soundfile.write(chapter / f"ann-1-{number:04}.wav", samples, RATE, subtype="FLOAT")
+            text = "Somebody says something else entirely."
+            if split == "own":
+                text = harness.measure([torch.from_numpy(samples)], Method.greedy()).texts[0]
+            lines.append(f"ann-1-{number:04} {' '.join(text.split())}")
+        (chapter / "ann-1.trans.txt").write_text("\n".join(lines), encoding="utf-8")
+    return root
+
+
+def score(corpus: Path, model: Any, **more: Any) -> dict[str, Any]:
+    return evaluate_asr.evaluate_asr(
+        **{"split": "own", "corpus": corpus, "model": model, "max_new_tokens": 12, "threads": 1, **more}
+    )
+
+
+def test_a_model_is_right_about_its_own_words(corpus: Path, whisper: LoadedWhisper) -> None:
+    report = score(corpus, whisper)
+    assert report["n"] == len(SECONDS)
+    assert report["source_seconds"] == pytest.approx(sum(SECONDS), abs=1e-3)
+    assert report["wer_raw"]["value"] == report["cer_raw"]["value"] == report["wer"]["value"] == 0.0
+    assert report["exact_raw"]["value"] == 1.0
+    assert report["worst"] == []
+    assert report["identical"] == {"count": 4, "n": 4}
+    ours, theirs = report["decoding"]["medusa"], report["decoding"]["greedy"]
+    assert ours["tokens_per_round"] >= 1
+    assert ours["decoder_passes"] <= theirs["decoder_passes"]
+    assert theirs["tokens_per_round"] is None
+    for cost in (ours, theirs):
+        spent = cost["seconds"]
+        assert spent["features"] + spent["encoder"] + spent["decoder"] <= spent["total"]  # which holds reading, too
+        assert cost["decoder_share"] == pytest.approx(spent["decoder"] / spent["total"])
+        assert min(seconds for stage, seconds in spent.items() if stage != "drafter") > 0
+    assert theirs["seconds"]["drafter"] == 0.0  # plain decoding asks no drafter
+    faster = report["speedup"]["decoder"]
+    assert faster["low"] <= faster["value"] <= faster["high"]
+    assert faster["value"] == pytest.approx(theirs["seconds"]["decoder"] / ours["seconds"]["decoder"])
+
+
+def test_errors_are_counted_and_the_worst_are_named(corpus: Path, whisper: LoadedWhisper) -> None:
+    report = score(corpus, whisper, split="test", worst=2, batch_size=3, plain=False)
+    wer = report["wer_raw"]
+    assert wer["length"] == 5 * len(SECONDS)
+    assert wer["value"] == (wer["substitutions"] + wer["deletions"] + wer["insertions"]) / wer["length"]
+    errors = [row["errors"] for row in report["worst"]]
+    assert len(errors) == 2
+    assert errors == sorted(errors, reverse=True)
+    assert report["by_speaker"] == {"ann": {"n": 4, "wer": report["wer"]["value"]}}
+    assert list(report["decoding"]) == ["medusa"]
+    assert "speedup" not in report
+    assert report["hardware"]["batch"] == 3
+
+
+def test_batches_give_what_one_by_one_gives(corpus: Path, whisper: LoadedWhisper) -> None:
+    batched = score(corpus, whisper, batch_size=4, limit=2)
+    assert batched["n"] == 2
+    assert batched["wer_raw"]["value"] == 0.0
+    assert batched["identical"] == {"count": 2, "n": 2}
+
+
+def test_a_recording_that_cannot_be_read_is_an_empty_transcript(
+    tmp_path: Path, corpus: Path, whisper: LoadedWhisper
+) -> None:
+    good = next(corpus.rglob("own/ann/1/*.wav"))
+    (tmp_path / "bad.wav").write_bytes(b"no sound")
+    lines = [{"path": str(good), "text": "Two words", "speaker": "a"}, {"path": "bad.wav", "text": "Three more words"}]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    report = score(tmp_path / "list.jsonl", whisper, split=None, batch_size=2, allow_absolute_paths=True)
+    assert list(report["refused"]) == ["bad.wav"]
+    assert report["wer_raw"]["deletions"] >= 3
+    assert report["identical"]["n"] == 1
+    console = Console(width=100, record=True)
+    console.print(asr_table(report))
+    assert "refused bad.wav" in console.export_text()
+
+
+def test_a_model_without_heads_is_scored_by_transformers_own_loop(tmp_path: Path, corpus: Path) -> None:
+    report = score(corpus, write(tmp_path / "bare", with_heads=False), device="cpu", limit=1)
+    assert list(report["decoding"]) == ["greedy"]
+    with pytest.raises(InputError, match="heads"):
+        score(corpus, tmp_path / "bare", device="cpu", heads=tmp_path)
+
+
+def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, model: Path, tmp_path: Path) -> None:
+    call = ["eval", "asr", "--split", "own", "--corpus", corpus, "--model", model, "--json", "-o", tmp_path / "e.json"]
+    call += ["--max-new-tokens", "12", "--threads", "1", "--plan", "4x2", "--limit", "1"]
+    done = CliRunner().invoke(cli.app, [str(part) for part in call])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads((tmp_path / "e.json").read_text(encoding="utf-8"))
+    call = ["bench", "asr", *sorted(corpus.rglob("own/ann/1/*.wav"))[:1], "--model", model, "--repeats", "1"]
+    call += ["--batch", "2", "--max-new-tokens", "6", "--threads", "1", "--json"]
+    done = CliRunner().invoke(cli.app, [str(part) for part in call])
+    assert done.exit_code == 0, done.output
+    (whole,) = json.loads(done.stdout)["reports"]
+    assert whole["stages"]["medusa"]["decoder"] > 0
+    # Whether anything is drafted within six tokens is the budget's choice, by what it timed.
+    assert all(0 <= share <= 1 for share in whole["depths"].get("medusa", []))
+    rows = [row for row in whole["comparisons"] if row["timed"] == "decoder"]
+    assert [row["baseline"] for row in rows[:2]] == ["greedy", "prompt lookup"]
+    assert rows[2]["baseline"] in {method.name for method in assistants(whisper.model, None)}  # which: see below
+    assert [(row["group"], row["inputs"]) for row in rows[2:]] == [("40 and more", 1), ("2 together", 1)]
+    assert len(whole["details"]["clips"]) <= 1
+
+
+def test_the_assistant_that_spends_least_is_compared_with(
+    whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock of the test's own: in its first call, which nobody counts, each is slow."""
+    helpers, called = assistants(whisper.model, None), list[str]()
+    spends = {helpers[0].name: 2.0, helpers[1].name: 1.0}
+
+    def measure(self: TranscriptionHarness, recordings: Any, method: Any) -> Any:
+        called.append(method.name)
+        spent = spends[method.name] if called.count(method.name) > 1 else 9.0 - spends[method.name]
+        return SimpleNamespace(decoder=spent)
+
+    monkeypatch.setattr(TranscriptionHarness, "measure", measure)
+    harness = TranscriptionHarness(whisper, "en", 6)
+    assert bench_asr.fastest(harness, helpers, [torch.zeros(RATE)]) is helpers[1]
+    assert sorted(called) == sorted(2 * list(spends))
+
+
+def test_lengths_are_taken_from_the_corpus(corpus: Path, whisper: LoadedWhisper) -> None:
+    found = bench_asr.from_corpus(TranscriptionHarness(whisper), corpus, ("test",), 3)
+    assert [one.words for one in found] == [5] * 3
+    assert [len(one.samples) for one in found] == [round(SECONDS[at] * RATE) for at in (0, 1, 2)]
+
+
+def test_no_timing_of_a_drafter_that_changes_the_text(
+    corpus: Path, whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = TranscriptionHarness.measure
+
+    def wrong(self: TranscriptionHarness, recordings: Any, method: Method) -> Measurement:
+        measured = measure(self, recordings, method)
+        if method.name == "medusa":
+            measured.tokens[0][0] += 1
+        return measured
+
+    monkeypatch.setattr(TranscriptionHarness, "measure", wrong)
+    with pytest.raises(MmdecError, match="no timing"):
+        bench_asr.bench_asr(sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, max_new_tokens=6, threads=1)
+
+
+def test_an_assistant_of_all_layers_is_the_model(whisper: LoadedWhisper) -> None:
+    """And it takes the encoder's states as they are: a text of n tokens in few passes of the large one."""
+    made = decoder_of_layers(whisper.model, (0, 1))
+    ids, states = torch.tensor([[3, 4, 5]]), torch.randn(1, 50, 32)
+    with torch.no_grad():
+        wanted = whisper.model.proj_out(
+            whisper.model.model.decoder(input_ids=ids, encoder_hidden_states=states).last_hidden_state
+        )
+        found = made(input_ids=ids, encoder_outputs=(states,)).logits
+    torch.testing.assert_close(found, wanted)
+    assert [method.name for method in assistants(whisper.model, None)] == [
+        "assistant of decoder layers 0",
+        "assistant of decoder layers 0, 1",
+    ]
+
+
+def test_passes_windows_and_rounds_are_counted(whisper: LoadedWhisper) -> None:
+    harness = TranscriptionHarness(whisper, "en", 12)
+    sounds = [torch.randn(RATE // 2), torch.randn(RATE // 3)]
+    plain = harness.measure(sounds, Method.greedy())
+    assert plain.passes == 12
+    assert plain.windows == 1
+    assert (plain.rounds, plain.tokens_per_round) == (0, 1.0)
+    ours = harness.measure(sounds, Method.drafted("chain", "lookup", 2))
+    assert ours.tokens == plain.tokens
+    assert ours.texts == plain.texts
+    assert ours.drafted_tokens == 2 * 11
+    assert ours.rounds <= 22
+
+
+def test_recordings_of_all_lengths_are_decoded_alike(whisper: LoadedWhisper) -> None:
+    """Loud ones too, whose level `transcribe` brings down."""
+    harness = TranscriptionHarness(whisper, None, 12)
+    sounds = [4 * torch.randn(RATE // 2), torch.randn(5 * RATE // 2), torch.randn(RATE // 3), torch.randn(3 * RATE)]
+    plain, ours = (harness.measure(sounds, one) for one in (Method.greedy(), Method.drafted("chain", "lookup", 2)))
+    assert ours.tokens == plain.tokens
+    assert ours.texts == plain.texts
+    assert ours.drafted_tokens == round(ours.tokens_per_round * ours.rounds) > 0
+
+
+def test_what_is_scored_and_timed_is_the_public_call(
+    corpus: Path, whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every figure of mmdec's comes from what `mmdec.transcribe` returns."""
+    calls: list[dict[str, Any]] = []
+
+    def listen(audio: Any, **options: Any) -> Any:
+        found = [replace(one, text="Zebra", timings=SPENT, rounds=9, windows=1) for one in transcribe(audio, **options)]
+        calls.append(options)
+        return found
+
+    transcribe = mmdec.transcribe
+    monkeypatch.setattr(measuring, "transcribe", listen)
+    report = score(corpus, whisper, batch_size=2)
+    assert len(calls) == 1 + 3  # a warm-up; two batches, of which one has a recording of more than a window
+    assert {one["batch_size"] for one in calls} == {1, 2}
+    assert report["wer"]["value"] > 0.5
+    spent = report["decoding"]["medusa"]["seconds"]
+    assert {stage: spent[stage] for stage in ("features", "encoder", "decoder", "drafter")} == {
+        "features": 4 * 1.0,
+        "encoder": 4 * 2.0,
+        "decoder": 4 * 13.0,
+        "drafter": 4 * 4.0,
+    }
+    assert report["decoding"]["medusa"]["rounds"] == 4 * 8
+    calls.clear()
+    bench_asr.bench_asr(sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, repeats=2, batch=2, threads=1)
+    # The gate once, then each repeat: alone, and in a batch.
+    assert [one["batch_size"] for one in calls] == [1, 1, 1, 2, 2, 2]
+
+
+def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
+    loaded = load_whisper(write(tmp_path / "half"), "cpu")
+    whisper = LoadedWhisper(loaded.model.to(torch.bfloat16), loaded.processor, loaded.directory)
+    report = score(corpus, whisper, batch_size=8, device=None)
+    machine = report["hardware"]
+    assert (machine["dtype"], machine["batch"], machine["target"]) == ("bfloat16", 8, "cpu")
+    assert (machine["threads"], machine["device"]) == (1, "cpu")
+    recordings = sorted(corpus.rglob("own/ann/1/*.wav"))[:1]
+    found = bench_asr.bench_asr(recordings, model=whisper, repeats=1, batch=3, max_new_tokens=6, threads=1)
+    check_form(found)
+    assert (found.hardware["dtype"], found.hardware["batch"]) == ("bfloat16", [1, 3])
+    assert (found.comparisons[0].kind, found.comparisons[-1].group) == ("length", "3 together")
+    assert (found.exactness[0].equal, found.exactness[0].of) == (1, 1)
+
+
+@pytest.mark.parametrize(("plan", "nodes"), [("learned", None), ("8", 8), ("16x6", (16, 6)), ("0", 0)])
+def test_plans(plan: str, nodes: object) -> None:
+    assert parse_plan(plan) == nodes
+
+
+def test_bad_arguments_are_named(corpus: Path, whisper: LoadedWhisper) -> None:
+    with pytest.raises(InputError, match="`plan`"):
+        parse_plan("8 deep")
+    with pytest.raises(InputError, match="`limit`"):
+        score(corpus, whisper, limit=0)
+    with pytest.raises(InputError, match="`batch_size`"):
+        score(corpus, whisper, batch_size=0)
+    with pytest.raises(InputError, match="`repeats`"):
+        bench_asr.bench_asr(model=whisper, repeats=0)
+    with pytest.raises(InputError, match="`root`"):
+        score(corpus, whisper, split="nowhere")

@@ -1,0 +1,95 @@
+"""Tests many rows with Ray, if it is installed: a worker and the driver are killed, and each row is processed once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import soundfile
+
+import mmdec
+from mmdec.jobs.many import PART
+from tests.conftest import RATE, buzz
+from tests.support import tiny_whisper
+from tests.support.many_rows import check_once, table
+from tests.support.served import ROOT
+
+WHOLE = bool(os.environ.get("MMDEC_ALL"))
+COUNT = 2000 if WHOLE else 6 * PART
+PATIENCE = 1200.0  # seconds; Ray starts slowly on a busy machine
+pytest.importorskip("ray")
+
+
+def wait(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def below(pid: int) -> dict[int, str]:
+    """The processes that a process has started, directly or not, and their command lines."""
+    found, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            status = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(status[1])
+            if status[0] != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text()
+    own, grown = {pid}, True
+    while grown:
+        more = {child for child, parent in parents.items() if parent in own} - own
+        own |= more
+        grown = bool(more)
+    return {each: found[each] for each in own - {pid} if each in found}
+
+
+def test_a_worker_and_the_driver_die_and_every_row_is_there_once(tmp_path: Path) -> None:
+    model, results = tiny_whisper.write(tmp_path / "whisper"), tmp_path / "out" / "results"
+    for seed in range(3):
+        soundfile.write(tmp_path / f"{seed}.wav", buzz(0.5, seed), RATE)
+    rows = [{"path": f"{index % 3}.wav", "id": f"n{index}"} for index in range(COUNT)]
+    (tmp_path / "list.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = [sys.executable, "-m", "mmdec", "transcribe", str(tmp_path / "list.jsonl"), "--model", str(model)]
+    words += ["--language", "en", "--device", "cpu", "--threads", "1", "--engine", "ray", "--workers", "2"]
+    words += ["--output", str(tmp_path / "out")]
+    parts, dice = -(-COUNT // PART), random.Random()
+    moments = sorted(dice.sample(range(1, parts), 2))
+
+    def done() -> int:
+        return len([*results.glob("[0-9]*")])
+
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as driver:
+        wait(lambda: done() >= moments[0] or driver.poll() is not None)
+        workers = [pid for pid, line in below(driver.pid).items() if line.startswith("ray::Map")]
+        os.kill(dice.choice(workers), signal.SIGKILL)
+        wait(lambda: done() >= moments[1] or driver.poll() is not None)
+        left = below(driver.pid)
+        assert driver.poll() is None
+        driver.kill()
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < end:
+        time.sleep(0.1)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    before = done()
+    assert before < parts
+    ended = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    told = json.loads(ended.stdout)
+    print(told, moments, before, parts)
+    assert 0 < told["done_now"] <= COUNT - (before - 1) * PART
+    check_once(tmp_path / "out", COUNT)
+    wanted = mmdec.transcribe([tmp_path / f"{n}.wav" for n in range(3)], model=model, language="en")
+    found = table(tmp_path / "out", "results")
+    assert [row["id"] for row in found] == [f"n{index}" for index in range(COUNT)]
+    assert all(row["text"] == wanted[row["row"] % 3].text for row in found)

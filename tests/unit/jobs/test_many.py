@@ -1,0 +1,139 @@
+"""Tests processing of many rows in parts: each row is processed once, with any engine, also if a process is killed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmdec import InputError
+from mmdec.jobs.many import PART, Work, Worker
+from tests.support.many_rows import check_once, dies_after, finish, named, rows_of, table
+
+COUNT = 2 * PART + 5
+
+
+def work_in(folder: Path, **options: Any) -> Work:
+    return Work("transcribe", "a model", folder / "out", str(folder), **options)
+
+
+def test_results_and_bad_rows_stand_in_two_tables(tmp_path: Path) -> None:
+    work = work_in(tmp_path, files=".srt")
+    finish(work, rows_of(COUNT))
+    check_once(work.output, COUNT)
+    failed = table(work.output, "failed")
+    assert [row["row"] for row in failed] == [index for index in range(COUNT) if index % 10 == 7]
+    assert failed[0] == {"row": 7, "id": "id 7", "input": "in/7", "error": f"{tmp_path}/in/7 is refused."}
+    assert failed == [*work.failures()]
+    for row in table(work.output, "results"):
+        assert (row["text"], row["id"]) == (str(row["row"]), f"id {row['row']}")
+        assert (work.output / row["output"]).read_text() == f"srt of {row['row']}"
+
+
+def test_wherever_a_process_dies_the_next_one_finishes(tmp_path: Path) -> None:
+    """Killed after its first write, its second, ..., by SIGKILL; the rows are then done by shards of another number."""
+    rows, writes, killed = rows_of(PART + 9), 0, True
+    whole = work_in(tmp_path / "whole", files=".srt")
+    finish(whole, rows)
+    while killed:
+        writes += 7 if writes > 20 else 1
+        work = work_in(tmp_path / str(writes), files=".srt")
+        killed = dies_after(writes, lambda work=work: finish(work, rows))
+        for shard in ((2, 2), (1, 2)):
+            finish(work, rows, shard)
+        check_once(work.output, len(rows))
+        for name in ("results", "failed"):
+            assert [{**row, "error": ""} for row in table(work.output, name)] == [
+                {**row, "error": ""} for row in table(whole.output, name)
+            ]
+    assert writes > 80  # each row and each table was written by several
+
+
+def test_what_has_results_is_not_done_again(tmp_path: Path) -> None:
+    work, rows, calls = work_in(tmp_path), rows_of(COUNT), list[str]()
+
+    def counted(paths: list[str]) -> Any:
+        calls.extend(paths)
+        return named(paths)
+
+    finish(work, rows, (2, 3), counted)
+    assert len(calls) == PART
+    finish(work, rows, (1, 1), counted)
+    assert sorted(calls) == sorted(f"{tmp_path}/in/{index}" for index in range(COUNT))
+    assert work.todo(rows) == []
+    check_once(work.output, COUNT)
+
+
+def test_two_processes_that_do_the_same_part_leave_it_once(tmp_path: Path) -> None:
+    work, rows = work_in(tmp_path), rows_of(COUNT)
+    work.begin(rows)
+    for part in [*work.todo(rows), *work.todo(rows)]:
+        Worker(work, named).do(part)
+    check_once(work.output, COUNT)
+
+
+def test_bad_rows_of_an_attempt_that_was_killed_are_forgotten(tmp_path: Path) -> None:
+    work, rows = work_in(tmp_path), rows_of(COUNT)
+    finish(work, rows)
+    (work.output / "results" / "000001.jsonl").unlink()  # as if it had died just before
+    finish(work, rows, call=lambda paths: [row for path in paths for row in named([path.replace("7", "8")])])
+    assert len(table(work.output, "results")) == COUNT - len([*work.failures()])
+    assert {row["row"] // PART for row in work.failures()} == {0, 2}
+    check_once(work.output, COUNT)
+
+
+@pytest.mark.parametrize("changed", [{"model": "another"}, {"options": {"language": "fr"}}, {"files": ".vtt"}])
+def test_another_run_does_not_mix_with_this_one(tmp_path: Path, changed: dict[str, Any]) -> None:
+    work, rows = work_in(tmp_path), rows_of(COUNT)
+    work.begin(rows)
+    work.begin(rows)
+    with pytest.raises(InputError, match=f"has another {next(iter(changed))}"):
+        replace(work, **changed).begin(rows)
+    with pytest.raises(InputError, match="has another manifest"):
+        work.begin(rows[:-1])
+
+
+def test_a_row_with_a_wrong_option_of_its_own_fails_alone(tmp_path: Path) -> None:
+    def call(paths: list[str], language: str = "en") -> Any:
+        if language != "en":
+            raise InputError("`language` must be known, but is xx.")
+        return named(paths)
+
+    rows = rows_of(3)
+    rows[1] = replace(rows[1], options=(("language", "xx"),))
+    finish(work_in(tmp_path), rows, call=call)
+    assert table(tmp_path / "out", "failed") == [
+        {"row": 1, "id": "id 1", "input": "in/1", "language": "xx", "error": "`language` must be known, but is xx."}
+    ]
+    with pytest.raises(InputError, match="must be known"):  # a wrong option of the call ends it
+        finish(work_in(tmp_path / "b"), rows_of(3), call=lambda paths: call(paths, "xx"))
+
+
+def test_a_full_disk_ends_the_run_and_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, rows = work_in(tmp_path), rows_of(COUNT)
+    work.begin(rows)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            finish(work, rows)
+    assert len(work.todo(rows)) == len(work.parts(rows))
+    finish(work, rows)
+    check_once(work.output, COUNT)
+
+
+def full(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_parquet_has_the_same_columns_in_every_part(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    work = work_in(tmp_path, table="parquet")
+    rows = [*rows_of(PART), *(replace(row, refusal="is bad.") for row in rows_of(2 * PART)[PART:])]
+    finish(work, rows)
+    read = parquet.read_table(work.output / "results")
+    assert read.column("row").to_pylist() == [index for index in range(PART) if index % 10 != 7]
+    assert read.column("text").to_pylist() == [str(index) for index in range(PART) if index % 10 != 7]
+    assert len([*work.failures()]) == PART + 3

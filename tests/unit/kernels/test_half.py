@@ -1,0 +1,45 @@
+"""Tests matrix products with half-precision copies of weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmdec.kernels.half import HalfWeights
+
+
+def _kernel() -> bool:
+    try:
+        return HalfWeights(torch.zeros(16, 16)).exact
+    except RuntimeError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not _kernel(), reason="this CPU has no kernel for half-precision weights")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_it_is_the_float32_product(exact: bool, rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(300, 70, generator=generator) / 8
+    weight[:, ::9] *= 1e-5  # some are no normal half-precision numbers
+    weight = weight.half().float() if exact else weight
+    bias, x = torch.randn(300, generator=generator), torch.randn(2, rows, 70, generator=generator)
+    product = HalfWeights(weight, bias)
+    assert product.exact == exact
+    found, wanted = product(x).double(), x.double() @ weight.double().t() + bias.double()
+    size = x.double().abs() @ weight.double().abs().t()
+    assert ((found - wanted).abs() <= 70 * 2.0**-24 * size + 1e-6).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 14, 31, 40])
+def test_a_row_has_the_same_bits_beside_others(count: int) -> None:
+    weight, x = torch.randn(2000, 96).half().float(), torch.randn(count, 96)
+    product = HalfWeights(weight)
+    assert torch.equal(product(x), torch.cat([product(row) for row in x.split(1)]))
+
+
+def test_weights_beyond_the_range_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="too large"):
+        HalfWeights(torch.full((16, 16), 1e5))

@@ -1,0 +1,28 @@
+"""Tests the sentence that compares two times."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmdec.tasks.comparison import faster, verdict
+
+
+@pytest.mark.parametrize(
+    ("seconds", "baseline", "said"),
+    [
+        (1.0, 2.9, "2.9 times faster"),
+        (0.1, 1.26, "13 times faster"),
+        (1.3, 1.0, "1.3 times slower"),
+        (1.0, 1.04, "as fast"),
+        (1.04, 1.0, "as fast"),
+        (0.0, 1.0, "as fast"),
+        (1.0, 0.0, "as fast"),
+    ],
+)
+def test_how_much_faster(seconds: float, baseline: float, said: str) -> None:
+    assert faster(seconds, baseline) == said
+
+
+def test_a_verdict_says_both() -> None:
+    assert verdict(1.0, 2.9, True) == "2.9 times faster, same text"
+    assert verdict(1.0, 2.9, False, "phones") == "2.9 times faster, not the same phones"

@@ -1,0 +1,236 @@
+"""Tests the models and drafters that `describe` takes: folders, loaded ones, names; and errors for wrong ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import mmdec
+from mmdec.drafters import registry
+from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.drafters.lookup import Lookup
+from mmdec.drafters.registry import TREE_GROWING, Entry, network_class
+from mmdec.hub.find import drafter_folder
+from mmdec.pretrained.vlm import LoadedVlm, load_vlm
+from mmdec.tasks.call import as_drafter
+from mmdec.types import InputError
+from mmdec.vision.describe import available_drafters
+from tests.support.pictures import QUESTION, pixels
+from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, drafter_weights, llava, qwen, settings, write
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write(tmp_path / "models" / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("eos_token_id", "x"), ("eos_token_id", -5), ("pad_token_id", 10**9), ("suppress_tokens", "a")]
+)
+def test_a_broken_generation_config_is_refused_when_it_is_read(folder: Path, name: str, value: object) -> None:
+    settings(folder, "generation_config.json", **{name: value})
+    with pytest.raises(InputError, match=f"`{name}` must be .*generation config"):
+        load_vlm(folder, "cpu")
+
+
+def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path) -> None:
+    vlm = load_vlm(folder, "cpu")
+    plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
+    assert isinstance(as_drafter(vlm, "auto"), Lookup)
+    for name in ("eagle", "msd"):
+        with pytest.raises(
+            InputError, match=f"`drafter` must have weights for this model, but '{name}' has none"
+        ) as told:
+            mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=name)
+        assert "lookup, recycling" in str(told.value)
+    drafter_weights("msd", vlm.model, folder.with_name("tiny-msd"))
+    assert drafter_folder(folder, "msd") == folder.with_name("tiny-msd").resolve()
+    automatic: Any = as_drafter(vlm, "auto")
+    assert automatic is as_drafter(vlm, "msd")  # read once
+    drafter_weights("eagle", vlm.model, folder / "eagle")
+    assert as_drafter(vlm, "auto") is not automatic  # the first of those that there are
+    for drafter in ("auto", "eagle", "msd", folder / "eagle", str(folder / "eagle")):
+        out = mmdec.describe(pixels(0), QUESTION, model=folder, device="cpu", drafter=drafter, num_speculative_tokens=4)
+        assert out.tokens == plain.tokens
+        assert out.drafted > 0
+    with pytest.raises(InputError, match="`drafter` must be one of lookup, recycling"):
+        mmdec.describe(pixels(0), QUESTION, model=vlm, drafter="eagel")
+
+
+def test_a_name_goes_before_a_folder_so_called(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `generate` and `transcribe`."""
+    here = tmp_path / "here"
+    for name in ("lookup", "eagle"):
+        (here / name).mkdir(parents=True)  # a folder without weights
+    monkeypatch.chdir(here)
+    vlm = load_vlm(folder.resolve(), "cpu")
+    assert as_drafter(vlm, "lookup") == "lookup"
+    drafter_weights("eagle", vlm.model, folder / "eagle")
+    named: Any = as_drafter(vlm, "eagle")
+    assert named.name.startswith("eagle")
+
+
+class NewNetwork(DraftNetwork):
+    """What a new drafter brings: here EAGLE's layer under another name."""
+
+    system = "new"
+
+
+def test_one_entry_is_all_that_a_new_drafter_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its network is found, saved and read, "auto" takes it, and the demo, which asks here, shows it with its note."""
+    entry = Entry(drafter=TREE_GROWING, network=f"{__name__}:NewNetwork", auto=True, note="New: as EAGLE.")
+    monkeypatch.setitem(registry.BUILT_IN, "new", entry)
+    vlm = load_vlm(folder, "cpu")
+    assert available_drafters(vlm) == {}
+    drafter_weights("new", vlm.model, folder / "new")
+    assert available_drafters(vlm) == {"new": "New: as EAGLE."}
+    automatic: Any = as_drafter(vlm, "auto")
+    assert isinstance(automatic.network, NewNetwork)
+    plain = mmdec.describe(pixels(0), QUESTION, model=vlm, drafter=None)
+    drafted = mmdec.describe(pixels(0), QUESTION, model=vlm, num_speculative_tokens=4)
+    assert drafted.tokens == plain.tokens
+    assert drafted.drafted > 0
+    drafter_weights("eagle", vlm.model, folder.with_name("tiny-eagle"))
+    assert list(available_drafters(vlm)) == ["eagle", "new"]  # in the registry's order
+    assert as_drafter(vlm, "auto") is as_drafter(vlm, "eagle")
+
+
+def test_what_is_offered_unasked_has_weights_and_a_note() -> None:
+    assert registry.auto_names() == ["eagle3", "eagle", "msd", "vispec", "specvlm", "flash", "dflash"]
+    for name in registry.auto_names():
+        entry = registry.BUILT_IN[name]
+        assert entry.drafter is not None
+        assert entry.note.endswith(".")
+        assert network_class(name).system == name
+
+
+def test_a_model_without_a_folder_has_no_systems() -> None:
+    model, processor = llava()
+    with pytest.raises(InputError, match="it was loaded by its user"):
+        mmdec.describe(pixels(0), QUESTION, model=model, processor=processor, drafter="eagle")
+
+
+def test_what_a_drafter_s_memory_says_of_the_picture_is_told(folder: Path) -> None:
+    vlm = load_vlm(folder, "cpu")
+    drafter_weights("specvlm", vlm.model, folder / "specvlm")
+    images: list[Any] = [pixels(0), (), (pixels(1), pixels(2))]
+    call: dict[str, Any] = {"model": vlm, "drafter": "specvlm", "num_speculative_tokens": (4, 2)}
+    found = mmdec.describe(images, QUESTION, **call)
+    assert [len(one.kept or ()) for one in found] == [4, 0, 8]  # visual tokens
+    assert found[0].compressor
+    assert all(0 <= share <= 1 for share in found[0].kept or ())
+    assert json.loads(json.dumps(found[0].to_dict()))["kept"] == found[0].kept
+    plain = mmdec.describe(images, QUESTION, model=vlm, drafter=None)
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert plain[0].kept is None
+
+
+def test_chat_takes_a_drafter_with_weights(folder: Path) -> None:
+    vlm = load_vlm(folder, "cpu")
+    drafter_weights("msd", vlm.model, folder / "msd")
+    drafted = mmdec.Chat(model=vlm, drafter="msd", num_speculative_tokens=3)
+    plain = mmdec.Chat(model=vlm, drafter=None)
+    for turn in (("What is this?", pixels(0)), ("And this?", (pixels(1), pixels(2))), ("So?", ())):
+        answer = drafted.ask(*turn)
+        assert answer.tokens == plain.ask(*turn).tokens
+        assert answer.drafted > 0
+
+
+def test_a_qwen_is_read_without_torchvision(tmp_path: Path) -> None:
+    model, processor = qwen()
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    wanted = mmdec.describe(pixels(0), QUESTION, model=model, processor=processor)
+    assert mmdec.describe(pixels(0), QUESTION, model=tmp_path, device="cpu").tokens == wanted.tokens
+    half = mmdec.describe(pixels(0), QUESTION, model=tmp_path, device="cpu", dtype=torch.bfloat16)
+    assert half.tokens
+    assert load_vlm(tmp_path, "cpu", torch.bfloat16).model.dtype == torch.bfloat16
+    assert load_vlm(tmp_path, "cpu").model.dtype == torch.float32
+
+
+def spoil(folder: Path) -> None:
+    """A weight that is no number."""
+    state = load_file(folder / "model.safetensors")
+    name = next(name for name in state if name.endswith("weight"))
+    state[name] = state[name] * float("nan")
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # what is done to the folder, and what is said of it
+    "another kind": (
+        lambda folder: settings(folder, "config.json", model_type="bert"),
+        "must be a vision-language model, but .* is 'bert'",
+    ),
+    "a Whisper": (
+        lambda folder: settings(folder, "config.json", model_type="whisper"),
+        "is 'whisper'. Name a LLaVA",
+    ),
+    "odd settings": (lambda folder: settings(folder, "config.json", text_config=7), "damaged or of another version"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{", encoding="utf-8"), "is 'no model'"),
+    "no settings": (lambda folder: (folder / "config.json").unlink(), "is 'no model'"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "`model` must"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "`(model|processor)` must"),
+    "no processor": (lambda folder: (folder / "processor_config.json").unlink(), "`(model|processor)` must"),
+    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "`(model|processor)` must"),
+    "no number": (spoil, "finite weights"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_folder_is_one_error(folder: Path, damage: Callable[[Path], object], said: str) -> None:
+    damage(folder)
+    with pytest.raises(InputError, match=said):
+        mmdec.describe(pixels(0), QUESTION, model=folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Any]:
+    """Two models, their processors, and none."""
+    (model, processor), (other, foreign) = llava(), qwen()
+    linear = torch.nn.Linear(2, 2)
+    return {"llava": model, "its": processor, "qwen": other, "foreign": foreign, "linear": linear, "none": None}
+
+
+@pytest.mark.parametrize(
+    ("model", "processor", "said"),
+    [
+        ("llava", "none", "`processor` must be a processor"),
+        ("llava", "foreign", "`processor` must write an image as token"),
+        ("qwen", "its", "`processor` must write an image as token"),
+        ("linear", "its", "`model` must be a name"),
+    ],
+)
+def test_model_and_processor_must_fit(pairs: dict[str, Any], model: str, processor: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        mmdec.describe(pixels(0), QUESTION, model=pairs[model], processor=pairs[processor])
+
+
+def test_a_processor_is_for_a_model_that_its_user_loaded(pairs: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="`processor` must be left out"):
+        mmdec.describe(pixels(0), QUESTION, model="vlm-scenes", processor=pairs["its"])
+
+
+def test_a_model_in_training_mode_is_refused() -> None:
+    model, processor = llava()
+    with pytest.raises(InputError, match="evaluation mode"):
+        LoadedVlm(model.train(), processor)
+
+
+def test_a_chat_template_must_be_there_and_place_the_images() -> None:
+    model, processor = llava()
+    processor.chat_template = processor.tokenizer.chat_template = None
+    with pytest.raises(InputError, match="chat template"):
+        LoadedVlm(model, processor)
+    processor.chat_template = "{% for message in messages %}hello{% endfor %}"
+    with pytest.raises(InputError, match="must place each of the 1 images"):
+        mmdec.describe(pixels(0), QUESTION, model=model, processor=processor)
+    processor.chat_template = QWEN_TEMPLATE.replace(
+        "<|vision_start|><|image_pad|><|vision_end|>", processor.image_token
+    )
+    assert mmdec.describe(pixels(0), QUESTION, model=model, processor=processor).tokens

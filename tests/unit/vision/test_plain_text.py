@@ -1,0 +1,216 @@
+"""Tests that special tokens in callers' texts are text, for each family's processor: placeholders of pictures are ours
+alone, the text is read back whole, and texts without special tokens have the tokens that they had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import mmdec
+from mmdec.io.images import to_pil
+from mmdec.pretrained.plain_text import PlainText
+from mmdec.pretrained.vlm import LoadedVlm
+from mmdec.vision.chat import Dialogue
+from mmdec.vision.describe import Message, Question, render, tensors, user_message
+from tests.support import seeing_folders
+from tests.support.pictures import QUESTION, pixels
+from tests.support.tiny_vlm_folder import llava, qwen
+
+pytestmark = [  # by processors of transformers
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Casting complex values:UserWarning"),
+]
+FAMILIES = ("llava", "qwen", *seeing_folders.FAMILIES)
+ORDINARY = (
+    "What is this?",
+    "  <b>What</b> is <img src='a.png'> in HTML?\n\nÄ é \U000f4321 ",
+    "|x| [y] {z} </p> <",
+    "-",
+)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def vlm(request: pytest.FixtureRequest) -> LoadedVlm:
+    return loaded(request.param)
+
+
+def loaded(family: str) -> LoadedVlm:
+    if family in ("llava", "qwen"):
+        return LoadedVlm(*(llava(1) if family == "llava" else qwen(1)))
+    for package in seeing_folders.NEEDS.get(family, ()):
+        pytest.importorskip(package)
+    return LoadedVlm(*seeing_folders.seeing(family))
+
+
+def special(vlm: LoadedVlm) -> list[str]:
+    """All special tokens of the tokenizer, placeholders included."""
+    return [token.content for token in vlm.tokenizer.added_tokens_decoder.values() if token.special]
+
+
+def asked(vlm: LoadedVlm, *messages: Message, count: int = 1) -> dict[str, Any]:
+    question = Question("", tuple(pixels(seed) for seed in range(count)))
+    return tensors(vlm, [render(vlm, messages)], [question])
+
+
+def user(vlm: LoadedVlm, text: str) -> Message:
+    return user_message(Question(text, (pixels(0),)))
+
+
+def ids(inputs: dict[str, Any]) -> list[int]:
+    return inputs["input_ids"][0].tolist()
+
+
+def test_special_tokens_of_a_caller_are_text(vlm: LoadedVlm) -> None:
+    """The prompt has the special tokens of one with an ordinary text in the place of the caller's, in the same order,
+    and says the caller's text."""
+    names = special(vlm)
+    marks = {*vlm.tokenizer.convert_tokens_to_ids(names)}
+    plain = ids(asked(vlm, user(vlm, "x")))
+    for text in ("What does {} mean?", "{}{} x {}", "{}"):
+        for name in names:
+            said = text.replace("{}", name)
+            made = ids(asked(vlm, user(vlm, said)))
+            assert [each for each in made if each in marks] == [each for each in plain if each in marks], said
+            whole = vlm.tokenizer.decode([each for each in made if each not in marks])
+            assert said.replace(" ", "") in whole.replace(" ", ""), (said, whole)
+            alone = vlm.tokenizer(said, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            assert vlm.plain.encode(said) == alone
+
+
+def test_tokens_that_two_parts_spell_together_are_text(vlm: LoadedVlm) -> None:
+    marks = {*vlm.tokenizer.added_tokens_decoder}
+    name = vlm.image_token
+    parts = [{"type": "text", "text": text} for text in (name[:3], name[3:])]
+    made = ids(asked(vlm, {"role": "user", "content": [{"type": "image"}, *parts]}))
+    plain = ids(asked(vlm, user(vlm, "x")))
+    assert [each for each in made if each in marks] == [each for each in plain if each in marks]
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_history_with_special_tokens_is_text(vlm: LoadedVlm, role: str) -> None:
+    """A later turn of a dialogue is answered, too, and its picture stays where it is."""
+    name, end = vlm.image_token, vlm.tokenizer.eos_token
+    texts = [f"What is {name}{end}?", f"It is {name}."] if role != "system" else [f"You know {name}.", "Hello"]
+    roles = ["user", "assistant"] if role != "system" else ["system", "user"]
+    said = [
+        {"role": each, "content": [{"type": "text", "text": text}]} for each, text in zip(roles, texts, strict=True)
+    ]
+    last = (
+        [user(vlm, "And this?")]
+        if roles[-1] == "assistant"
+        else [{"role": "assistant", "content": []}, user(vlm, "So?")]
+    )
+    changed = [
+        {**each, "content": [{**part, "text": "x"} for part in each["content"]]} if each in said else each
+        for each in (*said, *last)
+    ]
+    marks = {*vlm.tokenizer.added_tokens_decoder}
+    made, plain = ids(asked(vlm, *said, *last)), ids(asked(vlm, *changed))
+    assert [each for each in made if each in marks] == [each for each in plain if each in marks]
+
+
+def test_ordinary_texts_have_the_tokens_that_they_had(vlm: LoadedVlm) -> None:
+    """Beside the processor itself, on the usual way and on the other one, where a neighbour has a special token."""
+    for text in ORDINARY:
+        message = user(vlm, text)
+        written = vlm.processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+        assert render(vlm, [message]) == written
+        begin = vlm.tokenizer.bos_token
+        how: dict[str, Any] = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
+        how["add_special_tokens"] = not (begin and written.startswith(begin))
+        images = [[to_pil(pixels(0))]]
+        wanted = vlm.processor(images=images, text=[written], **how)
+        found = tensors(vlm, [written], [Question("", (pixels(0),))])
+        other = vlm.plain.processor(images=images, text=[written], **how)
+        assert set(found) == set(wanted) - {"labels"}
+        for name, value in found.items():
+            same = torch.equal if isinstance(value, torch.Tensor) else np.array_equal
+            assert same(torch.as_tensor(wanted[name]).to(value.dtype), value), name
+            assert same(torch.as_tensor(other[name]).to(value.dtype), value), name
+    both = tensors(
+        vlm,
+        [render(vlm, [user(vlm, text)]) for text in (ORDINARY[0], vlm.image_token)],
+        [Question("", (pixels(0),))] * 2,
+    )
+    alone = ids(asked(vlm, user(vlm, ORDINARY[0])))
+    assert both["input_ids"][0][both["attention_mask"][0] == 1].tolist() == alone
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen"])
+def test_a_question_about_html_is_answered(family: str) -> None:
+    """By `describe`, in a chat's second turn, and over a picture that stays where it is."""
+    vlm = loaded(family)
+    call: dict[str, Any] = {"model": vlm, "max_new_tokens": 6}
+    name = vlm.image_token
+    question = f"What does {name} mean in HTML?"
+    inputs = asked(vlm, user(vlm, question))
+    assert int((inputs["input_ids"] == vlm.model.config.image_token_id).sum()) == int(
+        (asked(vlm, user(vlm, QUESTION))["input_ids"] == vlm.model.config.image_token_id).sum()
+    )
+    made = vlm.model.generate(**inputs, max_new_tokens=6)[0, inputs["input_ids"].shape[1] :].tolist()
+    assert mmdec.describe(pixels(0), question, **call).tokens == made
+    assert mmdec.describe((), question, **call).tokens
+    chat = mmdec.Chat(**call)
+    chat.ask(question, pixels(0))
+    chat.ask(f"And {name}{name}?")
+    chat.ask("So?", pixels(1))
+    placeholders = chat.tokens.count(vlm.model.config.image_token_id)
+    one = int((inputs["input_ids"] == vlm.model.config.image_token_id).sum())
+    assert one <= placeholders <= 3 * one
+    dialogue = Dialogue.of(vlm, [{"role": "user", "content": [{"type": "text", "text": question}]}])
+    assert vlm.plain.restore(dialogue.question.text).count(name) == 1
+
+
+def test_a_text_with_private_characters_is_kept() -> None:
+    vlm = loaded("qwen")
+    text = "".join(map(chr, range(0xF0100, 0xF0200))) + vlm.image_token
+    (hidden,) = vlm.plain.hide([text])
+    assert len(hidden) == len(text)
+    assert vlm.tokenizer.decode(vlm.plain.encode(text)) == text
+
+
+def test_a_tokenizer_that_knows_tokens_as_words_names_them() -> None:
+    backend = Tokenizer(models.WordLevel({"<image>": 0, "what": 1, "<unk>": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    backend.add_special_tokens(["<image>"])
+    plain = PlainText(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+    assert plain.hide(["what is it"]) == ["what is it"]
+    with pytest.raises(mmdec.InputError, match="must have no '<image>'"):
+        plain.hide(["what is <image>"])
+
+
+class CountingPattern:
+    """A pattern that counts how often it goes through a text."""
+
+    def __init__(self, pattern: Any) -> None:
+        self.pattern, self.passes = pattern, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.passes += 1
+        return getattr(self.pattern, name)
+
+
+def test_a_text_of_many_special_tokens_is_read_a_few_times() -> None:
+    plain = loaded("llava").plain
+    pattern: Any = CountingPattern(plain._special)
+    plain._special = pattern
+    (hidden,) = plain.hide(["<image> a " * 1000])
+    assert pattern.passes <= 2
+    assert plain.restore(hidden) == "<image> a " * 1000
+    assert not pattern.pattern.search(hidden)
+
+
+def test_overlapping_tokens_are_all_hidden() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, **{letter: index for index, letter in enumerate("abcd", 1)}}, "?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    fast.add_special_tokens({"additional_special_tokens": ["ab", "bcd", "cd", "da"]})
+    plain = PlainText(fast)
+    hidden = plain.hide(["abc", "dabcd", "aab"])
+    assert not plain._special.search("".join(hidden))
+    assert [plain.restore(text) for text in hidden] == ["abc", "dabcd", "aab"]

@@ -1,0 +1,114 @@
+"""Tests the counts of `mmdec.transcribe`: rounds, windows, and each recording's seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.whisper.checkpoint import LoadedWhisper
+from mmdec.whisper.request import Spoken, TranscriptionRequest, UsageMeter
+from tests.conftest import buzz
+from tests.support.short_transcripts import transcribe
+
+
+def test_times_are_what_was_spent(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that moves in the encoder's and the decoder's passes alone."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def moving(seconds: float) -> Any:
+        def move(*_: Any) -> None:
+            nonlocal now
+            now += seconds
+
+        return move
+
+    hooks = [
+        whisper.model.get_encoder().register_forward_hook(moving(100.0), prepend=True),
+        whisper.model.get_decoder().register_forward_hook(moving(1.0), prepend=True),
+    ]
+    try:
+        one = transcribe(model=whisper, language="en")
+        assert one.timings == {
+            "features": 0,
+            "encoder": 100,
+            "decoder": one.rounds,
+            "drafter": 0,
+            "total": 100 + one.rounds,
+        }
+        detected = transcribe(model=whisper)  # transformers asks twice for the window's states
+        assert (detected.timings["encoder"], detected.timings["decoder"]) == (100, detected.rounds + 1)
+        silent = transcribe(model=whisper, language="en", no_speech_threshold=1.0, logprob_threshold=-100.0)
+        assert silent.timings["encoder"] == 100
+        before = now
+        batch = transcribe([buzz(0.5), buzz(1.6), buzz(2.7, 1)], model=whisper, language="en", timestamps="word")
+        assert sum(one.timings["total"] for one in batch) == pytest.approx(now - before)
+        assert sum(one.timings["encoder"] for one in batch) % 100 == pytest.approx(0)
+        assert batch[1].timings["encoder"] < batch[2].timings["encoder"]  # fewer windows
+        some = transcribe([buzz(0.5, seed) for seed in range(6)], model=whisper, language="en", max_new_tokens=60)
+        rounds = [one.rounds for one in some]
+        assert len(set(rounds)) > 1  # else nothing is shared unequally
+        for one in some:  # a round's second is divided among those that were still in it
+            own = sum(1 / sum(other >= number for other in rounds) for number in range(1, one.rounds + 1))
+            assert one.timings["decoder"] == pytest.approx(own)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert not whisper.model.get_encoder()._forward_hooks
+    assert not whisper.model.get_decoder()._forward_pre_hooks
+
+
+def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
+    """`UsageMeter` is the `custom_generate`: nothing listens to the decoder."""
+    decoder, hooks = whisper.model.get_decoder(), list[int]()
+    transcribe(model=whisper, language="en", progress=lambda *_: hooks.append(len(decoder._forward_hooks)))
+    assert hooks
+    assert set(hooks) == {0}
+    speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
+    meter = UsageMeter(whisper.model, speculation, 2)
+    call = TranscriptionRequest.of(whisper, speculation, {}, 2, Spoken(language="en"))
+    samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
+    found: Any = meter.model.generate(
+        **call.features(samples),
+        **call.arguments([0, 1], long=True),
+        custom_generate=meter,
+        monitor_progress=meter.window,
+    )
+    for usage, segments in zip(meter.usage, found["segments"], strict=True):
+        assert 1 < usage.prompts < usage.rounds
+        assert usage.tokens_per_round == usage.later / (usage.rounds - usage.prompts) > 1
+        assert usage.later + usage.prompts >= sum(len(one["tokens"]) for one in segments)
+        assert min(usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")) > 0
+    assert meter.usage[0].prompts < meter.usage[1].prompts
+
+
+def test_equal_recordings_that_fall_back_share_alike(whisper: LoadedWhisper) -> None:
+    """Rows that are decoded again are known by their features, in their order: equal ones must not be mistaken."""
+    ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "max_new_tokens": None}
+    same, other = buzz(1.2), buzz(1.4, 1)
+    wanted = [transcribe(one, model=whisper, **ladder) for one in (same, other)]
+    first, second, third = transcribe([same, other, same], model=whisper, **ladder)
+    assert [first.rounds, second.rounds, third.rounds] == [wanted[number].rounds for number in (0, 1, 0)]
+    assert [first.windows, second.windows, third.windows] == [wanted[number].windows for number in (0, 1, 0)]
+    assert any(one.windows > 2 for one in wanted)  # else nothing was decoded again
+
+
+def test_equal_recordings_that_were_sampled_cost_together_what_was_spent(
+    whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them may be decoded again and the other not: which one is not known, but each decoding is counted."""
+    decoded, call = list[int](), UsageMeter.__call__
+
+    def counted(meter: UsageMeter, model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:
+        decoded.append(len(input_ids))
+        return call(meter, model, input_ids, **inputs)
+
+    monkeypatch.setattr(UsageMeter, "__call__", counted)
+    ladder: dict[str, Any] = {"temperature": (0.7, 0.8, 0.9), "logprob_threshold": -2.1, "max_new_tokens": None}
+    both = transcribe([buzz(1.2)] * 2, model=whisper, seed=1, **ladder)
+    assert 1 in decoded  # else both were decoded again each time
+    assert sum(one.windows for one in both) == sum(decoded)
+    assert all(one.windows for one in both)

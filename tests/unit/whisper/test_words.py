@@ -1,0 +1,150 @@
+"""Tests the alignment of tokens to sound: pauses, punctuation, short windows, and rows of a batch."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmdec.whisper.words import LEADS, SpokenTokens, align, align_text, attended, loudness, moved_to_sound
+
+MELS = 80
+# Three words: [first, last) state; a pause of 40 states is between the second and the third.
+SPOKEN = ((20, 50), (50, 80), (120, 160))
+STATES = 200
+
+
+def features(*spoken: tuple[int, int]) -> Tensor:
+    """Log-mel (mels, 2 STATES) that is loud in these states, and noise elsewhere."""
+    sound = torch.full((MELS, 2 * STATES), -1.0) + 0.01 * torch.randn(MELS, 2 * STATES)
+    for begin, end in spoken:
+        sound[:, 2 * begin : 2 * end] = 0.8
+    return sound
+
+
+def looks(*spoken: tuple[int, int], lead: int = LEADS[-1]) -> Tensor:
+    """Attention (N, STATES) of steps that look at their own word, `lead` states early, and a little everywhere."""
+    maps = torch.full((len(spoken), STATES), 1e-3)
+    for row, (begin, end) in enumerate(spoken):
+        maps[row, max(begin - lead, 0) : end - lead] += 0.03
+    return maps / maps.sum(-1, keepdim=True)
+
+
+def aligned(maps: Tensor, begins: list[bool]) -> tuple[np.ndarray, np.ndarray]:
+    """Alignment of maps (N, STATES) to the sound of `SPOKEN`."""
+    loud = loudness(features(*SPOKEN).numpy())
+    return align(moved_to_sound(attended(maps[None]), loud), loud, begins)
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_words_are_where_their_sound_is(lead: int) -> None:
+    """However early or late the model looks: the two words without a pause between them tell."""
+    starts, ends = aligned(looks(*SPOKEN, lead=lead), [True] * 3)
+    assert np.abs(starts - [begin for begin, _ in SPOKEN]).max() <= 2
+    assert np.abs(ends - [end for _, end in SPOKEN]).max() <= 2
+
+
+def test_a_pause_belongs_to_no_word_though_the_next_one_looks_at_it() -> None:
+    maps = looks(SPOKEN[0], SPOKEN[1], (80, 160))
+    starts, ends = aligned(maps, [True] * 3)
+    assert abs(ends[1] - 80) <= 2
+    assert abs(starts[2] - 120) <= 2
+
+
+def test_a_word_of_several_tokens_has_no_gap_inside() -> None:
+    starts, ends = aligned(looks(*SPOKEN), [True, True, False])
+    assert ends[1] == starts[2]
+
+
+def test_a_hundred_tokens() -> None:
+    starts, ends = align(np.kron(np.eye(100), np.ones(3)), np.ones(300), [True] * 100)
+    assert starts.tolist() == list(range(0, 300, 3))
+    assert ends.tolist() == list(range(3, 303, 3))
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 9])
+def test_more_tokens_than_frames(count: int) -> None:
+    starts, ends = align(np.zeros((count, 5)), np.ones(5), [True] * count)
+    assert starts[0] >= 0
+    assert ends[-1] <= 5
+    assert (starts <= ends).all()
+    assert (ends[:-1] <= starts[1:]).all()
+
+
+def test_each_row_has_its_own_times_and_marks_last_no_time() -> None:
+    """Two prompt columns, then a word, a comma, a word, and what follows the end; the second row is shorter."""
+    rows = [[(20, 50), (50, 60), (120, 160)], [(30, 60), (60, 70), (90, 100)]]
+    maps = torch.stack([torch.cat([torch.full((1, STATES), 1 / STATES), looks(*row)]) for row in rows])  # (2, 4, S)
+    output: Any = SimpleOutput(cross_attentions=[(maps[:, None, :2],), (maps[:, None, 2:],)])
+    output.sequences = torch.tensor([[1, 2, 10, 11, 12], [1, 2, 10, 11, 3]])
+    sound = torch.stack([features((20, 50), (120, 160)), features((30, 60))])
+
+    def begins(tokens: Any) -> list[bool | None]:
+        return [{10: True, 12: True}.get(token) for token in tokens]
+
+    timed = SpokenTokens(1, begins, lambda: sound, 50)
+    starts = timed(output, [[0, 0]], num_frames=torch.tensor([400, 200]), num_input_ids=2)
+    seconds = output["token_seconds"]
+    assert starts.shape == seconds.shape == (2, 5)
+    assert starts[0, 2:].tolist() == pytest.approx([0.4, 1.0, 2.4], abs=0.05)
+    assert seconds[0, 2:].tolist() == pytest.approx([0.6, 0.0, 0.8], abs=0.05)
+    assert starts[1, 2:].tolist() == pytest.approx([0.6, 1.2, 1.2], abs=0.05)
+    assert seconds[1, 3:].tolist() == [0.0, 0.0]
+    assert not starts[:, :2].any()
+
+
+def test_speech_long_after_the_last_timestamp_is_not_aligned() -> None:
+    """A word from state 20 to 50, and speech without text from 60 to 140."""
+    nowhere = torch.full((1, STATES), 1 / STATES)
+    maps = torch.cat([nowhere, looks((20, 50)), nowhere, nowhere])  # of each step
+    sound, ends = features((20, 50), (60, 140))[None], list[float]()
+    for tokens in ([1, 2, 10, 105, 3], [1, 2, 10, 11, 3]):  # with the timestamp 55, and without one
+        output: Any = SimpleOutput(cross_attentions=[(maps[None, None],)], sequences=torch.tensor([tokens]))
+        timed = SpokenTokens(1, lambda row: [True if token == 10 else None for token in row], lambda: sound, 50)
+        starts = timed(output, [[0, 0]], num_input_ids=2)
+        ends.append(float((starts + output["token_seconds"])[0, 2]))
+    assert 1.0 <= ends[0] <= 1.6
+    assert ends[1] > 2.0
+
+
+class SimpleOutput(SimpleNamespace):
+    """An output object that takes new entries, as transformers' does."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def test_the_noise_of_a_room_is_silence_beside_digital_silence() -> None:
+    """Two words, noise of a room between them, and digital silence before and after."""
+    sound = torch.full((MELS, 2 * STATES), -1.5)
+    noise = slice(2 * 40, 2 * 150)
+    sound[:, noise] = 0.5 + 0.01 * torch.randn(MELS, 2 * 110)
+    for word in (slice(2 * 20, 2 * 40), slice(2 * 150, 2 * 180)):
+        width = word.stop - word.start
+        sound[:, word] = 0.8 + 0.3 * torch.sin(torch.arange(width))  # speech varies
+    loud = loudness(sound.numpy())
+    assert (loud[45:145] == -1).all()
+    assert loud[22:38].mean() > 0.5
+    assert loud[152:178].mean() > 0.5
+
+
+@pytest.mark.parametrize("end", [160, 195])
+def test_no_word_before_a_pause_is_put_behind_it(end: int) -> None:
+    """Three words, the third of which is said again, after a long pause, at the end of the text."""
+    said = ((10, 20), (20, 30), (30, 40))
+    loud = loudness(features(*said, (165, 180)).numpy())
+    scores = np.full((3, STATES), -0.5)
+    for row, (first, last) in enumerate(said):
+        scores[row, first:last] = 2.0
+    scores[2, 165:180] = 9.0  # attention to the same word of the next text
+    starts, ends = align_text(scores, loud, [True] * 3, end)
+    if end == 195:  # the text goes on after the pause
+        assert starts[2] >= 160
+    else:
+        assert abs(starts[2] - 30) <= 2
+        assert abs(ends[2] - 40) <= 3
