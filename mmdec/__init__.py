@@ -4,7 +4,8 @@ import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmdec.types import InputError, MmdecError, check_transformers
+from mmdec.compat import check_transformers
+from mmdec.errors import InputError, MmdecError
 
 if TYPE_CHECKING:
     from mmdec.daspeech.translate import Translation, translate_speech

@@ -9,8 +9,8 @@ import torch
 
 from mmdec.checks.devices import check_dtype
 from mmdec.drafters.registry import loader_names
+from mmdec.errors import InputError
 from mmdec.hub.find import find, kind
-from mmdec.types import InputError
 
 if TYPE_CHECKING:
     from mmdec.daspeech.translator import SpeechTranslator

@@ -1,5 +1,4 @@
-"""The errors that mmdec raises, the types that drafters, targets and the verifier exchange, and the supported versions
-of transformers.
+"""The types that drafters, targets and the verifier exchange.
 
 Letters in shapes: B rows of the batch, N nodes of a draft tree, A nodes of an accepted path, P prompt tokens (padding
 included), S encoder states, V vocabulary, H hidden size. This module does not import torch, so that `mmdec --help`
@@ -8,76 +7,13 @@ starts quickly.
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-REFUSED = 2  # exit code of a command that ends with an `MmdecError`
-
-
-class MmdecError(Exception):
-    """The base class of all errors that mmdec raises deliberately. The message is written for the caller."""
-
-
-class InputError(MmdecError, ValueError):
-    """An argument or a file breaks a rule. Nothing was computed and nothing was written.
-
-    A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
-    4000. Resample the audio first."
-    """
-
-
-# versions of transformers: the oldest that mmdec supports, and the first that it does not support yet
-OLDEST, FIRST_REFUSED = (5, 23), (5, 25)
-
-
-@lru_cache
-def transformers_release() -> tuple[int, ...]:
-    """Return the first two numbers of the version of transformers that is installed."""
-    return tuple(int(number) for number in re.findall(r"\d+", version("transformers"))[:2])
-
-
-def check_transformers() -> None:
-    """Raise MmdecError unless mmdec works with the installed transformers, whose internals it reads."""
-    if not OLDEST <= transformers_release() < FIRST_REFUSED:
-        oldest, refused = (".".join(map(str, numbers)) for numbers in (OLDEST, FIRST_REFUSED))
-        raise MmdecError(
-            f"`transformers` must be at least {oldest} and older than {refused}, but is {version('transformers')}. "
-            f"Run `pip install 'transformers>={oldest},<{refused}'`."
-        )
-
-
-# argument name of the key-value cache in transformers' models; transformers renamed it in version 5.24
-CACHE = "cache" if transformers_release() >= (5, 24) else "past_key_values"
-
-
-@contextmanager
-def told() -> Generator[None]:
-    """Context manager for command-line programs: print an mmdec error on stderr and exit with code 2 (`REFUSED`).
-
-    An exception whose chain of causes (`__cause__`) contains an mmdec error is handled in the same way. Other
-    exceptions are not changed.
-    """
-    try:
-        yield
-    except Exception as error:
-        own: BaseException | None = error
-        while own is not None and not isinstance(own, MmdecError):
-            own = own.__cause__
-        if own is None:
-            raise
-        sys.stderr.write(f"error: {own}\n")
-        raise SystemExit(REFUSED) from error
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from mmdec.bench.pairing import LOOKUP, PLAIN, length_groups, runnable, task_groups, timed
 from mmdec.bench.report import BenchReport, Exactness
 from mmdec.checks.arguments import check_threads, check_whole
+from mmdec.errors import InputError
 from mmdec.evaluation.description import PROMPT, DescriptionHarness, questions_of
 from mmdec.evaluation.harness import Log, Method, measured_on, no_log, parse_plan
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks.call import as_drafter
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
-from mmdec.types import InputError
 from mmdec.vision.describe import AUTO
 
 LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers

@@ -20,13 +20,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from mmdec.bench.pairing import paired, prepared
 from mmdec.bench.report import BenchReport, Comparison, Exactness
 from mmdec.checks.files import one_line
+from mmdec.errors import MmdecError
 from mmdec.evaluation.harness import Log, no_log
 from mmdec.hub.provenance import hardware, surroundings
 from mmdec.kernels.dag import dag_marginal
 from mmdec.kernels.kernels import KERNELS, runs_on, why_not
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.kernels.tree_attention import TreeMask, tree_attention, tree_mask
-from mmdec.types import MmdecError
 
 HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
 SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # (nodes of the draft, prefix tokens)

@@ -29,6 +29,7 @@ from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.registry import drafter_names, named_drafter
+from mmdec.errors import InputError
 from mmdec.evaluation.harness import Harness, Log, Measurement, Measurements, Method, counted, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.hub.provenance import hardware
@@ -37,7 +38,7 @@ from mmdec.pretrained.language_model import LoadedLanguageModel, load_language_m
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.chats import SYSTEM, Conversation, read_chats
 from mmdec.training.corpora.image_text import by_task
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 
 SMALL, ASSISTED = "small model", "assisted generation"
 FIRST = 20  # new tokens of a call without statistics of earlier calls, as in a new process

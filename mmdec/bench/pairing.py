@@ -23,9 +23,10 @@ from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import depths, int_list, int_rows
 from mmdec.drafters.registry import named_drafter
+from mmdec.errors import MmdecError
 from mmdec.evaluation.harness import Harness, Input, Log, Measurement, Measurements, Method
 from mmdec.tasks.threads import keep_threads
-from mmdec.types import Draft, Drafter, MmdecError, Scores, Verdict
+from mmdec.types import Draft, Drafter, Scores, Verdict
 
 COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 LOOKUP = Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})

@@ -32,6 +32,7 @@ from mmdec.bench.report import WALL, BenchReport, Comparison, Exactness, Quantit
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.timing import Stopwatch
 from mmdec.drafters.registry import AUTO
+from mmdec.errors import InputError
 from mmdec.evaluation.harness import CPU, Log, Method, no_log
 from mmdec.evaluation.transcription import TranscriptionHarness, normaliser
 from mmdec.generation.run import DraftedBy
@@ -39,7 +40,6 @@ from mmdec.hub.provenance import hardware
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.threads import with_threads
 from mmdec.training.metrics.text import ratio, word_edits
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.request import first_time
 

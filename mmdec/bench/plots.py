@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.bench.report import BenchReport, BenchRun, Comparison
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 Axes = Any  # matplotlib's Axes, which is imported only to draw
 LARGEST_CSV = 256 * 2**20  # the most bytes of a metrics.csv, which is read whole

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 FORMAT = "mmdec-bench"
 VERSION = 1

@@ -23,6 +23,7 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.bench.pairing import LOOKUP, Group, Timed, length_groups, timed
 from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.checks.arguments import check_threads
+from mmdec.errors import InputError
 from mmdec.evaluation.harness import Log, Method, measured_on, no_log, parse_plan
 from mmdec.evaluation.transcription import TranscriptionHarness
 from mmdec.io.audio import SAMPLE_RATE
@@ -30,7 +31,6 @@ from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.librispeech import read_splits
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, LoadedWhisper, load_whisper
 from mmdec.whisper.decoder import decoder_of_layers
 

@@ -32,12 +32,12 @@ from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.model import Source
 from mmdec.daspeech.translate import Translation, load, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.errors import InputError, MmdecError
 from mmdec.evaluation.harness import Log, measured_on, no_log
 from mmdec.evaluation.judge_transcription import Judge
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.io import audio
 from mmdec.kernels.dag_decode import LatticePath
-from mmdec.types import InputError, MmdecError
 
 UNITS_A_SECOND = 10.0  # assumed number of English phones for a second of French, as in the phrasebook corpus
 PIECES_A_SECOND = 4.4  # English pieces for a second of French, as in everyday sentences of neural TTS voices

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TypeVar, cast, final
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 T = TypeVar("T")
 SHOWN = 80  # maximum characters of a value that an error message quotes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmdec.checks.arguments import show
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 # exceptions that the caller gets unchanged; any other exception of a library is converted to an InputError
 PASSED_ON = (InputError, MemoryError, torch.OutOfMemoryError)

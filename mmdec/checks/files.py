@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmdec.types import InputError, MmdecError
+from mmdec.errors import InputError, MmdecError
 
 PART = ".mmdec-"  # name prefix of temporary files, which are still being written
 KINDS = (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.files import printable
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

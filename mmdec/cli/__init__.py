@@ -21,7 +21,7 @@ from mmdec.checks.extras import missing_extra
 from mmdec.checks.files import printable, reason
 from mmdec.cli import bench, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
 from mmdec.cli.options import AsJson, VerbGroup, as_verb
-from mmdec.types import REFUSED
+from mmdec.errors import REFUSED
 
 EPILOG = (
     "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out, or standard output took no more; "

@@ -31,7 +31,8 @@ from itertools import accumulate
 from typing import final
 
 from mmdec.core.statistics import DEEPEST, ENOUGH, CostCurve, DecodingStatistics, Pair
-from mmdec.types import Drafter, InputError, Plan, Target, TreeShape
+from mmdec.errors import InputError
+from mmdec.types import Drafter, Plan, Target, TreeShape
 
 # a draft's size: nodes of a chain, or (nodes, depth) of a tree; None: the budget chooses it each round
 Nodes = int | tuple[int, int] | None

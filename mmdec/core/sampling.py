@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.core.tree import int_rows
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 Processor = Callable[[Tensor, Tensor], Tensor]  # changes a row's logits: ids (1, L), logits (1, V) -> logits (1, V)
 Steps = tuple[Tensor, ...]  # one batch row: for each new token, the processed logits (1, V) that it was chosen from

@@ -12,7 +12,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.types import Draft, InputError
+from mmdec.errors import InputError
+from mmdec.types import Draft
 
 # `top_indices` divides logits into chunks of this many, compares the chunks' maxima, and searches only the best chunks
 CHUNK = 64

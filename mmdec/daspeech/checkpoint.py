@@ -37,11 +37,15 @@ from mmdec.daspeech.checkpoint_parts import (
 from mmdec.daspeech.heard_checkpoint import HeardParts, read_heard, save_heard
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
 from mmdec.daspeech.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder
+from mmdec.errors import InputError
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
 from mmdec.hub.provenance import CARD, portable, stamp
 from mmdec.hub.publish import PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
-from mmdec.types import InputError
+from mmdec.whisper.checkpoint import KIND as WHISPER_KIND
+from mmdec.whisper.checkpoint import load_whisper_encoder
+from mmdec.whisper.encoder import WhisperEncoder
 
+KINDS = (WHISPER_KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
 DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 VOCODER_RULE = "a directory"
@@ -191,6 +195,21 @@ def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
             f"`model` must be a translator of pieces, but '{os.fspath(model)}' is one of phones. Name another."
         )
     return parts
+
+
+def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
+    """Load the speech encoder of a Whisper, or of a translator of word pieces, in float32 and frozen.
+
+    Args:
+        model: a shipped name, a folder or a hub id.
+
+    Raises:
+        InputError: there is no such model, or its files are damaged.
+    """
+    folder = find(model, WHISPER_KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
+    if kind(folder) == "daspeech":
+        return heard_parts(folder).model.encoder.eval().requires_grad_(False)
+    return load_whisper_encoder(folder)
 
 
 def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:

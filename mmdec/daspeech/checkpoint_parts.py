@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mmdec.checks.weights import check_counts, checked_file, fill, lies_inside, read_weights
 from mmdec.daspeech.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
+from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import unpack_rows
-from mmdec.types import InputError, MmdecError
 
 VOCODER = "vocoder.safetensors"
 GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")

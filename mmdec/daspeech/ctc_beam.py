@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmdec.drafters.ctc.network import BLANK, Heard, best_pieces, pad_places
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
 CHOICES = 16  # maximum number of pieces with which a hypothesis is extended at one frame

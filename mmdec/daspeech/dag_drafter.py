@@ -18,7 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from mmdec.core.tree import trees_from_lists
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 FLOOR = 1e-6  # least emission probability, because the accepted text may have units to which the graph gives 0
 ALTERNATIVE = 0.02  # a branch begins at a second-best unit if it and all units before it have at least this probability

@@ -32,9 +32,9 @@ from mmdec.daspeech.dag_decoder import DagConfig
 from mmdec.daspeech.hifigan import read_official
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
 from mmdec.daspeech.vocoder import HifiGanVocoder, MelKind
+from mmdec.errors import InputError
 from mmdec.hub.publish import new_folder
 from mmdec.nn.conformer import encoder_config, from_fairseq
-from mmdec.types import InputError
 
 # the first four symbols of every fairseq dictionary, which its files do not list
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import check_finite_weights, read_pickle, read_weights
+from mmdec.errors import InputError
 from mmdec.nn.conformer import from_fairseq2, to_fairseq2
-from mmdec.types import InputError
 
 PREFIX = "encoder."  # prefix of the encoder's tensor names in a DASpeech network
 

@@ -35,12 +35,12 @@ from mmdec.daspeech.checkpoint_parts import (
 from mmdec.daspeech.ctc_beam import PieceNGram
 from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
 from mmdec.daspeech.vocoder import OURS, MelKind
+from mmdec.errors import InputError
 from mmdec.hub.provenance import CARD, portable, stamp
 from mmdec.hub.publish import PROVENANCE, keep_card, whole_folder
 from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
-from mmdec.types import InputError
 from mmdec.whisper.encoder import WhisperEncoderConfig, sinusoid_positions
 
 LAYOUT = "pieces"

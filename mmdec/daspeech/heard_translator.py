@@ -21,7 +21,7 @@ from mmdec.daspeech.dag_decoder import DagDecoder, Lattice
 from mmdec.daspeech.model import Source
 from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, Heard, best_pieces
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from mmdec.whisper.encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
 
 PAD, EOS = 1, 2  # ids of <pad> and </s>; the first four phones are <s>, <pad>, </s>, <unk>

@@ -26,9 +26,9 @@ from transformers import (
 
 from mmdec.checks.weights import NOT_FOLLOWED, damaged, fill, fill_pretrained, read_settings
 from mmdec.daspeech.vocoder import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
+from mmdec.errors import InputError
 from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.io.audio import HOP, MELS, WINDOW
-from mmdec.types import InputError
 
 SIZES = (
     "model_in_dim",

@@ -15,9 +15,9 @@ from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
 from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
 from mmdec.daspeech.dag_decoder import DagConfig, DagDecoder, Lattice
 from mmdec.drafters.ctc.network import Heard
+from mmdec.errors import InputError
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder
 from mmdec.nn.transformer import PooledDropout
-from mmdec.types import InputError
 
 
 @dataclass(frozen=True)

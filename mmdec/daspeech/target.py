@@ -15,9 +15,10 @@ from mmdec.daspeech.dag_decoder import BOS as BOS  # special tokens, re-exported
 from mmdec.daspeech.dag_decoder import EOS as EOS
 from mmdec.daspeech.dag_decoder import PAD as PAD
 from mmdec.daspeech.model import Source as Source
+from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.targets.kv_cache import RowLayout
-from mmdec.types import Context, Draft, InputError, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 
 @dataclass

@@ -24,13 +24,13 @@ from mmdec.daspeech.translator import (
     check_strategy,
     total_timings,
 )
+from mmdec.errors import InputError
 from mmdec.hub.find import LoadedModels, path_text, version
 from mmdec.io import audio as sound
 from mmdec.tasks.call import check_placed
 from mmdec.tasks.confidence import check_min_confidence, read_calibrations
 from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_noted, with_notes
 from mmdec.tasks.threads import with_threads
-from mmdec.types import InputError
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]
 

@@ -34,11 +34,11 @@ from mmdec.daspeech.heard_checkpoint import HeardParts
 from mmdec.daspeech.layouts import Layout, layout_of, pad
 from mmdec.daspeech.model import DASpeech, Source
 from mmdec.daspeech.target import EOS, PAD, UnitTarget
+from mmdec.errors import InputError
 from mmdec.generation.model_lock import reading
 from mmdec.hub.publish import push_folder
 from mmdec.kernels.dag_decode import LatticePath
 from mmdec.tasks.confidence import FLOOR, Calibration, confidence, evidence
-from mmdec.types import InputError
 
 __all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
 

@@ -40,6 +40,7 @@ from mmdec.doctor.own_texts import (
 )
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.provenance import hardware
 from mmdec.pretrained.drafters import load_drafter
@@ -47,7 +48,7 @@ from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.types import Drafter, InputError, Needs
+from mmdec.types import Drafter, Needs
 
 TOKENS = 128  # the most tokens of an answer
 CHAINS = range(1, 8)  # lengths of the chains to measure

@@ -28,6 +28,7 @@ from mmdec.bench.language_models import INSTRUCTIONS
 from mmdec.drafters.eagle.drafter import TreeGrowing
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.drafters.eagle.network import DraftNetwork, Pair, Prompted
+from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
 from mmdec.hub.find import find
 from mmdec.pretrained.language_model import FILES, LoadedLanguageModel, is_language_model, load_language_model
@@ -36,7 +37,7 @@ from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.ropes import longest
 from mmdec.training.corpora.chats import SYSTEM, read_chats
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.types import Context, Drafter, InputError, Needs
+from mmdec.types import Context, Drafter, Needs
 from mmdec.vision.describe import read_question, render, tensors, user_message
 
 LEAST = 2  # a prompt is left out if its answer has fewer tokens

@@ -17,7 +17,8 @@ from typing import final
 from torch import Tensor
 
 from mmdec.core.tree import joined, trees_from_lists
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 BASE = 1_000_003  # base of the polynomial hash of n-grams, modulo MODULUS
 MODULUS = (1 << 61) - 1

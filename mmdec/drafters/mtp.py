@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from mmdec.compat import CACHE
 from mmdec.core.tree import single
 from mmdec.drafters.eagle.kv_cache import Waiting
 from mmdec.drafters.eagle.tree import Levels
+from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.types import CACHE, Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mmdec.core.tree import chains
 from mmdec.drafters.small_model import keep_columns
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LOOKBEHIND = 10  # number of last target tokens that are encoded again with a draft, because tokens may merge
 HELD = 4  # number of last tokens that the small model does not cache, because more text may change their encoding

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from mmdec.core.tree import Path, likeliest_paths, top_indices, trees_from_lists
 from mmdec.drafters.lookup import FADE, Row
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 WIDTH = 8  # maximum successors (likely next tokens) that are stored for each token
 NODES = 80  # nodes of the largest tree

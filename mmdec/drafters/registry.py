@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdec.checks.arguments import check_methods, show
-from mmdec.types import Drafter, InputError, Needs
+from mmdec.errors import InputError
+from mmdec.types import Drafter, Needs
 
 if TYPE_CHECKING:
     from mmdec.drafters.eagle.network import DraftNetwork

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import chains, trees_from_lists
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 
 @dataclass

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, final
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
 from mmdec.core.timing import Stopwatch, timed_passes
+from mmdec.errors import InputError
 from mmdec.evaluation.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
 from mmdec.generation.run import DraftedBy
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
@@ -31,7 +32,6 @@ from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, 
 from mmdec.training.corpora.text_files import check_limit
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import claims_held, plain_answer, right_answer, right_in_other_words
-from mmdec.types import InputError
 from mmdec.vision.answer import Description
 from mmdec.vision.describe import AUTO, Prompt, describe, read_question, render, tensors, user_message
 

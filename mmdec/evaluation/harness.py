@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from mmdec.core.budget import Nodes
+from mmdec.errors import InputError, MmdecError
 from mmdec.generation.run import DraftedBy
 from mmdec.hub.provenance import hardware
-from mmdec.types import InputError, MmdecError
 
 PLAN = re.compile(r"(\d+)(?:x(\d+))?")
 GREEDY = "greedy"

@@ -22,8 +22,8 @@ from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.heard_checkpoint import HeardParts
 from mmdec.daspeech.piece_reader import unit_limits
 from mmdec.daspeech.translator import SPECIALS, SpeechTranslator
+from mmdec.errors import InputError
 from mmdec.io.audio import HOP, SAMPLE_RATE
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import load_whisper
 from mmdec.whisper.transcribe import transcribe
 

@@ -26,6 +26,7 @@ from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
 from mmdec.core.timing import Stopwatch, timed_passes
 from mmdec.drafters.medusa.checkpoint import WEIGHTS
+from mmdec.errors import InputError
 from mmdec.evaluation.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
@@ -36,7 +37,6 @@ from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
 from mmdec.whisper.request import Spoken, TranscriptionRequest
 from mmdec.whisper.transcribe import transcribe

@@ -23,6 +23,7 @@ from mmdec.checks.arguments import check_threads
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.checkpoint import DEFAULT_MODEL
 from mmdec.daspeech.translate import load, translate_speech
+from mmdec.errors import InputError
 from mmdec.evaluation.harness import Log, measured_on, no_log
 from mmdec.io.audio import SAMPLE_RATE, load_audio, resample
 from mmdec.training.corpora.admission import Admission
@@ -30,7 +31,6 @@ from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced, references_of
 from mmdec.training.metrics import text as metrics
-from mmdec.types import InputError
 
 COMPARED = ("beam", "lookahead", "reranked", "autoregressive", "verified")  # the strategies that are scored by default
 NOISES = 32  # number of white noises that are scored as a lower bound

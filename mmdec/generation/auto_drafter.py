@@ -30,11 +30,12 @@ from mmdec.checks.files import write_whole
 from mmdec.checks.weights import lies_inside, read_settings
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.registry import OTHERWISE, auto_names, named_drafter
+from mmdec.errors import InputError
 from mmdec.hub.find import drafter_folder, model_folders, version
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 
 SHIPPED = "drafters.json"
 FORMAT = "mmdec shipped drafters 1"

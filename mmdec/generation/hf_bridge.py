@@ -32,6 +32,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from mmdec.compat import CACHE
 from mmdec.core.loop import Round
 from mmdec.core.sampling import (
     BatchCollector,
@@ -47,8 +48,8 @@ from mmdec.core.sampling import (
 )
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import bool_list, int_list
+from mmdec.errors import InputError
 from mmdec.targets.hf_target import HfTarget, Output
-from mmdec.types import CACHE, InputError
 
 # A caller sets this attribute to True on a processor, criterion or function whose result for a row depends only on that
 # row: then drafts are possible in a batch.

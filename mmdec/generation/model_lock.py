@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 T = TypeVar("T")
 

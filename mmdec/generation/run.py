@@ -30,6 +30,7 @@ from mmdec.checks.arguments import (
     did_you_mean,
     show,
 )
+from mmdec.compat import CACHE
 from mmdec.core.budget import Nodes, learned
 from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.loop import Round, decode
@@ -50,6 +51,7 @@ from mmdec.drafters.registry import (
     loader_names,
     named_drafter,
 )
+from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, warn_once
 from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
 from mmdec.generation.model_lock import reading
@@ -59,7 +61,7 @@ from mmdec.pretrained.small_model import small_drafter, small_target
 from mmdec.targets.hf_target import HfTarget, Output
 from mmdec.targets.quantization_check import siblings_matter
 from mmdec.targets.registry import target_of
-from mmdec.types import CACHE, Context, Draft, Drafter, InputError, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "typical")
 DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None

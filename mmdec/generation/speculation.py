@@ -27,18 +27,19 @@ from mmdec.checks.arguments import (
     show,
 )
 from mmdec.checks.devices import PASSED_ON, check_same_dtype
+from mmdec.compat import CACHE
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.summary import counted, cut_note, rounds_line, three_lines
 from mmdec.core.verify import RuleName
+from mmdec.errors import InputError
 from mmdec.generation import register
 from mmdec.generation.hf_bridge import StockRun
 from mmdec.generation.model_lock import read_while, reading
 from mmdec.generation.run import DecodingOptions, DraftedBy, PreparedRun, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
-from mmdec.types import CACHE, InputError
 
 MAX_SEQUENCES = 1024  # maximum of `num_return_sequences`, the texts per prompt, so that memory is not exhausted
 INSTEAD = {  # option that `model.generate` does not pass to a custom loop -> what to use instead, for the error message

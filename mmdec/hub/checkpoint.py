@@ -22,8 +22,8 @@ from mmdec.checks.weights import (
     read_weights,
     shards,
 )
+from mmdec.errors import InputError
 from mmdec.hub.find import DRAFTER_PICKLES
-from mmdec.types import InputError
 
 MAX_BYTES = 16 * 2**30
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from mmdec.checks.arguments import show
 from mmdec.checks.weights import PICKLES, read_settings
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # the folders of shipped models: in an installed wheel, and in a checkout of the repository

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from mmdec.checks.weights import lies_inside
+from mmdec.errors import InputError
 from mmdec.hub.provenance import CARD as CARD  # the model card's file name
 from mmdec.hub.provenance import portable, stamp, weights
-from mmdec.types import InputError
 
 PROVENANCE = "provenance.json"
 MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied to a new version of a folder

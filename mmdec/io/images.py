@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, reason, shown_path
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 # maximum pixels of an image. A small malicious file (a "decompression bomb") can declare more, to fill the memory
 MAX_PIXELS = 64_000_000

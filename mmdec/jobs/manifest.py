@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mmdec.checks.files import open_regular, printable, reason, shown_path
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 SUFFIXES = (".tsv", ".jsonl", ".parquet")
 # possible names of the column that holds paths; the first one that exists is used

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, final
 
 from mmdec.checks.files import failure, json_text, read_object, shown_path, write_whole
+from mmdec.errors import InputError, MmdecError
 from mmdec.jobs.manifest import Row, digest, pyarrow_parquet
-from mmdec.types import InputError, MmdecError
 
 PART = 32  # rows in a part: few, so that a killed run loses little; but enough to limit the number of files
 TABLES = ("jsonl", "parquet")

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mmdec.errors import InputError
 from mmdec.kernels.dag_scan_cpu import Sample, scan
 from mmdec.kernels.kernels import runs_on
-from mmdec.types import InputError
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")

@@ -21,8 +21,8 @@ from typing import Any, Literal, final, get_args
 import torch
 from torch import Tensor
 
+from mmdec.errors import InputError
 from mmdec.kernels.dag import NEG_INF, checked_lengths, checked_links, forget_impossible_, forward_links
-from mmdec.types import InputError
 
 LatticeStrategy = Literal["greedy", "lookahead", "viterbi", "joint-viterbi"]
 

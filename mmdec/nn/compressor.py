@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 Grid = tuple[int, int]  # number of rows and of columns in which an image's visual tokens are arranged
 Pruning = Literal["random", "strided"]

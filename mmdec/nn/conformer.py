@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmdec.errors import InputError
 from mmdec.nn.transformer import PooledDropout
-from mmdec.types import InputError
 
 FRONT_NAMES: dict[str, str] = {  # mmdec's name of a module outside the blocks -> fairseq2's name
     "subsample.conv_layers.0": "encoder_frontend.feature_extractor.layers.0.conv",

@@ -17,7 +17,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 SCALE = ".scale"
 # minimum number of elements of a tensor that is stored in 8 bits; for smaller ones the gain is negligible

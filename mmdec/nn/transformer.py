@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmdec.errors import InputError
 from mmdec.kernels import onednn
-from mmdec.types import InputError
 
 FEW = 16  # minimum number of rows for which oneDNN's matrix product is used; with fewer it is slower than torch's own
 _POOL_SIZE = 1 << 23

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 PAUSE = "pau"  # name of the phone that stands for silence, as in the speech synthesiser flite
 MAX_FILE_BYTES = 16 * 2**20

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 START, END = "<s>", "</s>"
 LN10 = math.log(10.0)

@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.trainers import BpeTrainer
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 HEARD = ("<blank>",)  # special pieces of a CTC head's vocabulary
 WRITTEN = ("<s>", "<pad>", "</s>", "<unk>")  # special pieces of a decoder's vocabulary

@@ -21,13 +21,13 @@ from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, Process
 
 from mmdec.checks.devices import PASSED_ON, check_device
 from mmdec.checks.weights import check_extractor, damaged, read_settings
+from mmdec.errors import InputError
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.language_model import FILES, read_network
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.pretrained.vlm import check_processor
 from mmdec.targets.media import HEARING
-from mmdec.types import InputError
 
 FAMILIES = HEARING.split()
 ADAPTER = "adapter_config.json"

@@ -42,11 +42,12 @@ from mmdec.drafters.registry import (
     loader_names,
     network_class,
 )
+from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
 from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.pretrained.language_model import is_language_model
 from mmdec.pretrained.small_model import load_small_model
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 
 CONFIG = "config.json"
 MODEL_TYPE = "mmdec-drafter"  # value of "model_type" in config.json

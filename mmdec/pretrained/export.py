@@ -32,10 +32,10 @@ from mmdec.checks.weights import WHOLE, damaged, read_settings
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.eagle.eagle3 import Eagle3, default_layers
 from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.errors import InputError
 from mmdec.hub.find import HUB_ID, drafter_by_name, find, names
 from mmdec.hub.publish import CARD, new_folder, whole_folder
 from mmdec.pretrained.drafters import CONFIG, read_network
-from mmdec.types import InputError
 
 Layout = Literal["speculators", "flat"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)

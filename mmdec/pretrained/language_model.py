@@ -26,8 +26,8 @@ from transformers import (
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, read_settings
 from mmdec.drafters.registry import auto_names
+from mmdec.errors import InputError
 from mmdec.hub.find import find, kind
-from mmdec.types import InputError
 
 GENERATION = "generation_config.json"
 FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")

@@ -21,7 +21,7 @@ from typing import Any, final
 
 from tokenizers import AddedToken, Tokenizer
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 PRIVATE = range(0xF0100, 0xFFFFE)  # code points of Unicode's plane 15, which no script uses
 

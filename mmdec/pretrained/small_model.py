@@ -12,11 +12,12 @@ from transformers import PreTrainedModel
 
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.small_model import SmallModel
+from mmdec.errors import InputError
 from mmdec.hub.find import HUB_ID, download
 from mmdec.pretrained.language_model import FILES, config_class, folder_tokenizer, read_language_model, read_network
 from mmdec.targets.hf_target import HfTarget, source_folder, source_of
 from mmdec.targets.registry import target_of
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 
 # model -> (where it was loaded from, tokenizer)
 _tokenizers: WeakKeyDictionary[PreTrainedModel, tuple[str, Any]] = WeakKeyDictionary()

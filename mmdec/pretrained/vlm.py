@@ -30,10 +30,10 @@ from transformers import (
 
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
+from mmdec.errors import InputError
 from mmdec.hub.find import LoadedModels, find, kind, version
 from mmdec.pretrained.language_model import DRAFTERS, config_class, read_network
 from mmdec.pretrained.plain_text import PlainText
-from mmdec.types import InputError
 
 DEFAULT_MODEL = "vlm-scenes"
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need

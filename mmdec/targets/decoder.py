@@ -22,7 +22,9 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationCon
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from mmdec.compat import CACHE
 from mmdec.core.tree import single
+from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.families import ARGUMENTS
@@ -38,7 +40,7 @@ from mmdec.targets.recurrent_cache import (
     release,
 )
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
-from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # a model's mask argument: one mask, or layer type -> mask
 READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that `prefill` accepts; others raise InputError

@@ -14,11 +14,13 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
 
+from mmdec.compat import CACHE
 from mmdec.core.tree import single
+from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
 from mmdec.targets.kv_cache import KVPool, RowLayout, check_cache, keep_path
-from mmdec.types import CACHE, Context, Draft, InputError, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`
 READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE, SOURCE}

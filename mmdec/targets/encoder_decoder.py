@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache, GenerationConfig, PreTrainedModel
 
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.encoded import SOURCE, EncodedPrompt, EncodedSession, EncodedTarget, encoder_output
 from mmdec.targets.hf_target import recording, shallow
 from mmdec.targets.kv_cache import RowLayout
-from mmdec.types import CACHE, InputError, Scores
+from mmdec.types import Scores
 
 # supported models, as beginnings of class names; tests/exactness/test_encoder_decoders.py tests each
 FAMILIES = """

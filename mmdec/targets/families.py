@@ -27,11 +27,12 @@ from transformers.cache_utils import (
 )
 from transformers.utils import logging
 
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
 from mmdec.targets.recurrent_cache import STATE_CACHE, has_states, has_states_alone
 from mmdec.targets.ropes import growing_ropes
-from mmdec.types import CACHE, InputError
 
 ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
 KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # cache layers from which tokens can be removed

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.types import InputError, Needs, Target
+from mmdec.types import Needs, Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")

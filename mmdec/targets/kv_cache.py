@@ -22,10 +22,12 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
+from mmdec.compat import CACHE
 from mmdec.core.tree import depths, int_list, int_rows
+from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.kernels.tree_attention import TreeMask, tree_mask
-from mmdec.types import CACHE, Draft, InputError
+from mmdec.types import Draft
 
 ROOM = 64  # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
 STEP = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory

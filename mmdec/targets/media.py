@@ -28,11 +28,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mmdec.checks.devices import PASSED_ON
+from mmdec.compat import CACHE
 from mmdec.core.timing import Watch
+from mmdec.errors import InputError
 from mmdec.targets.decoder import ATTRIBUTE, READ, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
 from mmdec.targets.text import text_scorer
-from mmdec.types import CACHE, InputError
 
 # supported models for images, as beginnings of class names; tests/exactness/test_vision.py and test_media.py test each
 SEEING = """

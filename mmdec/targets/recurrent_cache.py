@@ -35,9 +35,11 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from mmdec.compat import CACHE
 from mmdec.core.tree import chains, int_list, int_rows
+from mmdec.errors import InputError
 from mmdec.targets.kv_cache import KVPool, RowLayout, empty_cache, stock_layer
-from mmdec.types import CACHE, Draft, InputError, Scores
+from mmdec.types import Draft, Scores
 
 BACKLOG = 8  # a row reads up to this number of accepted tokens again with a draft, and more of them in an extra pass
 Pass = Callable[[Draft], Scores]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
 from mmdec.targets.families import SEEING, check_forward, known_families, lacking_arguments
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.media import REFUSED, MediaTarget, media_families
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError
-from mmdec.whisper.target import WhisperTarget
 
-TARGETS: tuple[type[Any], ...] = (WhisperTarget, EncoderDecoderTarget, MediaTarget, TextTarget)
+WHISPER = "mmdec.whisper.target"  # a system above this floor, hence by name
+
+
+def target_classes() -> tuple[type[Any], ...]:
+    """List the `Target` classes in the order in which they are asked."""
+    return import_module(WHISPER).WhisperTarget, EncoderDecoderTarget, MediaTarget, TextTarget
 
 
 def target_of(model: PreTrainedModel) -> HfTarget:
@@ -28,7 +33,7 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         raise InputError(
             f"`model` must be one whose drafts can be taken back, but is {type(model).__name__}: {why}. Use another."
         )
-    for target in TARGETS:
+    for target in target_classes():
         if target.takes(model):
             return target(cast(Any, model))  # `takes` has checked its type
     if model.config.is_encoder_decoder:

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, cast, final
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
 from mmdec.targets.families import SEEING, check_model, is_decoder_only
 from mmdec.targets.recurrent_cache import cache_arguments, cached_columns
 from mmdec.targets.ropes import growing_ropes
-from mmdec.types import CACHE, InputError
 
 # beginnings of argument names that only models of images, video or sound have
 MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")

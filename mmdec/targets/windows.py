@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, get_layer_types_and_kwargs
 
+from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.kv_cache import RowLayout
-from mmdec.types import InputError
 
 # layer type in a configuration -> False: sliding window of the last tokens; True: chunks of the text
 KINDS = {"sliding_attention": False, "chunked_attention": True}

@@ -24,6 +24,7 @@ from mmdec.core.loop import Round
 from mmdec.core.summary import cut_note
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.registry import AUTO, NAME, drafter_entry, drafter_names
+from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
 from mmdec.hub.find import drafter_by_name, drafter_folder, version
@@ -36,7 +37,7 @@ from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import longest
 from mmdec.tasks.confidence import CUT_CONFIDENCE, Output, too_unsure
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 
 MAX_BATCH = 4096  # maximum batch size
 RESERVED = {  # option of `generate` that no task accepts -> the task's argument to use instead, or ""

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar, final
 from mmdec.checks.arguments import show
 from mmdec.checks.files import write_whole
 from mmdec.checks.weights import lies_inside
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 FILE = "confidence.json"
 FORMAT = "mmdec confidence 1"

@@ -16,9 +16,9 @@ from torch import Tensor
 from mmdec.checks.arguments import show
 from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.files import printable
+from mmdec.errors import InputError
 from mmdec.io import audio as sound
 from mmdec.tasks.call import Batch
-from mmdec.types import InputError
 
 Audio = str | os.PathLike[str] | BinaryIO | bytes | np.ndarray | Tensor | Mapping[str, Any]
 AudioList = (

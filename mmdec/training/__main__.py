@@ -22,10 +22,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.checks.files import PART, one_line
+from mmdec.errors import InputError, MmdecError, told
 from mmdec.training.callbacks import Resumption, Termination, lightning_says
 from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_local, last_checkpoint, read_resumed
 from mmdec.training.processes import end_as_told, only_one, started_here
-from mmdec.types import InputError, MmdecError, told
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names classes to run, so it must be a local file
 

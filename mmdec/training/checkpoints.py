@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
 from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, read_weights
-from mmdec.types import REFUSED, InputError, MmdecError
+from mmdec.errors import REFUSED, InputError, MmdecError
 
 # Lightning (2.6) uses the class LeafSpec, which torch (2.11) has replaced by the function treespec_leaf.
 _pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # this module does not export it

@@ -10,9 +10,9 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 
+from mmdec.errors import InputError
 from mmdec.hub.publish import write_provenance
 from mmdec.training.optim import Schedule, scheduled, seed_step
-from mmdec.types import InputError
 
 
 class RecipeModule(LightningModule):

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from mmdec.checks.files import write_whole
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 WATCHED = "MMDEC_PARENT"  # name of the environment variable with the process id of the parent to watch
 EVERY = 1.0  # seconds between two checks whether the parent still runs

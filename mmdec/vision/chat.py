@@ -18,14 +18,15 @@ from transformers import DynamicCache
 from typing_extensions import Unpack
 
 from mmdec.checks.arguments import check_callable, check_threads, naming_options, show
+from mmdec.compat import CACHE
 from mmdec.core.timing import Stopwatch
+from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm
 from mmdec.tasks.call import as_drafter, as_loaded
 from mmdec.tasks.confidence import Evidence, check_min_confidence, too_unsure
 from mmdec.tasks.threads import with_threads
-from mmdec.types import CACHE, InputError
 from mmdec.vision.answer import Description, DescriptionRequest, OnText, describe_batch
 from mmdec.vision.describe import (
     AUTO,

@@ -23,6 +23,7 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
+from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, DraftedBy
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
@@ -30,7 +31,6 @@ from mmdec.tasks import call
 from mmdec.tasks.call import MAX_BATCH, Batch, Part, System, as_drafter, as_loaded, beside
 from mmdec.tasks.confidence import check_min_confidence
 from mmdec.tasks.threads import with_threads
-from mmdec.types import InputError
 from mmdec.vision.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
 
 __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe", "load_vlm"]

@@ -16,13 +16,13 @@ from torch import Tensor
 from mmdec.checks.arguments import options_error, show
 from mmdec.checks.devices import PASSED_ON
 from mmdec.core.timing import Stopwatch
+from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.call import RESERVED, Usage, check_reserved, fitting, numbered, sets_length, too_long, with_length
 from mmdec.tasks.confidence import Calibration, confidence, evidence, read_calibrations
-from mmdec.types import InputError
 from mmdec.whisper.batches import TRANSCRIPT, in_order, silent_transcripts, timings
 from mmdec.whisper.request import Spoken
 from mmdec.whisper.target import LANGUAGE_CODES

@@ -30,16 +30,16 @@ from mmdec.checks.weights import (
     read_weights,
     shards,
 )
-from mmdec.daspeech.checkpoint import heard_parts
 from mmdec.drafters.medusa.checkpoint import WEIGHTS
 from mmdec.drafters.registry import auto_names, drafter_names
+from mmdec.errors import InputError
 from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.nn.int8 import quantise_linears
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.language_model import GENERATION, read_network
 from mmdec.pretrained.plain_text import PlainText
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 from mmdec.whisper.encoder import WhisperEncoder, WhisperEncoderConfig
 
 DEFAULT_MODEL = "whisper-tiny.en"
@@ -207,20 +207,16 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWh
     return LoadedWhisper(model, processor, directory)
 
 
-KINDS = (KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
 PREFIX = "model.encoder."
 
 
-def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
-    """Load the speech encoder of a Whisper, or of a translator of word pieces, in float32 and frozen. model: a shipped
-    name, a folder or a hub id.
+def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
+    """Load the speech encoder of a Whisper, in float32 and frozen. model: a shipped name, a folder or a hub id.
 
     Raises: InputError if there is no such model, or its files are damaged.
     """
     folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
     settings = read_settings(folder / "config.json")
-    if kind(folder) == "daspeech":
-        return heard_parts(folder).model.encoder.eval().requires_grad_(False)
     if settings.get("model_type") != KIND:
         raise InputError(
             f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."

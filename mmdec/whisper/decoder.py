@@ -22,11 +22,11 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
 
+from mmdec.compat import CACHE
 from mmdec.kernels import onednn
 from mmdec.kernels.half import HalfWeights
 from mmdec.nn.int8 import Int8Linear
 from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear
-from mmdec.types import CACHE
 from mmdec.whisper.vocabulary import copies_of
 
 LARGE = 2**17  # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `FEW` holds

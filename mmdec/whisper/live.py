@@ -23,6 +23,7 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import RuleName
 from mmdec.drafters.last_hypothesis import LastHypothesis
 from mmdec.drafters.registry import AUTO
+from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
 from mmdec.io.audio.damage import Loss
@@ -42,7 +43,6 @@ from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.call import as_loaded, fitting
 from mmdec.tasks.inputs import channels_of, whole_rate, with_note
 from mmdec.tasks.threads import with_threads
-from mmdec.types import InputError
 from mmdec.whisper.batches import in_batches
 from mmdec.whisper.checkpoint import DEFAULT_MODEL
 from mmdec.whisper.request import Spoken, Timestamps, TranscriptionRequest, first_time

@@ -26,8 +26,10 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.checks.arguments import show
+from mmdec.compat import CACHE
 from mmdec.core.loop import Round
 from mmdec.core.timing import Stopwatch
+from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import shipped_folder
 from mmdec.generation.run import Speculation
 from mmdec.hub.find import model_folders
@@ -35,7 +37,6 @@ from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
 from mmdec.tasks.call import LENGTHS, RESERVED, Usage, check_reserved, sets_length
 from mmdec.tasks.confidence import Calibration, read_calibrations
-from mmdec.types import CACHE, InputError
 from mmdec.whisper.batcher import Together
 from mmdec.whisper.call import can_twin, encoding_once, ends, recording_features, runs_away
 from mmdec.whisper.checkpoint import LoadedWhisper

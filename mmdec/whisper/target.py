@@ -29,11 +29,12 @@ from transformers.generation.logits_process import (
 )
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
+from mmdec.compat import CACHE
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.nn.int8 import quantised
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.hf_target import model_name
-from mmdec.types import CACHE, Context, Draft, Needs, Scores
+from mmdec.types import Context, Draft, Needs, Scores
 from mmdec.whisper.batcher import Together
 from mmdec.whisper.call import can_twin, eager_twin
 from mmdec.whisper.decoder import FastDecoder, Piece

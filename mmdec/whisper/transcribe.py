@@ -25,6 +25,7 @@ from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import RuleName
 from mmdec.drafters.ctc.checkpoint import SYSTEM as CTC
 from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
+from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DraftedBy
 from mmdec.hub.find import drafter_by_name, find, kind
@@ -37,7 +38,6 @@ from mmdec.tasks.call import as_drafter as language_model_drafter
 from mmdec.tasks.confidence import check_min_confidence
 from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_noted, with_note, with_notes
 from mmdec.tasks.threads import with_threads
-from mmdec.types import InputError
 from mmdec.whisper.audio_language_model import ListeningRequest, listen
 from mmdec.whisper.batches import OnTranscript, Progress, in_batches, in_pieces
 from mmdec.whisper.checkpoint import DEFAULT_MODEL, FILES, HEADS, KIND, LoadedWhisper, load_whisper

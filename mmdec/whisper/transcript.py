@@ -14,7 +14,7 @@ from typing import Any
 
 from mmdec.checks.arguments import show
 from mmdec.core.summary import rounds_line, three_lines
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 FORMATS = ("text", "json", "srt", "vtt")
 SUBTITLES = ("srt", "vtt")

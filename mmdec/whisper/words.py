@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 FRAME = 0.02  # seconds of audio for each encoder state, the frame of the alignment
 MELS_A_STATE = 2  # mel frames for each encoder state

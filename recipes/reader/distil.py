@@ -19,9 +19,9 @@ from mmdec.checks.devices import check_device
 from mmdec.checks.files import write_whole
 from mmdec.daspeech.piece_reader import PiecesToUnits, unit_limits
 from mmdec.daspeech.training.reader.module import load_module
+from mmdec.errors import told
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs
-from mmdec.types import told
 
 SHOW = 3200  # number of sentences between two lines of progress
 BATCH, LARGE_BATCH = 32, 1024  # number of sentences that are translated together: on a CPU, on other devices

@@ -23,20 +23,19 @@ from typing import Any, cast
 import torch
 from mmdec.drafters.ctc.drafter.training import module as ctc
 
-from mmdec.daspeech.checkpoint import heard_parts
+from mmdec.daspeech.checkpoint import heard_parts, load_encoder
 from mmdec.daspeech.checkpoint_parts import STRATEGIES, Decoding, check_decoding
 from mmdec.daspeech.ctc_beam import PieceNGram
 from mmdec.daspeech.heard_checkpoint import HeardParts, save_heard
 from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
 from mmdec.daspeech.training.reader.module import load_module
 from mmdec.daspeech.training.vocoder import load_acoustic, load_vocoder
+from mmdec.errors import InputError, told
 from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.phonetics.spelling import Speller
 from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.text_files import read_training_pairs
-from mmdec.types import InputError, told
-from mmdec.whisper.checkpoint import load_encoder
 
 
 @dataclass(frozen=True)

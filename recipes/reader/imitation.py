@@ -21,10 +21,10 @@ from mmdec.daspeech.heard_checkpoint import HeardParts
 from mmdec.daspeech.training.reader.confusions import START, confusions
 from mmdec.drafters.ctc.network import Heard, best_pieces
 from mmdec.drafters.ctc.training.module import load_ears
+from mmdec.errors import InputError, told
 from mmdec.io.audio import load_audio
 from mmdec.phonetics.pieces import Pieces, heard
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.types import InputError, told
 
 
 def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.probe import VOCABULARY
-from mmdec.types import CACHE, InputError
 from tests.support.families import model_of
 from tests.support.pairwise import cover
 from tests.support.wild import Wild

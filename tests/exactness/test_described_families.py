@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.io.images import to_pil
 from mmdec.pretrained.vlm import load_vlm
-from mmdec.types import InputError
 from tests.support.seeing_folders import FAMILIES, NEEDS, write
 from tests.support.tiny_vlm_folder import settings
 

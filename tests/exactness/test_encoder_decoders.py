@@ -9,9 +9,11 @@ import transformers
 from torch import Tensor
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import FAMILIES
 from mmdec.targets.registry import target_of
-from mmdec.types import CACHE, InputError, Needs
+from mmdec.types import Needs
 from tests.support.encoder_decoders import BART, CLASSES, VOCABULARY, attentions, encoder_decoder, sources
 from tests.support.pairwise import cover
 from tests.support.wild import Wild

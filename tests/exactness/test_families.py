@@ -20,10 +20,10 @@ from transformers import (
 )
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import BOUND, VOCABULARY, WINDOW, difference, tiny
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError
 from tests.support.families import attention_of, config_of, model_of
 from tests.support.wild import Wild
 

@@ -14,8 +14,9 @@ from transformers import TextStreamer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.generation.run import default_statistics
-from mmdec.types import CACHE, InputError
 from tests.support.draft_networks import tree_growing
 from tests.support.pairwise import cover
 from tests.support.text_models import MODELS, SMALL, Wrong

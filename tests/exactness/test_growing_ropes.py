@@ -13,9 +13,9 @@ import transformers
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
 from mmdec.targets.probe import small_model
 from mmdec.targets.text import TextTarget
-from mmdec.types import CACHE
 from tests.support.every_class import prompts
 from tests.support.families import config_of
 from tests.support.wild import Wild

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.core.loop import Round
+from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
 from mmdec.pretrained.audio_lm import LoadedAudioLm, load_audio_lm
-from mmdec.types import InputError
 from tests.support.hearing_folders import FAMILIES, RATE, voxtral, write
 from tests.support.vision_drafters import DRAFTERS
 

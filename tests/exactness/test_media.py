@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE, transformers_release
+from mmdec.errors import InputError
 from mmdec.targets.media import FAMILIES, HEARING, REFUSED, SEEING, MediaTarget
 from mmdec.targets.registry import target_of
-from mmdec.types import CACHE, InputError, transformers_release
 from tests.support.hearing_folders import FAMILIES as LISTENING
 from tests.support.media_models import FOR, media_inputs, media_model
 from tests.support.pairwise import cover

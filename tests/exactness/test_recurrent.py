@@ -13,12 +13,14 @@ import transformers
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import BOUND, VOCABULARY, difference
 from mmdec.targets.recurrent_cache import BACKLOG, STATE_CACHE
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import text_scorer
-from mmdec.types import CACHE, Draft, InputError, Needs, Verdict
+from mmdec.types import Draft, Needs, Verdict
 from tests.support.pairwise import cover
 from tests.support.quantised import weights_alone
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model

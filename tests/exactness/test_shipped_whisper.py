@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.io.audio import load_audio
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 
 SAMPLES = Path(__file__).parents[2] / "data" / "samples" / "english"

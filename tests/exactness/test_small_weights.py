@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.targets.quantization_check import difference
 from mmdec.targets.registry import target_of
-from mmdec.types import InputError
 from tests.support.every_class import prompts
 from tests.support.wild import Wild
 

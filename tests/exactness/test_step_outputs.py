@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.support.every_class import made, prompts
 
 KINDS = ("hidden_states", "attentions")

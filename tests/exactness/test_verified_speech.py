@@ -17,7 +17,8 @@ from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
 from mmdec.daspeech.dag_decoder import EOS, PAD
 from mmdec.daspeech.dag_drafter import DagDrafter
 from mmdec.daspeech.target import UnitTarget
-from mmdec.types import Context, InputError, Plan
+from mmdec.errors import InputError
+from mmdec.types import Context, Plan
 
 UNITS = 11
 

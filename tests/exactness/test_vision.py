@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.types import CACHE
+from mmdec.compat import CACHE
 from tests.support.pairwise import cover
 from tests.support.tiny_vlm import (
     AXES,

@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
-from mmdec.types import CACHE, InputError, Needs
+from mmdec.types import Needs
 from tests.support.threads import Work, at_once
 from tests.support.tiny_vlm import (
     AXES,

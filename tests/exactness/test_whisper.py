@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
+from mmdec.compat import CACHE
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.small_model import SmallModel
+from mmdec.errors import InputError
 from mmdec.generation.run import default_statistics
 from mmdec.targets.registry import target_of
-from mmdec.types import CACHE, InputError
 from tests.support.pairwise import cover
 from tests.support.tiny_whisper import (
     EOT,

@@ -25,9 +25,10 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
+from mmdec.compat import CACHE
 from mmdec.daspeech.translate import load
 from mmdec.drafters.medusa.checkpoint import load_heads
-from mmdec.types import CACHE, MmdecError
+from mmdec.errors import MmdecError
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.odd_values import FRESH, PLAIN, WORDS

@@ -10,8 +10,8 @@ import torch
 from tests.support.interpreter import DEVICE  # before the kernels
 
 from mmdec.kernels import dag_triton  # isort: skip
+from mmdec.errors import InputError
 from mmdec.kernels.dag import log_softmax_gather
-from mmdec.types import InputError
 from tests.support.kernel_log_softmax_gather import CASES, difference
 
 TORCH = SimpleNamespace(gather_triton=log_softmax_gather)

@@ -14,10 +14,10 @@ import torch
 import mmdec
 from mmdec.drafters.eagle.training.heard import HeardData
 from mmdec.drafters.eagle.training.samples import append, join
+from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.training.__main__ import main
-from mmdec.types import InputError
 from tests.support.hearing_folders import RATE, write
 from tests.support.quiet import FITTING
 

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import mmdec
+from mmdec.daspeech.checkpoint import load_encoder
 from mmdec.daspeech.training.reader.module import ReaderModule
 from mmdec.drafters.ctc.network import best_pieces
 from mmdec.drafters.ctc.training.module import CtcModule
+from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.phonetics.pieces import Pieces
-from mmdec.types import InputError
-from mmdec.whisper.checkpoint import load_encoder
 from mmdec.whisper.encoder import TAIL, read_states
 from recipes.reader.export import main
 from tests.support.tiny_heard import parts

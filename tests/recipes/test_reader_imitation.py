@@ -13,8 +13,8 @@ from mmdec.daspeech.checkpoint import heard_parts
 from mmdec.daspeech.training.reader.confusions import ENOUGH, START, Confusions, confusions
 from mmdec.daspeech.training.reader.data import Pairs
 from mmdec.drafters.ctc.network import Heard
+from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
-from mmdec.types import InputError
 from recipes.reader.imitation import main
 
 ROOT = Path(__file__).parents[2]

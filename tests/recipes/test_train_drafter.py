@@ -17,8 +17,8 @@ import mmdec
 from mmdec import cli
 from mmdec.drafters.eagle.training.samples import Prompting, Questions, read_samples
 from mmdec.drafters.eagle.training.teacher import load_target
+from mmdec.errors import InputError
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.types import InputError
 from tests.support.quiet import FITTING
 from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_squares import ASKED, write_squares, write_target

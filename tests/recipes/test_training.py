@@ -20,9 +20,9 @@ from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.corpus import SpeechTranslationData
 from mmdec.daspeech.training.export import load_module, save_network
 from mmdec.daspeech.training.module import DASpeechModule
+from mmdec.errors import InputError
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import newest, read_checkpoint
-from mmdec.types import InputError
 from tests.support.killed import ends_killed, training_to_be_killed
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import write_voice

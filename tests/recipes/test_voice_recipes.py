@@ -16,10 +16,10 @@ from mmdec.daspeech.heard_translator import PhoneVoice
 from mmdec.daspeech.training.acoustic import AcousticData, AcousticModule, EnglishSpeech, epoch_batches
 from mmdec.daspeech.training.vocoder import VocoderData, load_acoustic
 from mmdec.daspeech.vocoder import Vocoder, VocoderConfig
+from mmdec.errors import InputError
 from mmdec.io.audio import load_audio, save_audio
 from mmdec.nn.int8 import unpack_rows
 from mmdec.training.__main__ import TrainingCLI
-from mmdec.types import InputError
 from tests.support.quiet import LIGHTNING
 
 EVERYDAY = Path(__file__).parents[2] / "models" / "daspeech-everyday"

@@ -17,10 +17,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import mmdec
+from mmdec.compat import CACHE
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.probe import VOCABULARY, WINDOW
 from mmdec.targets.recurrent_cache import has_states
-from mmdec.types import CACHE
 from tests.support.every_class import made
 from tests.support.families import attention_of, model_of
 from tests.support.wild import Wild

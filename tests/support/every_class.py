@@ -27,9 +27,9 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.targets.probe import SPREAD, VOCABULARY, WINDOW, small_model
 from mmdec.targets.registry import target_of
-from mmdec.types import InputError
 from tests.support.families import OWN
 from tests.support.recurrent import OWN as RECURRENT
 from tests.support.recurrent import recurrent_config

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mmdec.errors import InputError
 from mmdec.io.images import read_image
-from mmdec.types import InputError
 from tests.support.odd_images import write_odd_image
 
 SECONDS = 60  # time limit of one file

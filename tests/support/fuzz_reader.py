@@ -19,9 +19,9 @@ import torch
 
 from mmdec.daspeech.translate import load, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
+from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.tasks.inputs import read
-from mmdec.types import InputError
 from tests.conftest import buzz
 from tests.support.odd_files import Odd, write_odd
 

@@ -27,11 +27,12 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE, transformers_release
+from mmdec.errors import InputError
 from mmdec.io.images import to_pil
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets.media import HEARING, SEEING
-from mmdec.types import CACHE, InputError, transformers_release
 from tests.support import hearing_folders, seeing_folders
 from tests.support.adversary import options_of
 from tests.support.encoder_decoders import CLASSES, VOCABULARY, attentions, encoder_decoder, sources

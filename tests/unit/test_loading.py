@@ -18,11 +18,11 @@ from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.drafters import registry
 from mmdec.drafters.medusa.checkpoint import save_heads
 from mmdec.drafters.registry import auto_names
+from mmdec.errors import InputError
 from mmdec.pretrained import language_model as texts
 from mmdec.pretrained import vlm
 from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.types import InputError
 from mmdec.whisper import checkpoint as whisper
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz

@@ -8,7 +8,8 @@ from transformers import LlamaForCausalLM, MambaForCausalLM
 
 import mmdec
 from mmdec import cli, types
-from mmdec.types import CACHE, FIRST_REFUSED, OLDEST, MmdecError
+from mmdec.compat import CACHE, FIRST_REFUSED, OLDEST
+from mmdec.errors import MmdecError
 from tests.support.tiny_text import language_model
 
 ROOT = Path(__file__).parents[2]

@@ -33,6 +33,7 @@ from mmdec.daspeech.acoustic import (
     FastSpeech2Output,
     acoustic_loss,
 )
+from mmdec.errors import InputError
 from mmdec.hub.publish import whole_folder
 from mmdec.io.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, energy, load_audio, log_mel, pitch
 from mmdec.phonetics.lexicon import spoken
@@ -48,7 +49,6 @@ from mmdec.training.corpora.cvss import (
 )
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.optim import Schedule, scheduled, token_weight
-from mmdec.types import InputError
 
 EOS = "</s>"
 

@@ -28,6 +28,7 @@ from mmdec.checks.files import whole_file, write_whole
 from mmdec.daspeech.acoustic import AcousticBatch
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.daspeech.training.acoustic import EnglishSpeech, acoustic_batch
+from mmdec.errors import MmdecError
 from mmdec.io import audio
 from mmdec.phonetics.lexicon import PAUSE
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
@@ -42,7 +43,6 @@ from mmdec.training.corpora.cvss import (
 )
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.processes import end_with_parent
-from mmdec.types import MmdecError
 
 _FORMAT = 1  # version in the cache folder's name; after a change, features are computed anew
 

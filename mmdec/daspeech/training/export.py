@@ -15,8 +15,8 @@ from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.acoustic import save_network
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.daspeech.training.vocoder import load_vocoder
+from mmdec.errors import InputError, told
 from mmdec.training.checkpoints import load_averaged, newest
-from mmdec.types import InputError, told
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:

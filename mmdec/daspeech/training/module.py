@@ -25,12 +25,12 @@ from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagDecoder, Lattice
 from mmdec.daspeech.model import DASpeech, DASpeechConfig, SpeechToUnits
 from mmdec.daspeech.training.acoustic import shared_loss
 from mmdec.daspeech.training.corpus import Batch, SpeechTranslationData
+from mmdec.errors import InputError
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.int8 import unpack_rows
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.module import RecipeModule
 from mmdec.training.optim import groups, token_weight
-from mmdec.types import InputError
 
 
 @dataclass(frozen=True)

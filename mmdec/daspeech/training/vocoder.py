@@ -21,10 +21,10 @@ from mmdec.checks.weights import check_counts, checked_file, fill, read_settings
 from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
 from mmdec.daspeech.training.acoustic import EnglishSpeech, both_splits, epoch_batches, filled, save_stage
 from mmdec.daspeech.vocoder import Vocoder, VocoderConfig
+from mmdec.errors import InputError
 from mmdec.io.audio import HOP, load_audio, log_mel, pitch
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
 from mmdec.training.optim import Schedule, token_weight
-from mmdec.types import InputError
 
 SIZES = (256, 512, 1024)  # window sizes of the discriminators' STFTs, in samples; the hop is a quarter of the window
 CHANNELS = 12  # output channels of a discriminator's first layer

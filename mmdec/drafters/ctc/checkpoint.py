@@ -25,9 +25,9 @@ from mmdec.checks.weights import WHOLE, checked_file, damaged, fill, read_settin
 from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
+from mmdec.errors import InputError
 from mmdec.hub.publish import new_folder, whole_folder
 from mmdec.nn.int8 import pack_rows, unpack_rows
-from mmdec.types import InputError
 
 SYSTEM = "ctc"
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from mmdec.core.tree import chains
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST, MARK, TokenPieces
+from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 STATES = 50  # encoder states per second of audio
 TIMES = 50  # timestamp tokens per second of audio, one for every 20 ms

@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
 from mmdec.drafters.eagle.network import DraftConfig, Pair, RMSNorm, check_size, rms_normed
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 MOST_TOKENS = 64
 

@@ -23,10 +23,11 @@ from mmdec.drafters.eagle.network import DraftConfig, Pair
 from mmdec.drafters.eagle.training.module import CELLS, DraftModule, Weights, expected_states, in_pieces, token_loss
 from mmdec.drafters.eagle.training.teacher import Reading, Teacher
 from mmdec.drafters.eagle.training.unroll import Columns, additive
+from mmdec.errors import InputError
 from mmdec.training.callbacks import CHAIN
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.optim import token_weight
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 
 
 @final

@@ -33,8 +33,9 @@ from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.drafters.eagle.kv_cache import DraftCache, LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.eagle.tree import BlockLevels, Levels, positions_from
+from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
 

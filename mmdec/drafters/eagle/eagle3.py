@@ -40,7 +40,7 @@ from mmdec.drafters.eagle.network import (
     rms_normed,
     scaled_frequencies,
 )
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 MOST_LAYERS = 64
 Positions = Literal["text", "temporal", "axes"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 VisualToken = Literal["next", "own"]
 

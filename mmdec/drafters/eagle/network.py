@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 MOST = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
 SIZES = (

@@ -38,8 +38,8 @@ from torch import Tensor
 from mmdec.checks.weights import fill, read_settings
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.registry import network_class
+from mmdec.errors import InputError
 from mmdec.hub.checkpoint import Checkpoint, tensor_names
-from mmdec.types import InputError
 
 System = Literal["eagle", "msd", "vispec"]
 SYSTEMS: tuple[System, ...] = get_args(System)

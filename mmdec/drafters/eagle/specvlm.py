@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, Prompted, check_size
+from mmdec.errors import InputError
 from mmdec.nn.compressor import (
     Compressed,
     Convolution,
@@ -36,7 +37,6 @@ from mmdec.nn.compressor import (
     separate,
     spans,
 )
-from mmdec.types import InputError
 
 Fc = Callable[[Tensor], Tensor]
 Variant = Literal["select", "weighted", "concat"]

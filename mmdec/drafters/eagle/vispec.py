@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, Prompted
+from mmdec.errors import InputError
 from mmdec.nn.compressor import Resampler, last_positions, spans
-from mmdec.types import InputError
 
 MOST_QUERIES = 256
 

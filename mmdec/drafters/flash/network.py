@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, Prompted, check_size
+from mmdec.errors import InputError
 from mmdec.nn.compressor import LatentAttention, separate, spans
-from mmdec.types import InputError
 
 MOST_SLOTS, MOST_LATENTS = 32, 4096
 

@@ -30,9 +30,9 @@ from mmdec.checks.weights import checked_file, damaged, fill, read_settings, rea
 from mmdec.drafters.eagle.published import drafts_published
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
+from mmdec.errors import InputError
 from mmdec.hub.checkpoint import read_tensors, tensor_names
 from mmdec.hub.publish import new_folder, whole_folder
-from mmdec.types import InputError
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"

@@ -17,8 +17,9 @@ from torch.nn.functional import linear, silu
 
 from mmdec.core.tree import HeadAccuracy, int_rows, top_indices, trees_from_lists
 from mmdec.drafters.medusa.network import DecoderLayer, MedusaHeads, Pair
+from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
 WIDTH = 8  # number of best tokens (ranks) of each head that a tree may use
 FIRST, LATER = (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 Kind = Literal["linear", "block"]
 KINDS: tuple[Kind, ...] = ("linear", "block")

@@ -27,12 +27,12 @@ from torch import Tensor
 from mmdec.checks import files
 from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, unreadable, write_whole
+from mmdec.errors import InputError
 from mmdec.io.audio.clock import FLAC_SLACK, on_clock
 from mmdec.io.audio.damage import Loss, Structure, find_magic, structure_of
 from mmdec.io.audio.headers import PatchedFile, repair_header
 from mmdec.io.audio.mixing import Mixer
 from mmdec.io.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
-from mmdec.types import InputError
 
 MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, because it is read into memory
 # Bytes of a second of sound, at the least: a header that declares more sound than the file could hold is wrong, and the

@@ -18,11 +18,11 @@ import soxr
 import torch
 from torch import Tensor
 
+from mmdec.errors import InputError
 from mmdec.io.audio.damage import Loss, is_unfilled
 from mmdec.io.audio.headers import RIFF_TAIL
 from mmdec.io.audio.mixing import Mixer
 from mmdec.io.audio.samples import SAMPLE_RATE, STEP, check_rate
-from mmdec.types import InputError
 
 FRAMES = 10  # number of 10 ms frames in a block
 BLOCK = FRAMES * STEP  # number of samples in a block (0.1 s)

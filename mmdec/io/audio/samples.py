@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.audio_utils import mel_filter_bank, window_function
 
 from mmdec.checks.arguments import show
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 SAMPLE_RATE = 16_000  # sample rate in Hz of the audio that all networks of mmdec read
 HOP = 256  # hop of the spectrogram of the translated speech, in samples

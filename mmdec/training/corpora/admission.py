@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from mmdec.checks.files import printable, write_whole
+from mmdec.errors import InputError
 from mmdec.io.audio import sound_seconds
 from mmdec.io.images import read_image
 from mmdec.training.corpora.text_files import shown
 from mmdec.training.processes import end_with_parent
-from mmdec.types import InputError
 
 MAX_BAD_SHARE = 0.1  # default for the largest share of bad rows in a split; with more, the corpus is probably wrong
 

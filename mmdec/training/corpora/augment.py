@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.types import InputError
 
 FRAME = 512
 ENVELOPE = 32  # cepstral coefficients in the spectral envelope: enough for the vocal tract, too few for the pitch

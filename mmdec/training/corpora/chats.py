@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmdec.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission, Names
 from mmdec.training.corpora.text_files import check_text, json_lines, read_json, shown, text_lines
-from mmdec.types import InputError
 
 SUFFIXES = (".json", ".jsonl", ".txt")
 ASKED = ("question", "prompt", "text")  # possible names of the field with a single question

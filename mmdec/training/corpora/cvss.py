@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from mmdec.errors import InputError
 from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows
 from mmdec.training.corpora.text_files import read_table, shown
-from mmdec.types import InputError
 
 
 def parse_alignment(text: str) -> list[tuple[str, float]]:

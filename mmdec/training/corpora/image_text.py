@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mmdec.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import Conversation, malformed, read_conversations
 from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table, shown
-from mmdec.types import InputError
 
 MAX_IMAGES = 64  # the most pictures of one question in a .jsonl list; more are an error
 COLUMNS = ["file", "task", "question", "answer"]

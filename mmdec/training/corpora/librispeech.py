@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, read_table, shown, text_lines
-from mmdec.types import InputError
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from mmdec.errors import InputError
 from mmdec.phonetics.lexicon import PAUSE
 from mmdec.phonetics.spelling import read_figures
-from mmdec.types import InputError
 
 Lexicon = Mapping[str, Sequence[Sequence[str]]]
 

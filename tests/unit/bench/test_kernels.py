@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmdec.bench import kernels as bench_kernels
-from mmdec.types import MmdecError
+from mmdec.errors import MmdecError
 from tests.support.bench_findings import check_form
 
 

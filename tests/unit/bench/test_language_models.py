@@ -16,9 +16,9 @@ from mmdec.bench.language_models import (
     read_prompts,
 )
 from mmdec.bench.report import BenchRun, markdown
+from mmdec.errors import InputError, MmdecError
 from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.language_model import load_language_model
-from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text_folder import OTHER, write

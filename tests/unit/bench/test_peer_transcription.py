@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mmdec.bench import peer_transcription as engines
 from mmdec.bench.report import WALL
+from mmdec.errors import InputError
 from mmdec.evaluation.harness import Method
 from mmdec.evaluation.transcription import TranscriptionHarness
 from mmdec.io.audio import save_audio
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.support.tiny_whisper import FRAMES, write
 

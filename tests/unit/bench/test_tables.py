@@ -27,8 +27,8 @@ from mmdec.bench.report import (
     to_json,
 )
 from mmdec.cli.evaluate import asr_table, table, vlm_table
+from mmdec.errors import InputError
 from mmdec.hub import provenance
-from mmdec.types import InputError
 from tests.support import bench_findings as findings
 
 

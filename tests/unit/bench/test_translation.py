@@ -13,7 +13,7 @@ import torch
 from mmdec.bench import translation as bench
 from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
 from mmdec.daspeech.translate import Translation
-from mmdec.types import InputError, MmdecError
+from mmdec.errors import InputError, MmdecError
 from tests.conftest import RATE, buzz
 from tests.support.bench_findings import check_form
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 import mmdec
 from mmdec.checks.devices import check_dtype, check_same_dtype, quick_dtype
 from mmdec.cli.options import dtype_or_quick
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.conftest import RATE, buzz
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import write as write_vlm

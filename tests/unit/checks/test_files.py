@@ -24,10 +24,10 @@ from mmdec import cli
 from mmdec.checks import files
 from mmdec.cli import jobs as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
+from mmdec.errors import InputError
 from mmdec.hub.publish import whole_folder
 from mmdec.io import audio
 from mmdec.tasks.inputs import read
-from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.bad_list import encoded
 from tests.support.tiny_whisper import write

@@ -17,8 +17,8 @@ from mmdec.bench import language_models as bench_language_models
 from mmdec.bench import transcription as bench_transcription
 from mmdec.bench.report import load_run, to_json
 from mmdec.cli import bench
+from mmdec.errors import InputError
 from mmdec.training.corpora.image_text import read_questions
-from mmdec.types import InputError
 from tests.support import bench_findings as findings
 
 

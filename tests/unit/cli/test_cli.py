@@ -25,10 +25,10 @@ from mmdec.cli.jobs import PICTURES, SOUNDS, input_files, output_paths, together
 from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.translator import STRATEGIES
+from mmdec.errors import InputError
 from mmdec.evaluation.translation import COMPARED
 from mmdec.hub.find import LoadedModels
 from mmdec.io import audio
-from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_containers import CODECS
 from tests.support.verbs import VERBS

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
+from mmdec.errors import InputError
 from mmdec.io.audio.live import PipedSound, is_wav, pieces, samples, wav_stream
-from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.ready import start
 from tests.support.tiny_whisper import write

@@ -11,7 +11,8 @@ import pytest
 
 from mmdec.core.budget import Budget
 from mmdec.core.statistics import Pair
-from mmdec.types import InputError, Plan
+from mmdec.errors import InputError
+from mmdec.types import Plan
 from tests.support.simulated_run import STATISTICS, Run, Seconds, cliff, median, planner, steep, tiny
 
 

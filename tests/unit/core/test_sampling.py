@@ -21,7 +21,7 @@ from mmdec.core.sampling import (
     most_probable_each,
     stock_sample,
 )
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 PROMPT = torch.tensor([[0, 5, 6], [7, 8, 9]])
 

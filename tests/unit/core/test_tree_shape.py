@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from mmdec.core.tree import KEPT, HeadAccuracy, likeliest_paths
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 
 def test_trees_hold_the_most_probable_nodes() -> None:

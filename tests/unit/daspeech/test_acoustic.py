@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mmdec.daspeech.acoustic import AcousticBatch, FastSpeech2, FastSpeech2Config, acoustic_loss, regulate
 from mmdec.daspeech.training.acoustic import acoustic_targets, filled
+from mmdec.errors import InputError
 from mmdec.training.corpora.cvss import parse_alignment
-from mmdec.types import InputError
 
 TINY = FastSpeech2Config(d_model=16, encoder_layers=1, decoder_layers=1, heads=2, ffn=24, kernels=(3, 3), predictor=8)
 

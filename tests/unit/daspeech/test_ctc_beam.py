@@ -10,8 +10,8 @@ import torch
 
 from mmdec.daspeech.ctc_beam import BONUS, WEIGHT, PieceNGram, likeliest, read_pieces
 from mmdec.drafters.ctc.network import BLANK, best_pieces, collapse
+from mmdec.errors import InputError
 from mmdec.phonetics.ngram import END, START, NGram
-from mmdec.types import InputError
 from recipes.reader.export import packed
 
 PIECES = 6

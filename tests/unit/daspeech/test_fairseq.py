@@ -15,9 +15,9 @@ from torch import Tensor
 from mmdec.daspeech.fairseq import MELS, convert, read_checkpoint, read_dictionary, read_published
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
 from mmdec.daspeech.translate import load
+from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.kernels.dag_decode import decode_lattice
-from mmdec.types import InputError
 from tests.support.published_daspeech import PAPER, PHONES, SMALL, Naive, arguments, random_weights, shapes, write
 
 UNITS = 4 + len(PHONES)

@@ -17,8 +17,8 @@ import mmdec
 from mmdec import hub
 from mmdec.daspeech.checkpoint import read_parts, save_parts
 from mmdec.daspeech.heard_checkpoint import NEEDED, POSITIONS, HeardParts, save_heard
+from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import SCALE
-from mmdec.types import InputError, MmdecError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_heard import parts
 

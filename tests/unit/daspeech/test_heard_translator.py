@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig
 from mmdec.drafters.ctc.network import best_pieces, collapse
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from mmdec.whisper.encoder import TAIL, read_states
 from tests.conftest import buzz
 from tests.support.tiny_heard import network, sizes

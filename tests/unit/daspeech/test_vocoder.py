@@ -28,8 +28,8 @@ from mmdec.daspeech.vocoder import (
     pulse_train,
     standard_noise,
 )
+from mmdec.errors import InputError
 from mmdec.io.audio import log_mel, pitch
-from mmdec.types import InputError
 
 TINY = VocoderConfig(channels=16, hidden=24, blocks=2)
 SMALL_GAN = {"upsample_initial_channel": 16, "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3, 5]]}

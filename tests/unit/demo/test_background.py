@@ -8,7 +8,7 @@ from typing import Any
 
 from mmdec.demo.background import DECODERS, Stopped, Tell, running, updates
 from mmdec.demo.sentences import UNEXPECTED
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 LONG = 60.0  # seconds that a test waits for a thread before it fails
 

@@ -134,7 +134,7 @@ def test_without_gradio_the_error_names_the_extra() -> None:
 ADDRESSES = """
 import socket
 from mmdec.demo import page
-from mmdec.types import MmdecError
+from mmdec.errors import MmdecError
 
 class Page:
     def launch(self, server_name, server_port, **_):

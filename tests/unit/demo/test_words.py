@@ -15,7 +15,7 @@ from mmdec.core.loop import Round
 from mmdec.demo import samples
 from mmdec.demo.race import against_plain, listener, pieces, steps
 from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
-from mmdec.types import InputError, MmdecError
+from mmdec.errors import InputError, MmdecError
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,11 @@ from mmdec.doctor.own_texts import (
 )
 from mmdec.doctor.searches import fitted_head
 from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.errors import InputError
 from mmdec.pretrained.drafters import load_drafter, save_network
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 from tests.support import seeing_folders
 from tests.support.trained_eagle3 import SIZE, language, loaded, prompt_texts, published_eagle3, target, trained
 

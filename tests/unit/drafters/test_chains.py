@@ -10,11 +10,12 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
 from mmdec.core.budget import Budget
 from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step, SlotStep
 from mmdec.drafters.eagle.drafter import TreeGrowing
 from mmdec.targets.text import TextTarget
-from mmdec.types import CACHE, Draft, Plan
+from mmdec.types import Draft, Plan
 from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing
 from tests.support.shortening import SYSTEMS
 from tests.support.tiny_text import language_model

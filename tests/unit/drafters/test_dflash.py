@@ -10,7 +10,9 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.types import CACHE, InputError, Plan
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
+from mmdec.types import Plan
 from tests.support.draft_networks import PROMPTS, Checked, begun, dflash_scores, paths, rounds_of, texts, tree_growing
 from tests.support.tiny_text import language_model, prompts
 from tests.support.toy import Changing

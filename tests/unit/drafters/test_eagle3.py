@@ -11,9 +11,11 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
-from mmdec.types import CACHE, InputError, Needs, Plan, Verdict
+from mmdec.types import Needs, Plan, Verdict
 from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, rounds_of, texts, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mmdec.core.tree import chains
 from mmdec.drafters.lookup import Lookup
-from mmdec.types import Context, InputError, Plan, Scores, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Plan, Scores, Verdict
 from tests.support.trees import is_chain
 
 TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=40)

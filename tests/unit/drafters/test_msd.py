@@ -11,9 +11,10 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
 from mmdec.drafters.eagle.kv_cache import Memory
 from mmdec.targets.registry import target_of
-from mmdec.types import CACHE, Verdict
+from mmdec.types import Verdict
 from tests.support.draft_networks import Checked, Watched, tree_growing
 from tests.support.shortening import ROWS, rounds_of
 from tests.support.tiny_vlm import AXES, END, IMAGE, START, VIDEO, Picture, batch_of, second_turn, vision_model

@@ -14,7 +14,8 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig,
 
 import mmdec
 from mmdec.drafters.mtp import Mtp
-from mmdec.types import InputError, Plan
+from mmdec.errors import InputError
+from mmdec.types import Plan
 from tests.support.draft_networks import begun, paths
 from tests.support.tiny_text import SIZES, language_model, prompts
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mmdec.core.tree import single, trees_from_lists
 from mmdec.drafters.recycling import Recycling, tree_template
-from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.trees import is_chain
 
 

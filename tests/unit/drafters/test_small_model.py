@@ -16,9 +16,10 @@ from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import single
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, Stream
 from mmdec.drafters.small_model import SmallModel
+from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
-from mmdec.types import Draft, InputError, Needs, Plan, Scores, Verdict
+from mmdec.types import Draft, Needs, Plan, Scores, Verdict
 from tests.support.blended_toy import Toy, start
 from tests.support.draft_networks import texts
 from tests.support.tiny_text import language_model

@@ -20,11 +20,11 @@ from mmdec import cli
 from mmdec.bench.description import bench_vlm
 from mmdec.bench.report import BenchRun, screen
 from mmdec.cli.evaluate import vlm_table
+from mmdec.errors import InputError, MmdecError
 from mmdec.evaluation.description import DescriptionHarness, evaluate_vlm, score
 from mmdec.evaluation.harness import Method
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text import ImageQuestion, read_questions
-from mmdec.types import InputError, MmdecError
 from tests.support.bench_findings import check_form
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import drafter_weights, llava, qwen, write

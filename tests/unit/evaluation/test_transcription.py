@@ -20,11 +20,11 @@ from mmdec import cli
 from mmdec.bench import transcription as bench_asr
 from mmdec.bench.transcription import assistants
 from mmdec.cli.evaluate import asr_table
+from mmdec.errors import InputError, MmdecError
 from mmdec.evaluation import transcription as evaluate_asr
 from mmdec.evaluation import transcription as measuring
 from mmdec.evaluation.harness import Measurement, Method, parse_plan
 from mmdec.evaluation.transcription import TranscriptionHarness
-from mmdec.types import InputError, MmdecError
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.decoder import decoder_of_layers
 from tests.support.bench_findings import check_form

@@ -15,6 +15,7 @@ import soundfile
 from rich.console import Console
 
 from mmdec.cli.evaluate import table
+from mmdec.errors import InputError
 from mmdec.evaluation.translation import (
     Systems,
     cvss_corpus,
@@ -24,7 +25,6 @@ from mmdec.evaluation.translation import (
     shuffled,
 )
 from mmdec.training.corpora.cvss import read_pairs
-from mmdec.types import InputError
 from tests.conftest import buzz
 from tests.support.tiny_corpus import TinyCorpus, phones_of, write_corpus
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
 from mmdec.drafters.eagle.drafter import TreeGrowing
 from mmdec.drafters.eagle.kv_cache import Memory
-from mmdec.types import CACHE
 from tests.support.draft_networks import Watched, overfitted, tree_growing
 from tests.support.tiny_text import language_model
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.generation.model_lock import ModelLock, model_lock, read_while, reading
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import llama

@@ -15,9 +15,10 @@ import mmdec
 from mmdec.core.tree import chains
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.drafters.lookup import Lookup
+from mmdec.errors import InputError
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets.media import MediaTarget
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 from tests.support.families import model_of
 from tests.support.measurements import measurements
 from tests.support.tiny_text import language_model

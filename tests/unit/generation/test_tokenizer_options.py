@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 import mmdec
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm_folder import TEXTS

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.hub.find import find
-from mmdec.types import InputError
 
 finding: Any = sys.modules["mmdec.hub.find"]  # `mmdec.hub.find` is the function
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import mmdec
 from mmdec.core.tree import int_rows
+from mmdec.errors import InputError
 from mmdec.pretrained.drafters import convert, read_network
-from mmdec.types import Draft, InputError, Plan
+from mmdec.types import Draft, Plan
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 SIZE, LAYERS = 32, 3

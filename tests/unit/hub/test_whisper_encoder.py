@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.types import InputError
-from mmdec.whisper.checkpoint import load_encoder
+from mmdec.daspeech.checkpoint import load_encoder
+from mmdec.errors import InputError
 from tests.support.tiny_whisper import build
 
 

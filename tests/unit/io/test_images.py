@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from mmdec.errors import InputError
 from mmdec.io import images
 from mmdec.io.images import read_image, to_pil
-from mmdec.types import InputError
 
 
 def gradient(width: int = 8, height: int = 6) -> np.ndarray:

@@ -6,9 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mmdec.errors import InputError
 from mmdec.kernels import dag, dag_scan_cpu
 from mmdec.kernels.dag import dag_best_alignment, dag_marginal, dag_posterior, expected_states
-from mmdec.types import InputError
 from tests.support.naive_dag import INF, naive_marginal, path_score, random_graph
 
 

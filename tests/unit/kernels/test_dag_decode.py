@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmdec.errors import InputError
 from mmdec.kernels.dag_decode import LatticePath, LatticeStrategy, decode_lattice
-from mmdec.types import InputError
 from tests.support.naive_dag import all_paths
 
 STRATEGIES: list[LatticeStrategy] = ["greedy", "lookahead", "viterbi", "joint-viterbi"]

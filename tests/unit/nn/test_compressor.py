@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmdec.errors import InputError
 from mmdec.nn.compressor import (
     Convolution,
     LatentAttention,
@@ -17,7 +18,6 @@ from mmdec.nn.compressor import (
     separate,
     spans,
 )
-from mmdec.types import InputError
 
 
 def states(length: int, size: int = 4, seed: int = 0) -> torch.Tensor:

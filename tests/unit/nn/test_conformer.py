@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from mmdec.errors import InputError
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder, lengths_to_mask, relative_positions
-from mmdec.types import InputError
 
 TINY = EncoderConfig(channels=32, d_model=32, ffn=48, heads=4, layers=2, kernel=7)
 

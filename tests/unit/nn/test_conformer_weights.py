@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmdec.errors import InputError
 from mmdec.nn import conformer as conformer_weights
 from mmdec.nn.conformer import SpeechEncoder
-from mmdec.types import InputError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmdec.errors import InputError
 from mmdec.nn.int8 import SCALE, pack_rows, quantise_rows, unpack_rows
-from mmdec.types import InputError
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.phonetics.lexicon import read_lexicon
-from mmdec.types import InputError
 
 
 def test_a_lexicon_file_may_repeat_words(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmdec.errors import InputError
 from mmdec.phonetics.ngram import END, START, NGram
-from mmdec.types import InputError
 
 LN10 = math.log(10.0)
 WORDS = ["the", "station", "is", "where", "please", "a", "room", "for", "two", "nights"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
-from mmdec.types import InputError
 from tests.support.tiny_sentences import TEXTS
 
 

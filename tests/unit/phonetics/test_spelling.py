@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmdec.errors import InputError
 from mmdec.phonetics.spelling import ABBREVIATIONS, MAX_CHARACTERS, WORDS, Speller, cardinal, read_figures
-from mmdec.types import InputError
 
 LISTED = """
 the	dh ax

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.hub.find import FOLDERS
 from mmdec.pretrained.drafters import draft_card, load_network, read_network, save_network
-from mmdec.types import InputError
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text import VOCABULARY, language_model
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec.cli import app
+from mmdec.errors import InputError
 from mmdec.pretrained.drafters import read_network, save_network
 from mmdec.pretrained.export import export_drafter
-from mmdec.types import InputError
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text import language_model, prompts
 

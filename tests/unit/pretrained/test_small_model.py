@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 import mmdec
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.small_model import SmallModel
+from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.pretrained.language_model import load_language_model
-from mmdec.types import InputError
 from tests.support.tiny_text import language_model
 from tests.support.tiny_text_folder import OTHER, write
 from tests.support.tiny_vlm_folder import TEXTS

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.pretrained.vlm import FAMILIAR, read_familiar
-from mmdec.types import InputError
 from mmdec.vision.answer import DISTANCE
 from tests.support.empty_pictures import EMPTY, empty_picture
 

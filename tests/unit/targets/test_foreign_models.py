@@ -12,8 +12,10 @@ from torch import nn
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, LlamaConfig, LlamaForCausalLM
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.registry import target_of
-from mmdec.types import CACHE, InputError, Needs
+from mmdec.types import Needs
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import TEXT, vision_model
 from tests.support.tiny_whisper import whisper

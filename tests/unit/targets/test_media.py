@@ -16,10 +16,11 @@ from transformers import (
 )
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import TextTarget
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import CLIP, IMAGE, KINDS, TEXT, Picture, batch_of, vision_model
 

@@ -25,15 +25,17 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from mmdec.compat import CACHE
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import chains
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.lookup import Lookup
+from mmdec.errors import InputError
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, check_cache
 from mmdec.targets.text import TextTarget
-from mmdec.types import CACHE, InputError, Needs, Verdict
+from mmdec.types import Needs, Verdict
 from tests.support.tiny_text import SIZES, language_model
 
 

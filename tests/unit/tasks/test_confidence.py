@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.tasks.confidence import (
     FILE,
     FLOOR,
@@ -22,7 +23,6 @@ from mmdec.tasks.confidence import (
     too_unsure,
     write_calibrations,
 )
-from mmdec.types import InputError
 from mmdec.whisper.batches import repeats
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"

@@ -14,8 +14,8 @@ import soundfile
 import torch
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.tasks.inputs import as_batch, read
-from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmdec.errors import InputError
 from mmdec.tasks import threads
 from mmdec.tasks.threads import (
     PARAMETERS,
@@ -21,7 +22,6 @@ from mmdec.tasks.threads import (
     running_in,
     with_threads,
 )
-from mmdec.types import InputError
 
 SMALL, LARGE = 3_000_000, 7_000_000_000
 NETWORK = nn.Linear(8, 8)

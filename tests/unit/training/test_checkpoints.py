@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import (
     WholeCheckpoints,
     check_local,
@@ -25,7 +26,6 @@ from mmdec.training.checkpoints import (
     read_checkpoint,
     read_resumed,
 )
-from mmdec.types import InputError, MmdecError
 
 
 class Trap:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.training import __main__ as training
-from mmdec.types import InputError
 
 
 def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

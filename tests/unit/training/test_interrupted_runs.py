@@ -11,9 +11,9 @@ import pytest
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.processes import TERMINATED, only_one
-from mmdec.types import InputError, MmdecError
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_run import fit, recipe
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.hub.publish import whole_folder
 from mmdec.training.processes import only_one
-from mmdec.types import InputError
 
 ROOT = Path(__file__).parents[3]
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")

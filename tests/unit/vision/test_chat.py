@@ -10,7 +10,8 @@ from PIL import Image
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.types import CACHE, InputError
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import llava, qwen
 

@@ -14,11 +14,12 @@ import torch
 from PIL import Image
 
 import mmdec
+from mmdec.compat import CACHE
 from mmdec.core.loop import Round
 from mmdec.drafters.lookup import Lookup
+from mmdec.errors import InputError
 from mmdec.pretrained.language_model import load_language_model
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
-from mmdec.types import CACHE, InputError
 from tests.support import tiny_text_folder
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_text import language_model

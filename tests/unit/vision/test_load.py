@@ -16,10 +16,10 @@ from mmdec.drafters import registry
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.registry import TREE_GROWING, Entry, network_class
+from mmdec.errors import InputError
 from mmdec.hub.find import drafter_folder
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.tasks.call import as_drafter
-from mmdec.types import InputError
 from mmdec.vision.describe import available_drafters
 from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import QWEN_TEMPLATE, drafter_weights, llava, qwen, settings, write

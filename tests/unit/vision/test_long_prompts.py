@@ -10,10 +10,11 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
+from mmdec.compat import CACHE
+from mmdec.errors import InputError
 from mmdec.targets.registry import target_of
 from mmdec.targets.ropes import longest
 from mmdec.tasks.call import BatchError
-from mmdec.types import CACHE, InputError
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
 from tests.support.tiny_vlm_folder import llava, qwen

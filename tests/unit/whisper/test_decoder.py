@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
+from mmdec.compat import CACHE
 from mmdec.kernels.half import HalfWeights
 from mmdec.targets.kv_cache import KVPool
-from mmdec.types import CACHE
 from mmdec.whisper import decoder as whisper_decoder
 from mmdec.whisper.decoder import FastDecoder
 from mmdec.whisper.vocabulary import PAYS, copies_of

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmdec
+from mmdec.errors import InputError
 from mmdec.io.audio.live import BYTES
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.live import LiveTranscriber
 from tests.conftest import RATE, buzz

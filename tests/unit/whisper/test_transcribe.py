@@ -13,9 +13,9 @@ import torch
 
 import mmdec
 from mmdec.core.loop import Round
+from mmdec.errors import InputError
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.tasks.confidence import confidence, read_calibrations
-from mmdec.types import InputError
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
 from tests.support import hearing_folders

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from mmdec.whisper.transcript import Segment, Transcript, Word, agree, clock, cues, words
 
 HELLO = [Word(" Hello,", 0.0, 0.4), Word(" you", 0.4, 0.9)]

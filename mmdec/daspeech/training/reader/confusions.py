@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mmdec.checks.weights import read_weights
 from mmdec.drafters.ctc.network import Heard
+from mmdec.errors import InputError
 from mmdec.training.metrics.text import extra
-from mmdec.types import InputError
 
 START = 0  # piece id for the start of a sentence: a head may output something before the first piece
 ENOUGH = 4  # with fewer occurrences of a piece, outputs for other pieces are imitated, to have variety

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD
 from mmdec.daspeech.training.reader.confusions import Confusions
+from mmdec.errors import InputError
 from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
 from mmdec.training.optim import rows_of, sized_batches
-from mmdec.types import InputError
 
 
 @dataclass

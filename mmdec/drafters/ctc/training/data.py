@@ -21,6 +21,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
+from mmdec.daspeech.checkpoint import KINDS, load_encoder
+from mmdec.errors import InputError
 from mmdec.hub.find import find, kind
 from mmdec.io.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.phonetics.pieces import HEARD, Pieces, heard
@@ -36,8 +38,7 @@ from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.corpora.text_files import held_sources, read_training_pairs, sentence_key
 from mmdec.training.optim import rows_of, sized_batches
 from mmdec.training.stores import FrameStore
-from mmdec.types import InputError
-from mmdec.whisper.checkpoint import KIND, KINDS, load_encoder
+from mmdec.whisper.checkpoint import KIND
 from mmdec.whisper.encoder import TAIL, WhisperEncoder, read_states
 
 FILES = ("*.json", "model.safetensors", "model-*.safetensors")

@@ -1,7 +1,8 @@
 """Measures the drafts of a CTC drafter for a Whisper, by simulated decoding of recordings; writes the drafter's folder.
 
 python -m mmdec.drafters.ctc.training.drafts --checkpoint runs/drafts/checkpoints/last.ckpt \\
-    --pieces runs/drafts/pieces.json --model MODEL --corpus data/passages/manifest.tsv --split dev --states runs/drafts --out models/NAME-ctc
+    --pieces runs/drafts/pieces.json --model MODEL --corpus data/passages/manifest.tsv --split dev \\
+    --states runs/drafts --out models/NAME-ctc
 
 Each recording is one window, cut to 30 s. Prints, for chains of 4, 8 and 16 tokens, the tokens per round and the
 drafted tokens per round if every round has a draft; and the word error rate of the head's text against the Whisper's
@@ -27,11 +28,12 @@ from mmdec.drafters.ctc.tokens import FIRST, TokenPieces
 from mmdec.drafters.ctc.training.data import CLEAN
 from mmdec.drafters.ctc.training.module import load_module
 from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
+from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import newest
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
-from mmdec.types import Context, InputError, MmdecError, Plan, Scores, Verdict
+from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 
 SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per round are measured

@@ -12,17 +12,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmdec.daspeech.checkpoint import heard_parts
+from mmdec.daspeech.checkpoint import heard_parts, load_encoder
 from mmdec.daspeech.training.module import ctc_loss, load_network
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, collapse
 from mmdec.drafters.ctc.training.data import STATES, CtcBatch, SpeechEncoder, WhisperReader, load_speech_encoder
+from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.checkpoints import load_averaged, read_start
 from mmdec.training.metrics.text import phone_distance
 from mmdec.training.module import RecipeModule
 from mmdec.training.optim import MuonAdamW, groups
-from mmdec.types import InputError
-from mmdec.whisper.checkpoint import load_encoder
 from mmdec.whisper.encoder import MARGIN, TAIL, TopLayers
 
 

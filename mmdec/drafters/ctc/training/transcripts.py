@@ -28,10 +28,11 @@ from mmdec.drafters.ctc.checkpoint import token_merges
 from mmdec.drafters.ctc.tokens import MARK, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.data import Distortion, StoredBatches, distort
 from mmdec.drafters.medusa.training.data import ends, own_text
+from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 from mmdec.training.stores import FrameStore, TokenStore
-from mmdec.types import Context, Draft, InputError, Needs, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.call import context_frames, encode
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.encoder import STEP, whisper_mel

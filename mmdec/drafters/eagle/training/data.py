@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 
 from mmdec.drafters.eagle.training.samples import Choice, Inputs, Prompting, Questions, Sample, read_samples
 from mmdec.drafters.eagle.training.teacher import ReadingStore, Teacher, load_target, writer_number
+from mmdec.errors import InputError
 from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
 from mmdec.training.stores import TokenStore
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 
 
 @dataclass(frozen=True)

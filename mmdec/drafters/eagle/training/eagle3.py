@@ -30,8 +30,9 @@ from mmdec.drafters.eagle.training.module import (
 )
 from mmdec.drafters.eagle.training.teacher import Reading, Teacher
 from mmdec.drafters.eagle.training.unroll import Columns
+from mmdec.errors import InputError
 from mmdec.training.callbacks import CHAIN
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 
 # value of the option `columns`, which says how a picture's tokens enter the network -> fields of `Eagle3Config`
 CONVENTIONS: dict[str, dict[str, str]] = {

@@ -36,13 +36,14 @@ from mmdec.drafters.eagle.training.unroll import Columns, read_columns, unrolled
 from mmdec.drafters.medusa.drafter import WIDTH
 from mmdec.drafters.medusa.training.module import gather_ranks, measure
 from mmdec.drafters.registry import network_class
+from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
 from mmdec.hub.publish import whole_folder
 from mmdec.pretrained.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.module import DrafterModule
 from mmdec.training.optim import MuonAdamW, groups, token_weight
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 
 CELLS = 1 << 26  # maximum logits (positions x vocabulary) in memory at a time; more are computed in pieces
 TOP = 10  # the ListMLE loss compares the order of this many of the target's likeliest tokens

@@ -24,13 +24,13 @@ from mmdec.drafters.eagle.training import (
 )
 from mmdec.drafters.eagle.training.data import DraftData
 from mmdec.drafters.eagle.training.module import DraftModule
+from mmdec.errors import InputError
 from mmdec.hub.find import find, names
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.corpora.chats import check_listed
 from mmdec.training.corpora.image_text import asked_of
 from mmdec.training.processes import only_one
-from mmdec.types import InputError
 
 NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # a recipe's option -> the command's, for error messages
 ASKING = 0.3  # share of the time in which the model answers questions; in the rest the drafter is trained

@@ -19,7 +19,7 @@ import yaml
 
 from mmdec.drafters.eagle.training.data import DraftData, Ramp
 from mmdec.drafters.eagle.training.module import DraftModule
-from mmdec.types import InputError, told
+from mmdec.errors import InputError, told
 
 
 def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:

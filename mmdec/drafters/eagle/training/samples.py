@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import AutoConfig, AutoProcessor
 
+from mmdec.errors import InputError
 from mmdec.hub.find import find
 from mmdec.io.images import read_image, to_pil
 from mmdec.pretrained.vlm import FILES, read_processor
@@ -23,7 +24,6 @@ from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names, 
 from mmdec.training.corpora.chats import SUFFIXES, SYSTEM, Conversation, picture_folder, read_chats
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.corpora.text_files import shown
-from mmdec.types import InputError
 
 Inputs = dict[str, Tensor]
 REMEMBERED = 1 << 16  # maximum prompts without pictures whose tensors are kept in memory, about 1 kB each

@@ -15,8 +15,8 @@ from mmdec.drafters.eagle.training.module import DraftModule, Weights
 from mmdec.drafters.eagle.training.teacher import Reading
 from mmdec.drafters.eagle.training.unroll import Columns, additive
 from mmdec.drafters.flash.network import FlashNetwork
+from mmdec.errors import InputError
 from mmdec.training.optim import token_weight
-from mmdec.types import InputError
 
 
 @final

@@ -23,12 +23,13 @@ from transformers import (
 
 from mmdec.checks.devices import fast_bfloat16
 from mmdec.drafters.eagle.training.samples import Inputs, append, join
+from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
 from mmdec.training.processes import only_one
 from mmdec.training.stores import StateStore, TokenStore
-from mmdec.types import InputError, Needs
+from mmdec.types import Needs
 
 
 @dataclass(frozen=True)

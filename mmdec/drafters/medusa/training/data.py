@@ -32,6 +32,7 @@ from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import HeadAccuracy
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.medusa.drafter import Medusa, expected
+from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission
@@ -48,7 +49,7 @@ from mmdec.training.corpora.windows import (
     plan_windows,
 )
 from mmdec.training.optim import rows_of
-from mmdec.types import Drafter, InputError
+from mmdec.types import Drafter
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.encoder import whisper_mel
 from mmdec.whisper.target import WhisperTarget, generate_processors

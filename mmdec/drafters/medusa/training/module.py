@@ -32,11 +32,11 @@ from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
 from mmdec.drafters.medusa.drafter import WIDTH, Medusa, expected
 from mmdec.drafters.medusa.network import Kind, MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import DETECT, HeadBatch, HeadData, fingerprint, own_text
+from mmdec.errors import InputError
 from mmdec.hub.publish import whole_folder
 from mmdec.training.module import DrafterModule
 from mmdec.training.optim import groups, token_weight
 from mmdec.training.stores import EncodedWindows, StateStore, TokenStore
-from mmdec.types import InputError
 
 ITERATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
 

@@ -23,9 +23,9 @@ from mmdec.daspeech.training.corpus import (
     collate,
     joined_batches,
 )
+from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.training.corpora.cvss import canonical, read_pairs, vocabulary
-from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_corpus import TinyCorpus, read_table, write_corpus, write_table
 

@@ -12,9 +12,9 @@ from mmdec import hub
 from mmdec.daspeech.training.export import assemble, load_module, save_network
 from mmdec.daspeech.training.module import DASpeechModule, load_network
 from mmdec.daspeech.translate import load
+from mmdec.errors import InputError
 from mmdec.training.checkpoints import average, newest, read_checkpoint
 from mmdec.training.corpora.cvss import read_pairs, vocabulary
-from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_translator import tiny_sizes, tiny_vocoder
 

@@ -14,9 +14,9 @@ from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagConfig, DagDecoder, Lat
 from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.corpus import Batch
 from mmdec.daspeech.training.module import DASpeechModule, autoregressive_loss, ctc_loss, glance, glat_ratio, graph_loss
+from mmdec.errors import InputError
 from mmdec.kernels.dag import dag_best_alignment
 from mmdec.training.metrics.text import phone_distance
-from mmdec.types import InputError
 from tests.support.naive_dag import enumerated_paths
 from tests.support.tiny_translator import tiny_sizes
 

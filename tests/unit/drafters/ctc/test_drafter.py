@@ -15,9 +15,10 @@ from mmdec.drafters.ctc.drafter import FLOOR, SILENCE, Alignment, Ctc, CtcByLang
 from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import FIRST, MARK, Merges, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.drafts import heard_tokens
+from mmdec.errors import InputError
 from mmdec.nn.int8 import SCALE
 from mmdec.pretrained.drafters import load_drafter
-from mmdec.types import Context, Draft, InputError, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import load_whisper
 from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write
 from tests.support.whisper_calls import ctc

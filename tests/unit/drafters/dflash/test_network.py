@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmdec.drafters.dflash.network import DFlashConfig, spread_layers
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,

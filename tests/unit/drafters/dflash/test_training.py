@@ -16,8 +16,8 @@ from mmdec.drafters.dflash.training import DFlashModule, block_attention, drawn_
 from mmdec.drafters.eagle.drafter import TreeGrowing
 from mmdec.drafters.eagle.training.teacher import Reading, Teacher
 from mmdec.drafters.medusa.training.module import measure
+from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
-from mmdec.types import InputError
 from tests.support.draft_networks import dflash_scores, draft_network
 from tests.support.tiny_text import language_model
 

@@ -12,7 +12,8 @@ from torch import Tensor
 import mmdec
 from mmdec.core.tree import ancestors, in_order, single
 from mmdec.drafters.eagle.drafter import TreeGrowing
-from mmdec.types import Context, InputError, Plan, Scores, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Plan, Scores, Verdict
 from tests.support.draft_networks import (
     PROMPTS,
     Checked,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config, default_layers
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.support.naive_eagle3 import naive_logits
 
 SHAPE: dict[str, Any] = {

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.registry import network_class
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.support.small_networks import SHAPE
 
 

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec.cli.convert import app
 from mmdec.drafters.eagle.network import DraftNetwork
+from mmdec.errors import InputError
 from mmdec.pretrained.drafters import convert, read_network
-from mmdec.types import InputError
 from tests.support.tiny_text import language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 

@@ -9,7 +9,7 @@ import torch
 
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.eagle.specvlm import ElasticCompressor, SpecVLM, SpecVLMConfig, asking, expected_kept, top_choice
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,

@@ -9,7 +9,7 @@ import torch
 
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.vispec import ViSpec, ViSpecConfig
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import silu
 
 from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,

@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec.cli import app
+from mmdec.compat import CACHE
 from mmdec.drafters.medusa.checkpoint import convert, load_heads, save_heads
 from mmdec.drafters.medusa.drafter import WIDTH, Medusa, expected
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
-from mmdec.types import CACHE, Context, Draft, InputError, Plan, Prior, Scores, Verdict
+from mmdec.errors import InputError
+from mmdec.types import Context, Draft, Plan, Prior, Scores, Verdict
 from tests.support.tiny_whisper import VOCABULARY, medusa_heads, whisper
 
 BLOCK = MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from torchaudio import functional
 
 from mmdec.cli.jobs import SOUNDS
+from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import samples as audio_samples
 from mmdec.io.audio.files import conversion
-from mmdec.types import InputError
 from tests.conftest import RATE, buzz
 from tests.support.tiny_containers import CODECS, contained, silent_film
 

@@ -13,10 +13,10 @@ import pytest
 import soundfile
 import torch
 
+from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import damage
 from mmdec.io.audio.live import pieces, wav_stream
-from mmdec.types import InputError
 from mmdec.whisper.live import piped
 from tests.support.tiny_containers import CODECS, contained, film
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mmdec
-from mmdec.types import InputError
+from mmdec.errors import InputError
 
 TEXTS = ["Hello.\n", "<!DOCTYPE html>\r\n<p>404</p>", '{"error": "é"}', "\ufeffname,text\n", "é" * 2000]
 

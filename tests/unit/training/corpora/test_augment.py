@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.training.corpora import augment as sounds
-from mmdec.types import InputError
 from tests.support.ready import said
 
 COUNT = 4 * SAMPLE_RATE

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from mmdec.errors import InputError
 from mmdec.training.corpora.librispeech import read_utterances
-from mmdec.types import InputError
 from tests.support.small_corpora import LAYOUTS, picture, put, sound
 
 TEXT = list(LAYOUTS)

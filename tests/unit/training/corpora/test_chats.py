@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.training.corpora.chats import read_chats
-from mmdec.types import InputError
 
 LLAVA = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A house."}]
 CHAT = [

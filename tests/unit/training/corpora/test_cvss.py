@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.phonetics.lexicon import spoken
 from mmdec.training.corpora.admission import BadRows
 from mmdec.training.corpora.cvss import (
@@ -16,7 +17,6 @@ from mmdec.training.corpora.cvss import (
     read_pairs,
     vocabulary,
 )
-from mmdec.types import InputError
 from tests.support.tiny_corpus import TinyCorpus, phones_of, read_table, write_corpus, write_table
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.training.corpora import chats
 from mmdec.training.corpora.chats import read_conversations
 from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_questions, swapped
 from mmdec.training.metrics.text import claims_held, right_answer, right_in_other_words
-from mmdec.types import InputError
 
 
 def row(**changes: Any) -> dict[str, Any]:

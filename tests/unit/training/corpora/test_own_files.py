@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.training.corpora.image_text import asked_of
 from mmdec.training.corpora.librispeech import read_recordings
 from mmdec.training.corpora.text_files import evenly_spaced
-from mmdec.types import InputError
 
 
 def test_transcripts_lie_beside_recordings(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mmdec.errors import InputError
 from mmdec.training.corpora.text_files import TextPair, held_sources, read_text_pairs, read_training_pairs
-from mmdec.types import InputError
 
 
 def test_each_row_has_its_translations(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
 from mmdec.drafters.medusa.training.data import cut_long
+from mmdec.errors import InputError
 from mmdec.io.audio import save_audio
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import read_utterances
@@ -21,7 +22,6 @@ from mmdec.training.corpora.windows import (
     compose,
     plan_windows,
 )
-from mmdec.types import InputError
 from mmdec.whisper.encoder import whisper_mel
 from tests.support.tiny_whisper import build_tokenizer, generation_config
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmdec.errors import InputError
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import Rate
-from mmdec.types import InputError
 
 STATION = ["Where is the station, please?", "Where's the station, please?"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD
 from mmdec.daspeech.training.reader.data import PairData
+from mmdec.errors import InputError
 from mmdec.phonetics.pieces import heard
-from mmdec.types import InputError
 from tests.support.tiny_sentences import write_pairs
 
 

@@ -22,10 +22,10 @@ from mmdec.drafters.ctc.training.data import (
     state_name,
 )
 from mmdec.drafters.ctc.training.module import CtcModule, load_ears
+from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.stores import FrameStore
-from mmdec.types import InputError
 from tests.support.tiny_heard import write as write_translator
 from tests.support.tiny_sentences import SIZES, TEXTS, write
 

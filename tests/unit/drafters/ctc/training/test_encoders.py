@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2Model
 
 from mmdec.drafters.ctc.training.data import load_speech_encoder
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.support.tiny_whisper import build
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

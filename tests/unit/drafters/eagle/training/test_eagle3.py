@@ -17,8 +17,8 @@ from mmdec.drafters.eagle.training.eagle3 import Eagle3Module, frequent_tokens
 from mmdec.drafters.eagle.training.teacher import Reading, Teacher
 from mmdec.drafters.eagle.training.unroll import read_columns, unrolled
 from mmdec.drafters.medusa.training.module import measure
+from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
-from mmdec.types import InputError
 from tests.support.draft_networks import draft_network, overfitted
 from tests.support.tiny_text import language_model
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmdec.drafters.eagle.training.data import DraftData, Ramp, mixed_parts
 from mmdec.drafters.eagle.training.samples import Choice, Prompting, Questions, Sample, choose, read_samples
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.support.tiny_vlm_folder import qwen
 
 

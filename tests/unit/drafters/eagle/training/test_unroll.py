@@ -17,7 +17,7 @@ from mmdec.drafters.eagle.training.systems import FlashModule, raw_slots, text_e
 from mmdec.drafters.eagle.training.teacher import Reading
 from mmdec.drafters.eagle.training.unroll import additive, causal, diagonal_attention, read_columns, unrolled
 from mmdec.drafters.flash.network import FlashNetwork
-from mmdec.types import InputError
+from mmdec.errors import InputError
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_vlm import vision_model
 

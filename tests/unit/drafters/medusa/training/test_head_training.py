@@ -15,8 +15,8 @@ from mmdec.drafters.medusa.drafter import WIDTH, Medusa, expected
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import DETECT, Spelling, fingerprint, own_text
 from mmdec.drafters.medusa.training.module import first_heads, head_loss, measure, simulate, spread
+from mmdec.errors import InputError
 from mmdec.training.stores import StateStore, TokenStore
-from mmdec.types import InputError
 from mmdec.whisper.encoder import whisper_mel
 from tests.support.tiny_whisper import LANGUAGES, NO_TIMESTAMPS, PREVIOUS, SOT, TASKS, build_tokenizer, whisper
 from tests.support.tiny_whisper import sound as features

@@ -1,0 +1,32 @@
+"""The versions of transformers that mmdec supports, and what differs between them."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from importlib.metadata import version
+
+from mmdec.errors import MmdecError
+
+# versions of transformers: the oldest that mmdec supports, and the first that it does not support yet
+OLDEST, FIRST_REFUSED = (5, 23), (5, 25)
+
+
+@lru_cache
+def transformers_release() -> tuple[int, ...]:
+    """Return the first two numbers of the version of transformers that is installed."""
+    return tuple(int(number) for number in re.findall(r"\d+", version("transformers"))[:2])
+
+
+def check_transformers() -> None:
+    """Raise MmdecError unless mmdec works with the installed transformers, whose internals it reads."""
+    if not OLDEST <= transformers_release() < FIRST_REFUSED:
+        oldest, refused = (".".join(map(str, numbers)) for numbers in (OLDEST, FIRST_REFUSED))
+        raise MmdecError(
+            f"`transformers` must be at least {oldest} and older than {refused}, but is {version('transformers')}. "
+            f"Run `pip install 'transformers>={oldest},<{refused}'`."
+        )
+
+
+# argument name of the key-value cache in transformers' models; transformers renamed it in version 5.24
+CACHE = "cache" if transformers_release() >= (5, 24) else "past_key_values"

@@ -1,0 +1,40 @@
+"""The errors that mmdec raises deliberately, and how a command-line program ends with one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+REFUSED = 2  # exit code of a command that ends with an `MmdecError`
+
+
+class MmdecError(Exception):
+    """The base class of all errors that mmdec raises deliberately. The message is written for the caller."""
+
+
+class InputError(MmdecError, ValueError):
+    """An argument or a file breaks a rule. Nothing was computed and nothing was written.
+
+    A message names the argument, the rule, the value and the remedy: "`sample_rate` must be at least 8000 Hz, but is
+    4000. Resample the audio first."
+    """
+
+
+@contextmanager
+def told() -> Generator[None]:
+    """Context manager for command-line programs: print an mmdec error on stderr and exit with code 2 (`REFUSED`).
+
+    An exception whose chain of causes (`__cause__`) contains an mmdec error is handled in the same way. Other
+    exceptions are not changed.
+    """
+    try:
+        yield
+    except Exception as error:
+        own: BaseException | None = error
+        while own is not None and not isinstance(own, MmdecError):
+            own = own.__cause__
+        if own is None:
+            raise
+        sys.stderr.write(f"error: {own}\n")
+        raise SystemExit(REFUSED) from error
