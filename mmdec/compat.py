@@ -9,7 +9,7 @@ from importlib.metadata import version
 from mmdec.errors import MmdecError
 
 # versions of transformers: the oldest that mmdec supports, and the first that it does not support yet
-OLDEST, FIRST_REFUSED = (5, 23), (5, 25)
+MIN_TRANSFORMERS, FIRST_UNSUPPORTED_TRANSFORMERS = (5, 23), (5, 25)
 
 
 @lru_cache
@@ -20,8 +20,10 @@ def transformers_release() -> tuple[int, ...]:
 
 def check_transformers() -> None:
     """Raise MmdecError unless mmdec works with the installed transformers, whose internals it reads."""
-    if not OLDEST <= transformers_release() < FIRST_REFUSED:
-        oldest, refused = (".".join(map(str, numbers)) for numbers in (OLDEST, FIRST_REFUSED))
+    if not MIN_TRANSFORMERS <= transformers_release() < FIRST_UNSUPPORTED_TRANSFORMERS:
+        oldest, refused = (
+            ".".join(map(str, numbers)) for numbers in (MIN_TRANSFORMERS, FIRST_UNSUPPORTED_TRANSFORMERS)
+        )
         raise MmdecError(
             f"`transformers` must be at least {oldest} and older than {refused}, but is {version('transformers')}. "
             f"Run `pip install 'transformers>={oldest},<{refused}'`."
@@ -29,4 +31,4 @@ def check_transformers() -> None:
 
 
 # argument name of the key-value cache in transformers' models; transformers renamed it in version 5.24
-CACHE = "cache" if transformers_release() >= (5, 24) else "past_key_values"
+CACHE_ARGUMENT = "cache" if transformers_release() >= (5, 24) else "past_key_values"

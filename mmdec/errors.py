@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-REFUSED = 2  # exit code of a command that ends with an `MmdecError`
+EXIT_CODE_REFUSED = 2  # exit code of a command that ends with an `MmdecError`
 
 
 class MmdecError(Exception):
@@ -22,7 +22,7 @@ class InputError(MmdecError, ValueError):
 
 
 @contextmanager
-def told() -> Generator[None]:
+def exit_on_error() -> Generator[None]:
     """Context manager for command-line programs: print an mmdec error on stderr and exit with code 2 (`REFUSED`).
 
     An exception whose chain of causes (`__cause__`) contains an mmdec error is handled in the same way. Other
@@ -37,4 +37,4 @@ def told() -> Generator[None]:
         if own is None:
             raise
         sys.stderr.write(f"error: {own}\n")
-        raise SystemExit(REFUSED) from error
+        raise SystemExit(EXIT_CODE_REFUSED) from error

@@ -10,7 +10,7 @@ import torch
 from mmdec.checks.devices import check_dtype
 from mmdec.drafters.registry import loader_names
 from mmdec.errors import InputError
-from mmdec.hub.find import find, kind
+from mmdec.hub.find import find_model, model_kind
 
 if TYPE_CHECKING:
     from mmdec.daspeech.translator import SpeechTranslator
@@ -44,8 +44,8 @@ def load(
         the folder or is not safetensors; if `vocoder` is given for a model that is no translator; for a drafter's
         folder (use `load_drafter`).
     """
-    directory = find(model, system=None, files=["config.json"])
-    system = kind(directory)
+    directory = find_model(model, system=None, files=["config.json"])
+    system = model_kind(directory)
     if system in loader_names():
         raise InputError(
             f"`model` must be a model by itself, but '{os.fspath(model)}' is a drafter, {system}. Call "
@@ -59,10 +59,10 @@ def load(
         raise InputError(
             f"`vocoder` must be left out for a model that does not speak, but '{os.fspath(model)}' is {system!r}."
         )
-    from mmdec.pretrained.audio_lm import family
-    from mmdec.whisper.transcribe import KIND, load_transcriber
+    from mmdec.pretrained.audio_lm import audio_family
+    from mmdec.whisper.transcribe import WHISPER_KIND, load_transcriber
 
-    if system == KIND or family(directory):
+    if system == WHISPER_KIND or audio_family(directory):
         return load_transcriber(model, device, dtype)
     from mmdec.pretrained.vlm import load_vlm
 

@@ -78,8 +78,10 @@ class Needs:
     memory: bool = False  # whether it reads the encoder's hidden states and the encoder's input features
     # initial acceptance rates, for tree shapes and draft sizes; None: the drafter chooses its tree shapes itself
     prior: Prior | None = None
-    travels: bool = False  # whether a chat keeps the drafter's state for the next turn (`Context.carried`)
-    stops: bool = False  # whether it ends a chain early if its tokens become improbable, see `Plan.threshold`
+    keeps_state_between_turns: bool = (
+        False  # whether a chat keeps the drafter's state for the next turn (`Context.carried`)
+    )
+    may_stop_early: bool = False  # whether it ends a chain early if its tokens become improbable, see `Plan.threshold`
 
 
 class TreeShape(Protocol):
@@ -125,14 +127,14 @@ class Context:
     room: Tensor | None = None  # (B,), number of further tokens until the target's maximum length; None: no maximum
     # True: each node of a draft takes up one of the target's positions; False: nodes of equal depth share a position
     columns: bool = False
-    chains: bool = False  # whether a draft must be a chain
+    needs_chains: bool = False  # whether a draft must be a chain
     # chooses tree shapes by the acceptance rates of earlier generate() calls; None without `Needs.prior`
     shape: TreeShape | None = None
     past: int = 0  # number of tokens that were in the caller's key-value cache before this call
     vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
     # (images, 2 * width): mean and standard deviation of each image's states in the vision tower
     summaries: Tensor | None = None
-    carried: Any = None  # the drafter's state from the previous turn of a chat; None: there is none
+    previous_state: Any = None  # the drafter's state from the previous turn of a chat; None: there is none
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Plan:
     # A chain is not drafted at all if fewer than `least` of its tokens are expected to be accepted (mean over the
     # rows): the target would need more time to check the chain than the chain saves. Only drafters that take almost no
     # time themselves read this.
-    least: float = 0.0
+    min_expected_accepted: float = 0.0
 
 
 class Target(Protocol):

@@ -23,7 +23,7 @@ from splits import share
 from tables import journal, read_journal, whole, write_text
 
 from mmdec.phonetics.spelling import ABBREVIATIONS
-from mmdec.phonetics.spelling import WORDS as NUMBER_WORDS
+from mmdec.phonetics.spelling import NUMBER_WORDS as NUMBER_WORDS
 
 VOICE = "slt"
 JOURNAL = "journal.tsv"

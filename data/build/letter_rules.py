@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from mmdec.phonetics.spelling import EDGE, REACH, SILENT, contexts
+from mmdec.phonetics.spelling import MAX_CONTEXT_LETTERS, SILENT_LETTER, WORD_EDGE, contexts
 
 Phones = tuple[str, ...]
 MOST = 2  # phones of a letter
@@ -104,8 +104,8 @@ def learn(words: list[tuple[str, Phones]]) -> dict[str, Phones]:
     seen: dict[str, Counter[Phones]] = defaultdict(Counter)
     wider: dict[str, str] = {}  # rule -> the one that sees a letter less
     for word, said in align(words):
-        padded = EDGE * REACH + word + EDGE * REACH
-        for place, phones in enumerate(said, REACH):
+        padded = WORD_EDGE * MAX_CONTEXT_LETTERS + word + WORD_EDGE * MAX_CONTEXT_LETTERS
+        for place, phones in enumerate(said, MAX_CONTEXT_LETTERS):
             names = contexts(padded, place)
             for name in names:
                 seen[name][phones] += 1
@@ -116,7 +116,7 @@ def learn(words: list[tuple[str, Phones]]) -> dict[str, Phones]:
         usual = said_by.get(wider.get(name, ""))
         phones, count = max(seen[name].items(), key=lambda item: (item[1], item[0]))
         if usual is None or count > seen[name][usual]:
-            rules[name] = phones or (SILENT,)
+            rules[name] = phones or (SILENT_LETTER,)
             said_by[name] = phones
         else:
             said_by[name] = usual

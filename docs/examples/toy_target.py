@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import single
+from mmdec.core.tree import root_only
 from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 
@@ -34,7 +34,7 @@ class PairTarget:
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Session, Context, Draft, Scores]:
         tokens, mask = inputs["input_ids"], inputs["attention_mask"].bool()  # (B, P), padded on the left
         positions = (mask.long().cumsum(1) - 1).clamp_min(0)
-        draft = single(tokens[:, -1])
+        draft = root_only(tokens[:, -1])
         session = Session(tokens[:, -2], draft)
         return session, Context(tokens, mask, positions[None], mask.sum(1)), draft, self.score(session, draft)
 

@@ -12,19 +12,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from mmdec.bench.pairing import LOOKUP, PLAIN, length_groups, runnable, task_groups, timed
+from mmdec.bench.pairing import LOOKUP, PLAIN, length_groups, runnable_methods, task_groups, time_methods
 from mmdec.bench.report import BenchReport, Exactness
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.errors import InputError
 from mmdec.evaluation.description import PROMPT, DescriptionHarness, questions_of
-from mmdec.evaluation.harness import Log, Method, measured_on, no_log, parse_plan
+from mmdec.evaluation.harness import Log, Method, describe_measurement, no_log, parse_plan
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks.call import as_drafter
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.vision.describe import AUTO
 
-LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers
+ANSWER_LENGTHS = ((1, 8), (9, 32), (33, 64), (65, 100_000))  # least and most new tokens of each bin of answers
 
 
 def bench_vlm(
@@ -67,17 +67,17 @@ def bench_vlm(
     drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
     greedy = Method.greedy()
-    stock, left_out = runnable(harness, chosen[0], [LOOKUP])
+    stock, left_out = runnable_methods(harness, chosen[0], [LOOKUP])
     methods = [drafted[0], greedy, PLAIN, *drafted[1:], *stock]
     log(f"{len(chosen)} questions; methods: {', '.join(method.name for method in methods)}")
-    found = timed(harness, methods, [[question] for question in chosen], repeats, log)
+    found = time_methods(harness, methods, [[question] for question in chosen], repeats, log)
     tokens = [len(repeats[0].tokens[0]) for repeats in found.measured[greedy.name]]
-    groups = [*task_groups([question.task for question in chosen]), *length_groups(tokens, LENGTHS, "tokens")]
+    groups = [*task_groups([question.task for question in chosen]), *length_groups(tokens, ANSWER_LENGTHS, "tokens")]
     name = vlm.directory.name if vlm.directory else "given"
     return BenchReport(
         bench="vlm",
         title=f"Drafters for pictures: {name}, {len(chosen)} questions, drafts {plan}",
-        hardware=measured_on(vlm.model),
+        hardware=describe_measurement(vlm.model),
         exactness=tuple(
             Exactness(f"tokens of {method.name} and of transformers' greedy loop", len(chosen), len(chosen))
             for method in drafted

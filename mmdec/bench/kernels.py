@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.bench.pairing import paired, prepared
+from mmdec.bench.pairing import prepare_device, time_pairs
 from mmdec.bench.report import BenchReport, Comparison, Exactness
-from mmdec.checks.files import one_line
+from mmdec.checks.files import error_line
 from mmdec.errors import MmdecError
 from mmdec.evaluation.harness import Log, no_log
-from mmdec.hub.provenance import hardware, surroundings
+from mmdec.hub.provenance import describe_machine, measurement_conditions
 from mmdec.kernels.dag import dag_marginal
-from mmdec.kernels.kernels import KERNELS, runs_on, why_not
+from mmdec.kernels.kernels import KERNELS, runs_on, unavailable_reason
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.kernels.tree_attention import TreeMask, tree_attention, tree_mask
 
-HEADS = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
-SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # (nodes of the draft, prefix tokens)
+ATTENTION_SHAPES = {"Llama-3-8B": (32, 8, 128), "Qwen2.5-VL-7B": (28, 4, 128)}  # query heads, key heads, head width
+TREE_SHAPES = {"cpu": ((16, 1024),), "cuda": ((64, 8192), (64, 32768))}  # (nodes of the draft, prefix tokens)
 GRAPHS = {"cpu": ((1, 60, 480),), "cuda": ((1, 60, 480), (8, 128, 1024))}  # DAG loss: (batch, tokens, vertices)
 LAYERS = {"cpu": 12, "cuda": 32}
 FLEX = "FlexAttention"
@@ -37,16 +37,16 @@ FLEX = "FlexAttention"
 
 def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log) -> BenchReport:
     """Time tree attention, moves in the KV cache, and the DAG loss. Raises MmdecError if two results differ."""
-    torch_device = prepared(device, threads)
+    torch_device = prepare_device(device, threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
     log("tree attention, moves of keys and values, the graph's operators: no line until they are done")
     batches = [batch for batch, _, _ in GRAPHS[torch_device.type]]
-    reason = None if runs_on(torch_device) else why_not(torch_device.index) or "the CPU was asked for"
+    reason = None if runs_on(torch_device) else unavailable_reason(torch_device.index) or "the CPU was asked for"
     found = [
         _attention(name, nodes, columns, torch_device, dtype, repeats)
-        for name in HEADS
-        for nodes, columns in SHAPES[torch_device.type]
+        for name in ATTENTION_SHAPES
+        for nodes, columns in TREE_SHAPES[torch_device.type]
     ]
     found.append(_gather(torch_device, dtype, repeats))
     found += [_graph(shape, torch_device, repeats) for shape in GRAPHS[torch_device.type]]
@@ -58,7 +58,7 @@ def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int
         bench="kernels",
         title="Operators alone",
         # In the report, "dtype" is the dtype of keys and values.
-        hardware=hardware(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
+        hardware=measurement_conditions(device=torch_device, dtype=dtype, batch=[1, *batches], threads=threads),
         exactness=(Exactness("rows whose two sides agree", len(rows), len(rows)),),
         comparisons=tuple(rows),
         not_measured=not_measured,
@@ -84,7 +84,7 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
 
     name: a key of `HEADS`. nodes: number of nodes of the draft tree. columns: number of prefix tokens.
     """
-    heads, key_heads, width = HEADS[name]
+    heads, key_heads, width = ATTENTION_SHAPES[name]
     q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
     k, v = torch.randn(2, 1, key_heads, columns + nodes, width, dtype=dtype, device=device)
     parents = [-1, *((node - 1) // 2 for node in range(1, nodes))]
@@ -118,10 +118,10 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
         except Exception as error:  # FlexAttention is compiled in its first call, which fails without a C compiler
             if other != FLEX:
                 raise
-            found.not_measured[FLEX] = one_line(error)
+            found.not_measured[FLEX] = error_line(error)
             continue
         _same(f"tree attention and {other}", ours(), result)
-        found.rows.append(paired(ours, run, repeats, device).row("tree attention", other, group, "shape", "call"))
+        found.rows.append(time_pairs(ours, run, repeats, device).row("tree attention", other, group, "shape", "call"))
     if device.type == "cuda":
         seconds = _seconds(ours, repeats, device)
         found.gpu[f"tree attention, {group}: GB/s"] = 2 * k.numel() * k.element_size() / seconds / 1e9
@@ -166,7 +166,9 @@ def _gather(device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
     one_by_one(wanted)
     _same("moved keys and values", moved, wanted)
     group = f"{layers} layers, path of {len(path)}"
-    row = paired(ours, one_by_one, repeats, device).row("kv gather", "a copy for each layer", group, "shape", "call")
+    row = time_pairs(ours, one_by_one, repeats, device).row(
+        "kv gather", "a copy for each layer", group, "shape", "call"
+    )
     if device.type != "cuda":
         return Operator([row])
     gpu = {"microseconds": 1e6 * _seconds(ours, repeats, device), "launches": _launches(ours, device)}
@@ -201,7 +203,7 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> O
         ("forward", lambda: marginal(match, links), lambda: dense_marginal(match, links)),
         ("forward and backward", lambda: gradient(marginal), lambda: gradient(dense_marginal)),
     ):
-        found.rows.append(paired(a, b, repeats, device).row("DAG", "dense torch", group, "shape", what))
+        found.rows.append(time_pairs(a, b, repeats, device).row("DAG", "dense torch", group, "shape", what))
         if device.type == "cuda":
             found.gpu |= {
                 f"{name}, {group}, {what}: peak MiB": _peak(run, device)
@@ -275,11 +277,11 @@ def _launches(run: Callable[[], object], device: torch.device) -> int:
     return sum(not event.name.startswith("Mem") for event in on_device)
 
 
-def machine() -> dict[str, Any]:
+def describe_kernels() -> dict[str, Any]:
     """Describe this machine, JSON-ready: processor, GPU, versions, and whether each Triton kernel can run here. If one
     cannot, its `why_not` is the reason."""
-    report = surroundings()
-    reason = why_not(0 if report["gpus"] else None)
+    report = describe_machine()
+    reason = unavailable_reason(0 if report["gpus"] else None)
     report["kernels"] = [
         {"name": name, "what": what, "active": reason is None, "why_not": reason} for name, what in KERNELS.items()
     ]

@@ -21,18 +21,27 @@ from typing import Any, ClassVar, cast, final
 import torch
 from torch import Tensor
 
-from mmdec.bench.pairing import LOOKUP, PLAIN, Group, runnable, task_groups, timed
+from mmdec.bench.pairing import LOOKUP, PLAIN, Group, runnable_methods, task_groups, time_methods
 from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.checks.devices import check_device
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.timing import Stopwatch
-from mmdec.drafters.registry import drafter_names, named_drafter
+from mmdec.drafters.registry import drafter_names, make_drafter
 from mmdec.errors import InputError
-from mmdec.evaluation.harness import Harness, Log, Measurement, Measurements, Method, counted, no_log, quiet
+from mmdec.evaluation.harness import (
+    Harness,
+    Log,
+    Measurement,
+    Measurements,
+    Method,
+    count_passes,
+    no_log,
+    silence_transformers,
+)
 from mmdec.generation.run import DecodingOptions, Speculation
-from mmdec.hub.provenance import hardware
+from mmdec.hub.provenance import measurement_conditions
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.language_model import LoadedLanguageModel, load_language_model
 from mmdec.tasks.threads import keep_threads
@@ -42,13 +51,13 @@ from mmdec.types import Drafter
 
 SMALL, ASSISTED = "small model", "assisted generation"
 FIRST = 20  # new tokens of a call without statistics of earlier calls, as in a new process
-LEAST = 8  # a prompt after which the model has positions for fewer new tokens is left out
+MIN_NEW_TOKENS = 8  # a prompt after which the model has positions for fewer new tokens is left out
 MAX_NEW_TOKENS = 128
 
 
 @final
 @dataclass(frozen=True)
-class Encoded:
+class EncodedPrompt:
     """A prompt as token ids."""
 
     task: str  # the kind of prompt
@@ -57,7 +66,7 @@ class Encoded:
 
 
 @final
-class LanguageHarness(Harness[Encoded]):
+class LanguageHarness(Harness[EncodedPrompt]):
     """Answers encoded prompts with one language model, and measures the calls.
 
     most: maximum number of new tokens. afresh: whether each call of mmdec starts without statistics of earlier calls.
@@ -70,7 +79,7 @@ class LanguageHarness(Harness[Encoded]):
         self.language, self.model, self.most, self.afresh = language, language.model, most, afresh
         self.statistics = DecodingStatistics()
 
-    def measure(self, inputs: Sequence[Encoded], method: Method) -> Measurement:
+    def measure(self, inputs: Sequence[EncodedPrompt], method: Method) -> Measurement:
         """Answer one prompt, in a list, with this method, and measure it."""
         (prompt,) = inputs
         rounds: list[Round] = []
@@ -83,8 +92,8 @@ class LanguageHarness(Harness[Encoded]):
         generate: Any = self.model.generate
         most = min(self.most, prompt.new_tokens)
         with ExitStack() as stack:
-            stack.enter_context(quiet())
-            passes = stack.enter_context(counted(cast(Any, self.model).get_decoder()))
+            stack.enter_context(silence_transformers())
+            passes = stack.enter_context(count_passes(cast(Any, self.model).get_decoder()))
             mask = torch.ones_like(prompt.ids)
             stopwatch = Stopwatch(self.model.device)
             processor = stopwatch.processor()
@@ -131,7 +140,7 @@ def bench_language(
     """
     check_whole("per_kind", per_kind, 1, 2**31, "3 of each kind give a first impression.")
     check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
-    check_whole("max_new_tokens", max_new_tokens, LEAST, 2**31, "Give 128.")
+    check_whole("max_new_tokens", max_new_tokens, MIN_NEW_TOKENS, 2**31, "Give 128.")
     check_threads(threads)
     torch_device = check_device(device)
     keep_threads(threads)
@@ -139,15 +148,15 @@ def bench_language(
     small, drafter = (None, None) if draft is None else _draft(draft, language)
     built_in = INSTRUCTIONS if language.tokenizer.chat_template else BEGINNINGS
     given = built_in if data is None else read_prompts(os.fspath(data))
-    prompts, too_long = _encoded(language, by_task(cast(Any, given), per_kind), max_new_tokens)
+    prompts, too_long = _encode_prompts(language, by_task(cast(Any, given), per_kind), max_new_tokens)
     ours, stock = _methods(language, small, drafter)
     harness = LanguageHarness(language, max_new_tokens)
-    stock, left_out = runnable(harness, prompts[0], stock)
+    stock, left_out = runnable_methods(harness, prompts[0], stock)
     greedy = Method.greedy()
     methods = [ours[0], greedy, PLAIN, *ours[1:], *stock]
     log(f"{len(prompts)} prompts; methods: {', '.join(method.name for method in methods)}")
     singles = [[prompt] for prompt in prompts]
-    found = timed(harness, methods, singles, repeats, log)
+    found = time_methods(harness, methods, singles, repeats, log)
     log(f"the first {FIRST} tokens of a first call")
     first = LanguageHarness(language, min(FIRST, max_new_tokens), afresh=True)
     begun = replace(found, measured=first.interleave([*ours, greedy, PLAIN], singles, repeats, log))
@@ -163,7 +172,9 @@ def bench_language(
     return BenchReport(
         bench="core",
         title=f"Drafters for {language.directory.name}: {len(prompts)} prompts{kept}, drafts learned",
-        hardware=hardware(device=torch_device, dtype=torch.float32, batch=1, threads=torch.get_num_threads()),
+        hardware=measurement_conditions(
+            device=torch_device, dtype=torch.float32, batch=1, threads=torch.get_num_threads()
+        ),
         exactness=tuple(
             Exactness(f"tokens of {name} and of transformers' greedy loop", sum(same), len(same))
             for name, same in found.equal.items()
@@ -183,7 +194,9 @@ def bench_language(
     )
 
 
-def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -> tuple[list[Encoded], int]:
+def _encode_prompts(
+    language: LoadedLanguageModel, prompts: Sequence[Any], most: int
+) -> tuple[list[EncodedPrompt], int]:
     """Encode prompts as token ids.
 
     most: the most new tokens of an answer.
@@ -192,7 +205,7 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)
-    found: list[Encoded] = []
+    found: list[EncodedPrompt] = []
     for prompt in prompts:
         if tokenizer.chat_template:
             text = tokenizer.apply_chat_template([*prompt.messages], tokenize=False, add_generation_prompt=True)
@@ -200,11 +213,12 @@ def _encoded(language: LoadedLanguageModel, prompts: Sequence[Any], most: int) -
         else:
             ids = tokenizer(prompt.messages[-1]["content"], return_tensors="pt")["input_ids"]
         room = most if positions is None else min(most, positions - ids.shape[1])
-        if room >= LEAST and ids.shape[1]:
-            found.append(Encoded(prompt.task, ids.to(language.model.device), room))
+        if room >= MIN_NEW_TOKENS and ids.shape[1]:
+            found.append(EncodedPrompt(prompt.task, ids.to(language.model.device), room))
     if not found:
         raise InputError(
-            f"`data` must hold prompts that leave {LEAST} of the model's {positions} positions for an answer, but has "
+            f"`data` must hold prompts that leave {MIN_NEW_TOKENS} of the model's {positions} positions for an "
+            "answer, but has "
             "none. Shorten them."
         )
     return found, len(prompts) - len(found)
@@ -229,7 +243,7 @@ def _methods(
     small: a model that drafts. drafter: a draft network, for which transformers has no loop. None: there is none.
     Returns: the methods with mmdec's drafters, and those with transformers' own speculative loops.
     """
-    ours = [Method.drafted(name, named_drafter(name)) for name in drafter_names()]
+    ours = [Method.drafted(name, make_drafter(name)) for name in drafter_names()]
     stock = [LOOKUP]
     if small is not None:
         drafter = cast(Drafter, Speculation(DecodingOptions(small.model)).drafter_for(language.model))
@@ -252,7 +266,7 @@ def _passes(measured: Measurements, method: Method) -> Quantity:
 
 
 # names of fields in the file that may hold a prompt's kind; the first one that exists is used
-KINDS = ("category", "task", "topic", "kind")
+TASK_FIELDS = ("category", "task", "topic", "kind")
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
@@ -383,7 +397,7 @@ def _prompt(chat: Conversation) -> TextPrompt:
     if chat.images:
         raise InputError(f"`data` must have no pictures, but {chat.place} has. Time it with `mmdec bench vlm`.")
     said = [text for turn in chat.turns for text in turn][:-1]
-    task = next((str(chat.notes[name]) for name in KINDS if name in chat.notes), "all")
+    task = next((str(chat.notes[name]) for name in TASK_FIELDS if name in chat.notes), "all")
     prompt = TextPrompt.asked(task, *said)
     system = ({"role": SYSTEM, "content": str(chat.notes[SYSTEM])},) if SYSTEM in chat.notes else ()
     return TextPrompt(task, (*system, *prompt.messages))

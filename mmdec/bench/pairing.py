@@ -18,11 +18,11 @@ import torch
 from mmdec.bench.report import WALL, Comparison, Kind
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
-from mmdec.checks.files import one_line
+from mmdec.checks.files import error_line
 from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import depths, int_list, int_rows
-from mmdec.drafters.registry import named_drafter
+from mmdec.drafters.registry import make_drafter
 from mmdec.errors import MmdecError
 from mmdec.evaluation.harness import Harness, Input, Log, Measurement, Measurements, Method
 from mmdec.tasks.threads import keep_threads
@@ -34,7 +34,7 @@ PLAIN = Method.drafted("plain", None)  # mmdec's own loop without a drafter
 Result = TypeVar("Result")
 
 
-def prepared(device: str | None, threads: int) -> torch.device:
+def prepare_device(device: str | None, threads: int) -> torch.device:
     """Set torch's threads for the process, and return the device; None: a GPU if there is one. Raises InputError if the
     device or the number is impossible."""
     check_threads(threads)
@@ -44,7 +44,7 @@ def prepared(device: str | None, threads: int) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedTiming:
     """Timings of two methods, a and b, in turn: medians in milliseconds, the median ratio b / a with its quartiles, and
     the number of pairs (`n`)."""
 
@@ -56,15 +56,15 @@ class Paired:
     n: int
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> Paired:
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> PairedTiming:
         """Summarise pairs (a, b): the seconds of two successive calls, one of each method."""
         low, middle, high = quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
 
-    def turned(self) -> Paired:
+    def turned(self) -> PairedTiming:
         """Exchange a and b."""
-        return Paired(self.b_ms, self.a_ms, 1 / self.ratio, 1 / self.high, 1 / self.low, self.n)
+        return PairedTiming(self.b_ms, self.a_ms, 1 / self.ratio, 1 / self.high, 1 / self.low, self.n)
 
     def row(self, subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any) -> Comparison:
         """Build a row of a report, in which a is the subject and b the baseline.
@@ -80,13 +80,13 @@ class Paired:
         )
 
 
-def paired(
+def time_pairs(
     a: Callable[[], Result],
     b: Callable[[], Result],
     repeats: int,
     device: torch.device,
     seconds: Callable[[Result], float] | None = None,
-) -> Paired:
+) -> PairedTiming:
     """Call a and b alternately, after one warm-up of each, and summarise their seconds.
 
     repeats: number of timed pairs. device: the wall clock waits until this device has finished.
@@ -103,7 +103,7 @@ def paired(
             pair.append(wall if seconds is None else seconds(result))
         if number:
             pairs.append((pair[0], pair[1]))
-    return Paired.of(pairs)
+    return PairedTiming.of(pairs)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -148,7 +148,7 @@ def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit:
 
 @final
 @dataclass(frozen=True)
-class Timed:
+class MethodTimings:
     """The measurements of several methods on the same inputs."""
 
     measured: Measurements  # method name -> each batch of inputs -> its repeats
@@ -219,22 +219,24 @@ def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Meas
     return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
 
 
-def timed(
+def time_methods(
     harness: Harness[Input], methods: Sequence[Method], groups: Sequence[Sequence[Input]], repeats: int, log: Log
-) -> Timed:
+) -> MethodTimings:
     """Compare tokens, then time all methods in turn.
 
     methods: the second one must be transformers' greedy decoding. groups: batches of inputs.
     Returns: the measurements of all methods.
     Raises MmdecError if the tokens of one of mmdec's methods differ from those of greedy decoding.
     """
-    watched, recorders = recorded(methods)
+    watched, recorders = add_depth_recorders(methods)
     equal = harness.gate(watched, groups, log)
     shares = {name: tuple(recorder.shares()) for name, recorder in recorders.items() if recorder.shares()}
-    return Timed(harness.interleave(methods, groups, repeats, log), equal, shares, harness.clock)
+    return MethodTimings(harness.interleave(methods, groups, repeats, log), equal, shares, harness.clock)
 
 
-def runnable(harness: Harness[Input], first: Input, methods: Sequence[Method]) -> tuple[list[Method], dict[str, str]]:
+def runnable_methods(
+    harness: Harness[Input], first: Input, methods: Sequence[Method]
+) -> tuple[list[Method], dict[str, str]]:
     """Try methods of transformers on one input, because not every model can decode with each of them.
 
     first: the input.
@@ -248,7 +250,7 @@ def runnable(harness: Harness[Input], first: Input, methods: Sequence[Method]) -
         except (MmdecError, MemoryError):
             raise
         except Exception as error:
-            left_out[method.name] = f"transformers cannot run it here ({one_line(error)})"
+            left_out[method.name] = f"transformers cannot run it here ({error_line(error)})"
     return found, left_out
 
 
@@ -275,14 +277,14 @@ class DepthRecorder(ForwardingDrafter):
         return [self._accepted[depth] / self._reached[depth] for depth in sorted(self._reached)]
 
 
-def recorded(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
+def add_depth_recorders(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
     """Wrap the drafters of mmdec's methods in recorders. Returns all methods, and the recorders by method name."""
     recorders: dict[str, DepthRecorder] = {}
     watched = []
     for method in methods:
         drafter: Any = method.options.get("drafter")
         if method.loop == "mmdec" and drafter is not None:
-            chosen = named_drafter(drafter) if isinstance(drafter, str) else drafter
+            chosen = make_drafter(drafter) if isinstance(drafter, str) else drafter
             recorders[method.name] = DepthRecorder(chosen)
             method = replace(method, options={**method.options, "drafter": recorders[method.name]})
         watched.append(method)

@@ -27,7 +27,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mmdec.bench.pairing import Paired
+from mmdec.bench.pairing import PairedTiming
 from mmdec.bench.report import WALL, BenchReport, Comparison, Exactness, Quantity
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.timing import Stopwatch
@@ -35,13 +35,13 @@ from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
 from mmdec.evaluation.harness import CPU, Log, Method, no_log
 from mmdec.evaluation.transcription import TranscriptionHarness, normaliser
-from mmdec.generation.run import DraftedBy
-from mmdec.hub.provenance import hardware
+from mmdec.generation.run import DrafterChoice
+from mmdec.hub.provenance import measurement_conditions
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.threads import with_threads
 from mmdec.training.metrics.text import ratio, word_edits
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.request import first_time
+from mmdec.whisper.request import first_timestamp_token
 
 PEERS = ("ctranslate2",)
 STOCK, OURS, OURS_INT8 = "transformers float32", "mmdec float32", "mmdec int8"
@@ -73,7 +73,7 @@ def bench_peer(
     model: str | os.PathLike[str],
     peer: str,
     *,
-    heads: DraftedBy = AUTO,
+    heads: DrafterChoice = AUTO,
     repeats: int = 5,
     language: str | None = "en",
     threads: int = 2,
@@ -104,13 +104,13 @@ def bench_peer(
         for count in counts:
             drafted = Method.drafted("mmdec", heads)
             named |= {
-                (STOCK, count): partial(_said, harness, Method.greedy(), count),
-                (OURS, count): partial(_said, harness, drafted, count),
-                (OURS_INT8, count): partial(_said, TranscriptionHarness(eighth, language), drafted, count),
+                (STOCK, count): partial(_transcribe, harness, Method.greedy(), count),
+                (OURS, count): partial(_transcribe, harness, drafted, count),
+                (OURS_INT8, count): partial(_transcribe, TranscriptionHarness(eighth, language), drafted, count),
             }
         named |= peer_calls(whole, Path(folder) / "model", harness, counts)
         sides = {key: Engine(call) for key, call in named.items()}
-        in_turn(list(sides.values()), sounds, repeats, log)
+        time_in_turn(list(sides.values()), sounds, repeats, log)
     return _report(harness, sides, dict(zip(recordings, sounds, strict=True)), peer, threads)
 
 
@@ -126,7 +126,7 @@ def _report(
     return BenchReport(
         bench="engines",
         title=f"mmdec beside {peer}: {whole.directory.name if whole.directory else 'given'}",
-        hardware=hardware(device=CPU, dtype=torch.float32, batch=1, threads=threads)
+        hardware=measurement_conditions(device=CPU, dtype=torch.float32, batch=1, threads=threads)
         | {"kernels": torch.backends.cpu.get_cpu_capability()},
         exactness=tuple(
             Exactness(
@@ -138,7 +138,7 @@ def _report(
             if count == 1 and name != STOCK
         ),
         comparisons=tuple(
-            row for group, indices in groups.items() if indices for row in compared(sides, group, indices)
+            row for group, indices in groups.items() if indices for row in compare_engines(sides, group, indices)
         ),
         quantities=(*_words_wrong(sides, found, harness), *_totals(sides, len(sounds))),
         not_measured={} if any(found) else {"words wrong": "no transcripts lie beside the recordings (.txt)"},
@@ -158,7 +158,7 @@ def _report(
     )
 
 
-def in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
+def time_in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log: Log) -> None:
     """Call all engines in turn on every recording, (T,) of 16 kHz, after one call of each that is not timed. The
     engines in `sides` record texts and seconds."""
     stopwatch = Stopwatch()
@@ -168,14 +168,16 @@ def in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int, log
         for index, samples in enumerate(sounds):
             for side in sides:
                 stopwatch.lap()
-                start = stopwatch.process()  # processor time of all threads: the other engine has threads of its own
+                start = (
+                    stopwatch.process_cpu_time()
+                )  # processor time of all threads: the other engine has threads of its own
                 side.texts[index] = side.call(samples)
-                side.processor[index].append(stopwatch.process() - start)
+                side.processor[index].append(stopwatch.process_cpu_time() - start)
                 side.seconds[index].append(stopwatch.lap())
         log(f"round {repeat + 1} of {repeats}")
 
 
-def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
+def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
     """Compare each pair of engines on some recordings, by wall clock and by processor seconds.
 
     sides: the engines. group: name of this group of recordings. indices: indices of these recordings.
@@ -192,7 +194,9 @@ def compared(sides: Sides, group: str, indices: Sequence[int]) -> list[Compariso
             (WALL, a.seconds, b.seconds),
             (PROCESSOR, sides[subject, 1].processor, sides[baseline, 1].processor),
         ):
-            pairs = Paired.of([pair for index in indices for pair in zip(ours[index], theirs[index], strict=True)])
+            pairs = PairedTiming.of(
+                [pair for index in indices for pair in zip(ours[index], theirs[index], strict=True)]
+            )
             total, other = (_total({index: laps[index] for index in indices}) for laps in (ours, theirs))
             rows.append(
                 Comparison(
@@ -274,13 +278,13 @@ def _peer_said(engine: Any, model: Any, harness: TranscriptionHarness, samples: 
         return list(model.generate(states, [prompt], beam_size=1, max_length=most)[0].sequences_ids[0])
 
     if long:
-        tokens = long_form(decode, features, whisper.extractor.nb_max_frames, first_time(whisper.model))
+        tokens = long_form(decode, features, whisper.extractor.nb_max_frames, first_timestamp_token(whisper.model))
     else:
         tokens = decode(features)
     return str(whisper.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
-def _said(harness: TranscriptionHarness, method: Method, threads: int, samples: Tensor) -> str:
+def _transcribe(harness: TranscriptionHarness, method: Method, threads: int, samples: Tensor) -> str:
     with with_threads(threads):
         return harness.measure([samples], method).texts[0]
 

@@ -24,7 +24,7 @@ from mmdec.errors import InputError
 
 FORMAT = "mmdec-bench"
 VERSION = 1
-LARGEST = 64 * 2**20  # the most bytes of a saved run, which is read whole
+MAX_REPORT_BYTES = 64 * 2**20  # the most bytes of a saved run, which is read whole
 WALL = "wall clock"  # the kind of measured time that most tables show
 
 Kind = Literal["all", "length", "task", "batch", "shape"]
@@ -122,13 +122,15 @@ def load_run(path: str | Path) -> BenchRun:
     source = Path(path)
     try:
         with open(source, "rb") as file:
-            raw = file.read(LARGEST + 1)
+            raw = file.read(MAX_REPORT_BYTES + 1)
     except OSError as error:
         raise InputError(
             f"The saved run must be a readable file, but '{source}' is not ({error.strerror}). Check the path."
         ) from None
-    if len(raw) > LARGEST:
-        raise InputError(f"The saved run must have at most {LARGEST} bytes, but '{source}' has more. Name another.")
+    if len(raw) > MAX_REPORT_BYTES:
+        raise InputError(
+            f"The saved run must have at most {MAX_REPORT_BYTES} bytes, but '{source}' has more. Name another."
+        )
     try:
         content = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -167,7 +169,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def merged(runs: Sequence[BenchRun]) -> BenchRun:
+def merge_runs(runs: Sequence[BenchRun]) -> BenchRun:
     """Merge the results of several commands into one; all reports are kept, also two of the same benchmark."""
     left_out: dict[str, str] = {}
     for run in runs:
@@ -177,7 +179,7 @@ def merged(runs: Sequence[BenchRun]) -> BenchRun:
 
 Rows = list[tuple[str, ...]]
 WIDTH = 80
-MANY = 8  # number of (subject, baseline) pairs; if there are more, subjects share a table
+MANY_PAIRS = 8  # number of (subject, baseline) pairs; if there are more, subjects share a table
 FIRST = 12  # characters: smallest width of a table's first column, the only one that may be wrapped
 
 
@@ -223,16 +225,19 @@ def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[st
 
 def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     exact = [(f"{gate.what}: {gate.equal} of {gate.of} equal",) for gate in report.exactness]
-    yield report.title, (), [(machine(report.hardware),), *exact]
+    yield report.title, (), [(hardware_line(report.hardware),), *exact]
     pairs: dict[tuple[str, str], list[Comparison]] = {}
     for row in report.comparisons:
         pairs.setdefault((row.subject, row.baseline), []).append(row)
-    if len(pairs) > MANY and any(row.timed == WALL for row in report.comparisons):
+    if len(pairs) > MANY_PAIRS and any(row.timed == WALL for row in report.comparisons):
         yield from _many(report.comparisons)
     else:
         for (subject, baseline), rows in pairs.items():
             timed = {row.timed for row in rows}
-            yield f"{subject} against {baseline}{'' if len(timed) > 1 else f', {timed.pop()}'}", *_compared(rows)
+            yield (
+                f"{subject} against {baseline}{'' if len(timed) > 1 else f', {timed.pop()}'}",
+                *_comparison_table(rows),
+            )
     if any(row.tokens_per_round is not None for row in report.comparisons):
         without = any(row.accepted_per_round is not None for row in report.comparisons)
         yield f"tok/round: tokens a round, correction or bonus included{'; accepted: without it' * without}", (), []
@@ -269,7 +274,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
         rows.sort(key=lambda row: (order.index(row.group), subjects.index(row.subject)))
         several = [replace(row, group=f"{row.group}: {row.subject}") for row in rows]
         if several:
-            yield f"Against {baseline}, {WALL}", *_compared(several)
+            yield f"Against {baseline}, {WALL}", *_comparison_table(several)
     cells = {
         (row.group, row.subject): _number(row.times)
         for row in shown
@@ -283,7 +288,7 @@ def _many(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, tuple[str, .
     yield "Quartiles by task, the decoder alone, and the methods against each other: --json", (), []
 
 
-def _compared(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:
+def _comparison_table(rows: Sequence[Comparison]) -> tuple[tuple[str, ...], Rows]:
     """Return the headings and cells of a table of comparisons; columns without information are left out."""
     several = len({row.timed for row in rows}) > 1
     tokens = any(row.tokens_per_round is not None for row in rows)
@@ -323,7 +328,7 @@ def _changes(changes: Changes) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
         yield "Without a partner in the other run", (), [(line,) for line in lines]
 
 
-def machine(hardware: dict[str, Any]) -> str:
+def hardware_line(hardware: dict[str, Any]) -> str:
     """Write one line on the machine: processor or GPU, threads, dtype, batch, versions, commit, date."""
     versions = hardware.get("versions") or {}
     batch = hardware.get("batch")
@@ -423,7 +428,7 @@ class Changes:
     only_before: tuple[tuple[str, ...], ...] = ()  # the comparisons that only the saved run has
 
 
-def against(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
+def compare_runs(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
     """Compare two sets of results, benchmark by benchmark. Comparisons that only one of them has are listed.
 
     before: the saved results. source: name of their file.

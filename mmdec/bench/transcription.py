@@ -20,11 +20,11 @@ from typing import Any
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-from mmdec.bench.pairing import LOOKUP, Group, Timed, length_groups, timed
+from mmdec.bench.pairing import LOOKUP, Group, MethodTimings, length_groups, time_methods
 from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.checks.arguments import check_threads
 from mmdec.errors import InputError
-from mmdec.evaluation.harness import Log, Method, measured_on, no_log, parse_plan
+from mmdec.evaluation.harness import Log, Method, describe_measurement, no_log, parse_plan
 from mmdec.evaluation.transcription import TranscriptionHarness
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.tasks.threads import keep_threads
@@ -88,30 +88,30 @@ def bench_asr(
     harness = TranscriptionHarness(whisper, language, max_new_tokens)
     medusa, greedy = Method.drafted("medusa", whisper.heads(heads), nodes), Method.greedy()
     admission = Admission(allow_absolute_paths)
-    chosen = _given(harness, recordings) or from_corpus(harness, corpus, splits, per_bin, admission)
+    chosen = _read_recordings(harness, recordings) or from_corpus(harness, corpus, splits, per_bin, admission)
     long = _long(chosen)
     longest = [chosen[index].samples for index in long]
     helper = fastest(harness, assistants(whisper.model, assistant), longest[:1])
     methods = [medusa, greedy, LOOKUP, helper]
     names = ", ".join(method.name for method in methods)
     log(f"{len(chosen)} recordings, {len(long)} of them long; methods: {names}")
-    alone = timed(harness, methods, [[recording.samples] for recording in chosen], repeats, log)
+    alone = time_methods(harness, methods, [[recording.samples] for recording in chosen], repeats, log)
     batches = in_batches(longest, batch)
-    together = timed(harness, [medusa, greedy], batches, repeats, log)
+    together = time_methods(harness, [medusa, greedy], batches, repeats, log)
     return _report(
         chosen,
         long,
         alone,
         rows=together.rows("medusa", "greedy", Group(f"{batch} together", "batch", range(len(batches)))),
         title=f"Medusa heads: {whisper.directory.name if whisper.directory else 'given'}, drafts {plan}",
-        machine=measured_on(whisper.model, (1, batch)),
+        machine=describe_measurement(whisper.model, (1, batch)),
     )
 
 
 def _report(
     chosen: Sequence[Recording],
     long: Sequence[int],
-    alone: Timed,
+    alone: MethodTimings,
     rows: Sequence[Comparison],
     title: str,
     machine: dict[str, Any],
@@ -187,7 +187,7 @@ def from_corpus(
     return chosen
 
 
-def _given(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
+def _read_recordings(harness: TranscriptionHarness, paths: Sequence[Path]) -> list[Recording]:
     """Read recordings that the user named. The length of each, by which results are grouped, is the number of words in
     its greedy transcript."""
     given = []

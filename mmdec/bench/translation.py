@@ -24,16 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.bench.pairing import Paired, paired, prepared, quartiles
+from mmdec.bench.pairing import PairedTiming, prepare_device, quartiles, time_pairs
 from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.ar_decoder import ArDecoder
 from mmdec.daspeech.dag_decoder import BOS, EOS
-from mmdec.daspeech.model import Source
+from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.translate import Translation, load, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError, MmdecError
-from mmdec.evaluation.harness import Log, measured_on, no_log
+from mmdec.evaluation.harness import Log, describe_measurement, no_log
 from mmdec.evaluation.judge_transcription import Judge
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.io import audio
@@ -73,7 +73,7 @@ def bench_speech(
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
-    prepared(device, threads)
+    prepare_device(device, threads)
     translator = load(model, device)
     if translator.model.decoder is None:
         raise InputError(f"`model` must have a graph to compare, but '{model}' has none. Name one that was trained.")
@@ -90,7 +90,7 @@ def bench_speech(
     return BenchReport(
         bench="speech",
         title="Speech translation: the graph against the autoregressive baseline",
-        hardware=measured_on(translator.model),
+        hardware=describe_measurement(translator.model),
         exactness=(Exactness("units of verified and of autoregressive decoding", count, count),),
         comparisons=(*rows, *(row for row, _ in against.values()), *whole.rows),
         quantities=(
@@ -120,17 +120,17 @@ def _by_length(
     gate(translator.baseline, first.states, first.lengths)
     rows = []
     for length in seconds:
-        source = _source(translator, _joined(sounds, length))
+        source = _source(translator, _join_recordings(sounds, length))
         count = round(length * (UNITS_A_SECOND if source.heard is None else PIECES_A_SECOND))
 
-        def graph(source: Source = source) -> LatticePath:
+        def graph(source: EncodedSpeech = source) -> LatticePath:
             return network.lattice(source.states, source.lengths, source.sizes).path("lookahead")
 
-        def baseline(source: Source = source, count: int = count) -> list[list[int]]:
+        def baseline(source: EncodedSpeech = source, count: int = count) -> list[list[int]]:
             return translator.baseline.generate(source.states, source.lengths, count, min_length=count)
 
         rows.append(
-            paired(graph, baseline, repeats, device).row(
+            time_pairs(graph, baseline, repeats, device).row(
                 *("lookahead", "autoregressive", f"{length:g} s, fixed lengths", "length", "after encoder"),
                 size=float(length),
                 unit="s of source",
@@ -139,7 +139,7 @@ def _by_length(
     return rows
 
 
-def _source(translator: SpeechTranslator, samples: Tensor) -> Source:
+def _source(translator: SpeechTranslator, samples: Tensor) -> EncodedSpeech:
     """Encode samples (T,) of 16 kHz into the decoders' input. Raises InputError if the model recognises nothing."""
     source = translator.layout.source(translator.layout.features([samples]))
     if not int(source.lengths[0]):
@@ -186,7 +186,7 @@ def _whole_calls(
     with TemporaryDirectory(prefix="mmdec-bench-") as folder:
         for seconds in WHOLE:
             log(f"whole calls on {seconds:g} s of speech against {' and '.join(sides)}")
-            path = audio.save_audio(Path(folder) / f"{seconds:g}.wav", _joined(sounds, seconds).numpy())
+            path = audio.save_audio(Path(folder) / f"{seconds:g}.wav", _join_recordings(sounds, seconds).numpy())
             calls: list[float] = []  # seconds of each call of `ours`
 
             def ours(path: Path = path, calls: list[float] = calls) -> Translation:
@@ -198,7 +198,7 @@ def _whole_calls(
             found.texts[f"{subject}, {seconds:g} s"] = ours().text
             for name, (timed, run) in sides.items():
                 found.texts[f"{name}, {seconds:g} s"] = run(path).text
-                row = paired(ours, partial(run, path), repeats, translator.device).row(
+                row = time_pairs(ours, partial(run, path), repeats, translator.device).row(
                     *(subject, name, f"{seconds:g} s, whole calls", "length", timed), size=seconds, unit="s of source"
                 )
                 rows[name].append(row)
@@ -209,7 +209,7 @@ def _whole_calls(
     return found
 
 
-def _joined(sounds: Sequence[Tensor], seconds: float) -> Tensor:
+def _join_recordings(sounds: Sequence[Tensor], seconds: float) -> Tensor:
     """Join recordings (T,) end to end, repeat them if they are too short, and cut to `seconds`."""
     count = round(seconds * audio.SAMPLE_RATE)
     joined = torch.cat(list(sounds))
@@ -225,18 +225,18 @@ def _against_baseline(
         autoregressive decoding gives for each pass of the strategy.
     Raises MmdecError if verified units differ from the baseline's.
     """
-    pairs, units, passes = list[Paired](), 0, 0
+    pairs, units, passes = list[PairedTiming](), 0, 0
     for path in recordings:
         drafted = partial(translate_speech, path, model=translator, strategy=strategy)
         baseline = partial(translate_speech, path, model=translator, strategy="autoregressive")
         first, plain = drafted(), baseline()
         if strategy == "verified" and first.units != plain.units:
             raise MmdecError("Verified units are not the baseline's: no timing is reported. Report this as a bug.")
-        pairs.append(paired(drafted, baseline, repeats, translator.device, lambda said: said.timings["linguistic"]))
+        pairs.append(time_pairs(drafted, baseline, repeats, translator.device, lambda said: said.timings["linguistic"]))
         units += plain.passes  # number of units: the baseline takes one pass for each, </s> included
         passes += first.passes
     ratios = [pair.ratio for pair in pairs]
-    together = Paired(
+    together = PairedTiming(
         a_ms=statistics.median(pair.a_ms for pair in pairs),
         b_ms=statistics.median(pair.b_ms for pair in pairs),
         ratio=statistics.median(ratios),

@@ -16,7 +16,7 @@ from typing import TypeVar, cast, final
 from mmdec.errors import InputError
 
 T = TypeVar("T")
-SHOWN = 80  # maximum characters of a value that an error message quotes
+MAX_QUOTED_CHARACTERS = 80  # maximum characters of a value that an error message quotes
 # maximum CPU threads: if the system cannot start that many, OpenMP aborts the process
 MAX_THREADS = max(64, os.cpu_count() or 1)
 MAX_NODES = 1024  # maximum nodes of a draft; the size of the attention mask grows with the square of this number
@@ -30,13 +30,13 @@ def show(value: object) -> str:
             text = repr(value)
         except ValueError:  # Python refuses to print an integer of thousands of digits
             return f"a huge {type(value).__name__}"
-        return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+        return text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[: MAX_QUOTED_CHARACTERS - 3]}..."
     if isinstance(value, PurePath):
-        return f"the path {str(value)!r:.{SHOWN}}"
+        return f"the path {str(value)!r:.{MAX_QUOTED_CHARACTERS}}"
     if isinstance(value, (list, tuple)) and len(value) <= 4:
         parts = ", ".join(show(item) if not isinstance(item, (list, tuple)) else "..." for item in value)
         text = f"[{parts}]" if isinstance(value, list) else f"({parts}{',' * (len(value) == 1)})"
-        if len(text) <= SHOWN:
+        if len(text) <= MAX_QUOTED_CHARACTERS:
             return text
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -163,7 +163,7 @@ class UnknownOption(InputError):
 
 
 @contextmanager
-def naming_options(names: Iterable[str]) -> Iterator[None]:
+def suggesting_options(names: Iterable[str]) -> Iterator[None]:
     """Context manager: if the block raises `UnknownOption`, add `names` to the valid names among which the error looks
     for a similar one."""
     try:

@@ -58,14 +58,14 @@ def check_same_dtype(dtype: object, own: torch.dtype) -> None:
         raise InputError(f"`dtype` must be that of the loaded `model`, {own}, but is {dtype}. Leave it out.")
 
 
-def quick_dtype(device: str | torch.device | None) -> torch.dtype:
+def fastest_dtype(device: str | torch.device | None) -> torch.dtype:
     """Return the fastest dtype of sufficient precision: bfloat16 on a GPU that supports it in hardware, else float32.
     Raises InputError for an impossible device."""
     quick = check_device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if quick else torch.float32
 
 
-def fast_bfloat16(device: torch.device) -> bool:
+def has_fast_bfloat16(device: torch.device) -> bool:
     """Return whether matrix products in bfloat16 are faster than in float32 on this device. On a CPU without AVX-512
     they are not."""
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

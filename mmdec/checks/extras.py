@@ -8,15 +8,15 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # module -> its package, where the two names differ
-PACKAGES = {"yaml": "pyyaml", "multipart": "python-multipart"}
-EVERYTHING = ("test", "docs")  # extras of developers, named only if no other has the package
+PACKAGE_OF_MODULE = {"yaml": "pyyaml", "multipart": "python-multipart"}
+DEVELOPER_EXTRAS = ("test", "docs")  # extras of developers, named only if no other has the package
 
 
 def missing_extra(error: ImportError, preferred: str = "") -> str | None:
     """Return what a user must install if the import that failed is of an extra; None if it is not: the error is a fault
     then. preferred: an extra that is named if it is one of several with this package."""
     module = (error.name or "").partition(".")[0]
-    package = PACKAGES.get(module, module).lower().replace("_", "-")
+    package = PACKAGE_OF_MODULE.get(module, module).lower().replace("_", "-")
     extras = [extra for extra, packages in _extras() if package in packages]
     if not extras:
         return None
@@ -39,5 +39,5 @@ def _extras() -> list[tuple[str, set[str]]]:
         for extra in names
         if match is not None and re.search(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""", text)
     ]
-    ordered = sorted(names, key=lambda extra: extra in EVERYTHING)
+    ordered = sorted(names, key=lambda extra: extra in DEVELOPER_EXTRAS)
     return [(extra, {package for package, of in named if of == extra}) for extra in ordered]

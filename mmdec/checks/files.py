@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 from mmdec.errors import InputError, MmdecError
 
-PART = ".mmdec-"  # name prefix of temporary files, which are still being written
-KINDS = (
+TEMPORARY_PREFIX = ".mmdec-"  # name prefix of temporary files, which are still being written
+SPECIAL_FILES = (
     (stat.S_ISDIR, "a directory", "Name the files in it"),
     (stat.S_ISFIFO, "a pipe", "Save what comes out of it to a file"),
     (stat.S_ISSOCK, "a socket", "Save what comes out of it to a file"),
@@ -27,9 +27,9 @@ KINDS = (
     (stat.S_ISBLK, "a device", "Name a file"),
 )
 MAX_PATH = 4096  # maximum characters of a path: longer ones are rejected
-SHOWN = 240  # maximum characters of a path that an error message quotes
+MAX_QUOTED_PATH = 240  # maximum characters of a path that an error message quotes
 # a URL, such as http://; a single slash is enough, because pathlib turns // into /
-ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)
+URL_PATTERN = re.compile(r"^[a-z][a-z0-9+.-]{1,20}:/|^data:", re.IGNORECASE)
 
 
 def printable(text: str) -> str:
@@ -37,10 +37,10 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def shown_path(path: str | os.PathLike[str]) -> str:
+def quote_path(path: str | os.PathLike[str]) -> str:
     """Convert a path to text for an error message: one line of limited length."""
     text = printable(os.fsdecode(path))
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_QUOTED_PATH else f"{text[:MAX_QUOTED_PATH]}..."
 
 
 @contextmanager
@@ -49,8 +49,8 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
 
     A pipe is not opened, because that may block; a URL is not downloaded. Raises: InputError about `argument`.
     """
-    text, name = os.fsdecode(path), f"'{shown_path(path)}'"
-    if ADDRESS.match(text) and not os.path.lexists(text.partition("\0")[0]):
+    text, name = os.fsdecode(path), f"'{quote_path(path)}'"
+    if URL_PATTERN.match(text) and not os.path.lexists(text.partition("\0")[0]):
         raise InputError(
             f"`{argument}` must be a file, but is the address {name}. Download it first: nothing is fetched."
         )
@@ -70,7 +70,7 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
         raise
     except (OSError, ValueError) as error:
         remedy = "the permissions of the file and its folders" if isinstance(error, PermissionError) else "the path"
-        raise unreadable(argument, name, error, f"Check {remedy}.") from error
+        raise unreadable_error(argument, name, error, f"Check {remedy}.") from error
     try:
         _check_regular(os.fstat(descriptor).st_mode, name, argument)
         yield descriptor
@@ -78,17 +78,19 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def unreadable(argument: str, name: str, error: Exception, remedy: str) -> InputError:
+def unreadable_error(argument: str, name: str, error: Exception, remedy: str) -> InputError:
     """Make the error for a file that the system cannot read.
 
     argument: the caller's argument that names the file. name: the file's name, for the message. remedy: the message's
         last sentence.
     """
-    return InputError(f"`{argument}` must be a file that can be read, but {name} is not ({reason(error)}). {remedy}")
+    return InputError(
+        f"`{argument}` must be a file that can be read, but {name} is not ({error_reason(error)}). {remedy}"
+    )
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Context manager that yields a temporary file to write in. When the block ends, the file is renamed to `path`.
     Missing folders are made.
 
@@ -100,7 +102,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     try:
         mode = _replaced_mode(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{PART}{secrets.token_hex(8)}.part")
+        temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}.part")
         try:
             with open(temporary, "xb") as file:
                 yield file
@@ -119,9 +121,9 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> Path:
     """Write a file atomically: if writing fails, an earlier file stays as it was."""
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(content)
     return Path(path)
 
@@ -137,14 +139,14 @@ def _replaced_mode(path: Path) -> int | None:
     return stat.S_IMODE(mode) & 0o777
 
 
-def reason(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """Describe an error in a few words: an OSError by the system's text, others by their message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error)) or type(error).__name__
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the type and message of another library's error, in one line of limited length."""
     return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
@@ -152,11 +154,11 @@ def one_line(error: BaseException) -> str:
 def _check_regular(mode: int, name: str, argument: str) -> None:
     if stat.S_ISREG(mode):
         return
-    kind, remedy = next((kind, remedy) for is_kind, kind, remedy in KINDS if is_kind(mode))
+    kind, remedy = next((kind, remedy) for is_kind, kind, remedy in SPECIAL_FILES if is_kind(mode))
     raise InputError(f"`{argument}` must be a file, but {name} is {kind}. {remedy}.")
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object; {} if there is no file. Raises InputError if the file holds anything else."""
     if not path.is_file():
         return {}
@@ -175,7 +177,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
-def failure(error: Exception) -> str:
+def failure_message(error: Exception) -> str:
     """Return a one-line message for an input that failed. For errors that are not mmdec's it begins with the error's
     type."""
     return str(error) if isinstance(error, MmdecError) else f"{type(error).__name__}: {printable(str(error))}"

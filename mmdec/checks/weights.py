@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-SUFFIX = ".safetensors"
-WHOLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+WEIGHTS_SUFFIX = ".safetensors"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 MAX_JSON_BYTES = 64 * 2**20
-ALL = ("",)  # a value for `prefixes` that selects every tensor, because every name begins with ""
-COUNTS = ("layers", "blocks")  # a setting whose name ends with one of these is the number of a network's layers
+ALL_TENSORS = ("",)  # a value for `prefixes` that selects every tensor, because every name begins with ""
+COUNT_SUFFIXES = ("layers", "blocks")  # a setting whose name ends with one of these is the number of a network's layers
 # settings with this prefix are limits, not numbers of layers: Qwen's `max_window_layers` is 80 in models of any depth
-BOUND = "max_"
+LIMIT_PREFIX = "max_"
 # Settings that make transformers download or run code, or read files outside the folder. They are rejected.
-NOT_FOLLOWED = (
+REJECTED_SETTINGS = (
     "auto_map",
     "attn_implementation",
     "_attn_implementation",
@@ -47,13 +47,13 @@ NOT_FOLLOWED = (
 )
 # Settings that are numbers of attention heads, each with the setting that it must divide (the channels). "": it need
 # only be positive.
-HEADS = {"heads": "d_model", "link_heads": ""}
+CHANNELS_OF_HEADS = {"heads": "d_model", "link_heads": ""}
 N = TypeVar("N", bound=nn.Module)
 P = TypeVar("P", bound="PreTrainedModel")
 
 
 @contextmanager
-def damaged(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
+def report_damage(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
     """Context manager: if the block raises any error, raise InputError instead. Libraries raise errors of many types
     for damaged files.
 
@@ -86,7 +86,7 @@ def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
     return settings
 
 
-def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL) -> list[Path]:
+def weight_files(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = ALL_TENSORS) -> list[Path]:
     """Return the weight files of a folder that transformers wrote: the single safetensors file, or the files that the
     folder's index lists.
 
@@ -94,28 +94,29 @@ def shards(folder: Path, argument: str = "model", prefixes: tuple[str, ...] = AL
         needed.
     Raises: InputError unless each file is a safetensors file inside the folder.
     """
-    if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
-        return [checked_file(folder, WHOLE, argument)]
-    names = read_settings(folder / INDEX, argument).get("weight_map")
+    if (folder / WEIGHTS_FILE).is_file() or not (folder / WEIGHTS_INDEX).is_file():
+        return [weight_file(folder, WEIGHTS_FILE, argument)]
+    names = read_settings(folder / WEIGHTS_INDEX, argument).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise InputError(
-            f"`{argument}` must name a file for each tensor in the `weight_map` of {INDEX}, but '{folder / INDEX}' "
+            f"`{argument}` must name a file for each tensor in the `weight_map` of {WEIGHTS_INDEX}, but "
+            f"'{folder / WEIGHTS_INDEX}' "
             "does not. Fetch it again."
         )
     return [
-        checked_file(folder, name, argument)
+        weight_file(folder, name, argument)
         for name in sorted({file for tensor, file in names.items() if tensor.startswith(prefixes)})
     ]
 
 
-def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
+def weight_file(folder: Path, name: str, argument: str = "model") -> Path:
     """Return the path of a safetensors file in a folder.
 
     A file in the cache of the Hugging Face hub may be a link to the cache's `blobs` folder, which counts as inside.
     Raises: InputError if the file is missing, is a pickle, or lies outside the folder.
     """
     file, shown = folder / name, printable(name)
-    if not name.endswith(SUFFIX):
+    if not name.endswith(WEIGHTS_SUFFIX):
         raise InputError(
             f"`{argument}` must hold its weights as safetensors, but '{folder}' names '{shown}'. Pickles are not read: "
             "save it with `save_pretrained`."
@@ -130,8 +131,8 @@ def checked_file(folder: Path, name: str, argument: str = "model") -> Path:
     except OSError:  # no file can have this name
         there = False
     if not there:
-        alone = name == WHOLE and folder.is_dir()
-        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES) if alone else []
+        alone = name == WEIGHTS_FILE and folder.is_dir()
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES) if alone else []
         fault = f"holds a pickle, {pickles[0]}, which is not read" if pickles else f"lacks '{shown}'"
         raise InputError(
             f"`{argument}` must hold its weights as safetensors, but '{folder}' {fault}. Fetch all its shards, or save "
@@ -151,7 +152,9 @@ def lies_inside(file: Path, folder: Path) -> bool:
     return any(real.is_relative_to(allowed) for allowed in (home, *blobs))
 
 
-def read_weights(files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL) -> dict[str, Tensor]:
+def read_weights(
+    files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL_TENSORS
+) -> dict[str, Tensor]:
     """Read the tensors whose names begin with one of `prefixes`, by name. Raises InputError if a file is damaged or a
     tensor is not finite."""
     state: dict[str, Tensor] = {}
@@ -209,17 +212,19 @@ def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argum
                 f"`{argument}` must have weights for all of its layers, but `{name}` is {value} for {len(state)} "
                 "tensors. Fetch it again."
             )
-        elif name in HEADS and not (type(value) is int and value > 0 and settings.get(HEADS[name], value) % value == 0):
+        elif name in CHANNELS_OF_HEADS and not (
+            type(value) is int and value > 0 and settings.get(CHANNELS_OF_HEADS[name], value) % value == 0
+        ):
             raise InputError(
                 f"`{argument}` must divide its channels into heads, but `{name}` is {value!r:.60}. Fetch it again."
             )
 
 
 def _is_count(name: str) -> bool:
-    return name.endswith(COUNTS) and not name.startswith(BOUND)
+    return name.endswith(COUNT_SUFFIXES) and not name.startswith(LIMIT_PREFIX)
 
 
-def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
+def build_with_weights(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
     """Build a network and load weights into it, in float32.
 
     build: makes the network. state: the tensors by name. source: their file or folder, for error messages.
@@ -244,13 +249,13 @@ def fill(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, sou
     return network
 
 
-def fill_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model") -> P:
+def load_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model") -> P:
     """Load the weights in `folder` into one of transformers' networks, in float32 and evaluation mode.
 
     network: the class. config: its configuration, which the caller has read from the folder.
     Raises: InputError if weights are missing, have other shapes, are damaged or are not finite.
     """
-    state = read_weights(shards(folder, argument), argument)
+    state = read_weights(weight_files(folder, argument), argument)
     check_counts(config.to_dict(), state, argument)
     with torch.device("meta"):
         own = {name: value.shape for name, value in network(config).state_dict().items()}
@@ -357,7 +362,8 @@ def read_pickle(path: Path, remedy: str) -> Any:
         ) from error
 
 
-LARGEST = {  # maximum values of the feature extractor's settings; published models have 128 mel bands and FFTs of 400
+# maximum values of the feature extractor's settings; published models have 128 mel bands and FFTs of 400
+MAX_EXTRACTOR_SETTINGS = {
     "feature_size": 1024,
     "n_fft": 2**14,
     "hop_length": 2**14,
@@ -365,18 +371,18 @@ LARGEST = {  # maximum values of the feature extractor's settings; published mod
     "sampling_rate": 192_000,
 }
 # file names of the feature extractor's settings: in current and in earlier versions of transformers
-EXTRACTORS = ("processor_config.json", "preprocessor_config.json")
+EXTRACTOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def check_extractor(folder: Path) -> None:
     """Raise InputError if a setting of the feature extractor is larger than in any published model: its filters could
     exhaust the memory."""
-    for name in EXTRACTORS:
+    for name in EXTRACTOR_FILES:
         if not (folder / name).is_file():
             continue
         settings = read_settings(folder / name)
         sizes = settings.get("feature_extractor", settings)
-        for key, most in LARGEST.items():
+        for key, most in MAX_EXTRACTOR_SETTINGS.items():
             value = sizes.get(key, 1) if isinstance(sizes, dict) else None
             if type(value) is not int or not 1 <= value <= most:
                 raise InputError(

@@ -18,10 +18,10 @@ import typer
 
 from mmdec import MmdecError, __version__, check_transformers
 from mmdec.checks.extras import missing_extra
-from mmdec.checks.files import printable, reason
+from mmdec.checks.files import error_reason, printable
 from mmdec.cli import bench, convert, describe, doctor, evaluate, export, serve, train, transcribe, translate
 from mmdec.cli.options import AsJson, VerbGroup, as_verb
-from mmdec.errors import REFUSED
+from mmdec.errors import EXIT_CODE_REFUSED
 
 EPILOG = (
     "Exit codes: 0 done; 1 some inputs failed, or a benchmark was left out, or standard output took no more; "
@@ -46,9 +46,9 @@ app = typer.Typer(
 
 def info(as_json: AsJson = False) -> None:
     """Print versions, devices, which Triton kernels are active, or why not."""
-    from mmdec.bench.kernels import machine
+    from mmdec.bench.kernels import describe_kernels
 
-    report = machine()
+    report = describe_kernels()
     if as_json:
         print(json.dumps(report, indent=2))
         return
@@ -106,13 +106,13 @@ def _run() -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except MmdecError as error:
         _say(str(error))
-        return REFUSED
+        return EXIT_CODE_REFUSED
     except ModuleNotFoundError as error:
         advice = missing_extra(error, next(iter(sys.argv[1:]), ""))
         if advice is None:
             raise
         _say(advice)
-        return REFUSED
+        return EXIT_CODE_REFUSED
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
@@ -128,7 +128,7 @@ def _unwritten(error: OSError) -> int:
     # The reader of a pipe may leave when it has seen enough (`mmdec ... | head`): that is no error to report.
     if error.errno != errno.EPIPE:
         what = "the output" if error.filename is None else f"'{printable(str(error.filename))}'"
-        _say(f"{what} cannot be written: {reason(error)}. Free some space, or name another place.")
+        _say(f"{what} cannot be written: {error_reason(error)}. Free some space, or name another place.")
     return UNWRITTEN
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mmdec import InputError
-from mmdec.bench.report import BenchReport, BenchRun, load_run, merged
+from mmdec.bench.report import BenchReport, BenchRun, load_run, merge_runs
 from mmdec.cli.jobs import SOUNDS, input_files
 from mmdec.cli.options import (
     OWN_PROMPT,
@@ -79,7 +79,7 @@ def everything(
                 left_out[name] = reason
             else:
                 runs.append(load_run(path))
-    return merged([*runs, BenchRun((), left_out)])
+    return merge_runs([*runs, BenchRun((), left_out)])
 
 
 QUICK: dict[str, list[str]] = {  # benchmark -> its options with `--quick`
@@ -128,7 +128,7 @@ def show_saved(
 ) -> None:
     """Show saved runs again: as a table, as Markdown, as plots, beside another run. Nothing is measured."""
     to = Destinations(None, json_to, markdown, plots, against, metrics)
-    to.deliver(merged([load_run(path) for path in files]))
+    to.deliver(merge_runs([load_run(path) for path in files]))
 
 
 app = typer.Typer(
@@ -241,7 +241,7 @@ def asr(
 ) -> BenchReport:
     """Time Medusa heads against transformers' greedy decoding, prompt lookup and an assistant; all must give the same
     tokens. With --peer, time any Whisper here, in transformers and in another engine, in float32 and int8."""
-    paths = _searched([*(recordings or ()), *(audio or ())])
+    paths = _expand_folders([*(recordings or ()), *(audio or ())])
     how: dict[str, Any] = {"repeats": repeats, "language": language_or_none(language), "threads": threads, "log": log}
     if peer is not None:
         from mmdec.bench.peer_transcription import bench_peer
@@ -266,7 +266,7 @@ def asr(
     )
 
 
-def _searched(given: Sequence[Path]) -> list[Path]:
+def _expand_folders(given: Sequence[Path]) -> list[Path]:
     """Replace each folder by the audio files in it. Raises InputError for a folder without audio files."""
     found = [file for path in given if path.is_dir() for file in input_files([path], "IN", SOUNDS, None)]
     for refusal in (file.refusal for file in found if file.refusal):

@@ -12,21 +12,21 @@ import typer
 
 from mmdec import InputError, MmdecError
 from mmdec.checks.arguments import check_threads
-from mmdec.checks.files import failure, json_text, printable
+from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.jobs import (
     PICTURES,
+    CommandJobs,
     Compare,
     Comparer,
-    Jobs,
+    combine_files,
     input_files,
     loading,
     output_paths,
     print_note,
     progress_bar,
-    together_as_one,
     try_write,
 )
-from mmdec.cli.many import Spread, Work, spreading
+from mmdec.cli.many import SpreadOptions, Work, with_spread
 from mmdec.cli.options import (
     VLM_MODEL,
     Device,
@@ -38,7 +38,7 @@ from mmdec.cli.options import (
     dtype_or_quick,
     silence_transformers,
 )
-from mmdec.jobs.many import results_of
+from mmdec.jobs.many import decode_each
 
 if TYPE_CHECKING:
     from mmdec.pretrained.vlm import LoadedVlm
@@ -71,7 +71,7 @@ BatchSize = Annotated[int, typer.Option(min=1, metavar="N", help="Questions in a
 NewTokens = Annotated[int | None, typer.Option(min=1, help="Maximum number of new tokens. Default: the model's.")]
 
 
-@spreading
+@with_spread
 def describe(
     images: Images,
     prompt: Prompt = "Describe this image.",
@@ -88,7 +88,7 @@ def describe(
     threads: Threads = None,
     min_confidence: MinConfidence = None,
     compare: Compare = False,
-    spread: Spread = Spread(),
+    spread: SpreadOptions = SpreadOptions(),
 ) -> None:
     """Ask a vision-language model about pictures. A drafter makes it faster; the text stays the model's own.
 
@@ -106,14 +106,14 @@ def describe(
         "min_confidence": min_confidence,
         **({"do_sample": False} if compare else {}),
     }
-    if spread.wanted(images):
+    if spread.has_many_inputs(images):
         work = Work("describe", model, options=options | {"prompt": prompt}, device=device, dtype=dtype)
         refused = {"compare": compare, "stream": stream, "together": together}
         return spread.run(work, images, output, ("image", PICTURES), refused)
     files = input_files(images, "image", PICTURES, output)
-    questions = [together_as_one(files)] if together else files
+    questions = [combine_files(files)] if together else files
     targets = output_paths([file.path for file in files], output, (".txt", ".json"), suffix, len(questions))
-    jobs = Jobs(questions, targets, model)
+    jobs = CommandJobs(questions, targets, model)
     comparer = Comparer(compare, drafter, stream=stream)
     with loading(model, quiet=as_json):
         from mmdec.pretrained.vlm import load_vlm
@@ -173,18 +173,18 @@ def _descriptions(
     if speaker is not None:
         call([])  # an empty call only checks the arguments; later errors come from one picture
         for source in questions:
-            yield _streamed(source, call, speaker)
+            yield _stream_answer(source, call, speaker)
         return
     size = options["batch_size"]
     with progress_bar(count=True) as progress:
         task = progress.add_task("pictures", total=len(questions))
         for start in range(0, len(questions), size):
-            results = results_of(list(questions[start : start + size]), comparer.both(call))
+            results = decode_each(list(questions[start : start + size]), comparer.both(call))
             progress.update(task, advance=len(results))
             yield from results
 
 
-def _streamed(
+def _stream_answer(
     source: Any, call: Callable[..., Any], speaker: Callable[[Any], Callable[[str], None]]
 ) -> Description | str:
     try:
@@ -194,7 +194,7 @@ def _streamed(
     except MmdecError:
         raise
     except Exception as error:
-        return failure(error)
+        return failure_message(error)
     sys.stdout.write("\n")
     return result
 

@@ -14,7 +14,7 @@ from mmdec.cli.jobs import loading
 from mmdec.cli.options import AsJson, Device, Dtype, Threads, dtype_or_quick, log
 
 if TYPE_CHECKING:
-    from mmdec.doctor.doctor import Examination, Share, Tried
+    from mmdec.doctor.doctor import Examination, Share, Trial
 
 Source = Annotated[
     str,
@@ -59,7 +59,7 @@ def doctor(
     """
     from mmdec.checks.arguments import check_threads
     from mmdec.doctor.doctor import examine
-    from mmdec.doctor.own_texts import built_in, has_template, load_target, read_prompts
+    from mmdec.doctor.own_texts import built_in_prompts, has_template, load_target, read_prompts
     from mmdec.tasks.threads import with_threads
     from mmdec.training.corpora.text_files import evenly_spaced
 
@@ -68,7 +68,7 @@ def doctor(
     with loading(model, quiet=as_json):
         loaded = load_target(model, device, dtype_or_quick(dtype, device))
     if prompts is None:
-        prompts = evenly_spaced(built_in(template and has_template(loaded)), limit)
+        prompts = evenly_spaced(built_in_prompts(template and has_template(loaded)), limit)
     with with_threads(threads, loaded.model):
         found = examine(drafter, loaded, prompts, template=template, tokens=tokens, log=log)
     print(json_text(asdict(found), 2) if as_json else _text(found))
@@ -120,7 +120,7 @@ def _text(found: Examination) -> str:
     return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
 
 
-def _token(row: Tried) -> str:
+def _token(row: Trial) -> str:
     return "First token" if row.depth == 1 else "Second token"
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mmdec.bench.report import FIRST, machine
+from mmdec.bench.report import FIRST, hardware_line
 from mmdec.cli.options import (
     OWN_PROMPT,
     SPEECH_CORPUS,
@@ -88,7 +88,7 @@ def speech(
     the judge's own translation and a cascade."""
     from mmdec.checks.arguments import check_threads
     from mmdec.daspeech.translate import load
-    from mmdec.evaluation.judge_transcription import Judge, judged_systems
+    from mmdec.evaluation.judge_transcription import Judge, comparison_systems
     from mmdec.evaluation.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
 
     check_threads(threads)
@@ -101,9 +101,9 @@ def speech(
     hearing = None if judge is None else Judge(judge, device, threads)
     systems = own_systems(model, strategy or None, device, threads)
     if hearing is not None:
-        systems = systems.beside(judged_systems(hearing, load(model, device)))
+        systems = systems.beside(comparison_systems(hearing, load(model, device)))
     report = evaluate_speech(spoken, systems, hearing if asr else None, log)
-    deliver_report(report, output, json_to, table)
+    deliver_report(report, output, json_to, speech_table)
 
 
 @app.command(**as_verb("eval asr --split test --limit 50"))
@@ -205,7 +205,7 @@ def vlm(
         raise typer.Exit(1)
 
 
-TOGETHER = 2  # number of columns of figures side by side; more do not fit into 80 columns
+MAX_FIGURE_COLUMNS = 2  # number of columns of figures side by side; more do not fit into 80 columns
 LABEL = 30  # most characters of a label on one line; longer labels are wrapped, figures are not
 
 
@@ -218,14 +218,14 @@ def grid_of(*names: str) -> Table:
     return grid
 
 
-def table(report: dict[str, Any]) -> RenderableType:
+def speech_table(report: dict[str, Any]) -> RenderableType:
     """Make the table of a report of `evaluate_speech`: a column for each strategy or other translator, at most two side
     by side."""
     names = [*report["systems"]]
     shown = [label for label, show in _LINES if any(show(scores) != "-" for scores in report["systems"].values())]
     grids = []
-    for start in range(0, len(names), TOGETHER):
-        some = names[start : start + TOGETHER]
+    for start in range(0, len(names), MAX_FIGURE_COLUMNS):
+        some = names[start : start + MAX_FIGURE_COLUMNS]
         grid = grid_of(*some)
         for label, show in _LINES:
             if label in shown:
@@ -250,7 +250,7 @@ def _speech_notes(report: dict[str, Any]) -> list[str]:
             f"word errors of the recogniser {100 * recordings['judge_word_error_rate']:.1f} %; "
             f"noise {report['asr_bleu_noise']:.1f}"
         )
-    return [*notes, machine(report["hardware"])]
+    return [*notes, hardware_line(report["hardware"])]
 
 
 def asr_table(report: dict[str, Any]) -> RenderableType:
@@ -280,7 +280,7 @@ def asr_table(report: dict[str, Any]) -> RenderableType:
         for row in report["worst"]
     ]
     notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
-    notes.append(machine(report["hardware"]))
+    notes.append(hardware_line(report["hardware"]))
     return Group(Text(title), grid, Text("\n".join(notes)))
 
 
@@ -423,4 +423,4 @@ def vlm_table(report: dict[str, Any]) -> RenderableType:
         for row in report["worst"]
     ]
     notes += [f"refused {name}: {error}" for name, error in report["refused"].items()]
-    return Group(Text(title), grid, Text("\n".join([*notes, machine(report["hardware"])])))
+    return Group(Text(title), grid, Text("\n".join([*notes, hardware_line(report["hardware"])])))

@@ -20,9 +20,9 @@ from unicodedata import normalize
 import typer
 
 from mmdec import InputError
-from mmdec.checks.files import failure, open_regular, printable, reason, shown_path, write_whole
+from mmdec.checks.files import error_reason, failure_message, open_regular, printable, quote_path, write_atomically
 from mmdec.cli.options import in_cli_syntax
-from mmdec.tasks.comparison import verdict
+from mmdec.tasks.comparison import comparison_words
 
 SOUNDS = (
     *(".wav", ".flac", ".ogg", ".oga", ".mp3", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64"),
@@ -56,7 +56,7 @@ def input_files(
     return [file for name in given for file in _files(str(name), argument, suffixes, output)]
 
 
-def together_as_one(files: Sequence[InputFile]) -> InputFile:
+def combine_files(files: Sequence[InputFile]) -> InputFile:
     """Combine files into one input, for a question about several pictures. If one file cannot be read, the input cannot
     be read."""
     refusal = next((file.refusal for file in files if file.refusal), "")
@@ -78,11 +78,11 @@ def _files(name: str, argument: str, suffixes: Sequence[str], output: Path | Non
                 yield InputFile(path, _refusal(path, argument))
     for error in errors:
         place = str(error.filename)
-        rule = f"`{argument}` must be a folder that can be read, but '{shown_path(place)}' is not"
-        yield InputFile(place, f"{rule} ({reason(error)}). Check its permissions.")
+        rule = f"`{argument}` must be a folder that can be read, but '{quote_path(place)}' is not"
+        yield InputFile(place, f"{rule} ({error_reason(error)}). Check its permissions.")
     if not found and not errors:
         ending = ", ".join(suffixes)
-        rule = f"`{argument}` must be a file or hold some, but '{shown_path(name)}' is a directory"
+        rule = f"`{argument}` must be a file or hold some, but '{quote_path(name)}' is a directory"
         yield InputFile(name, f"{rule} without any that ends in {ending}. Name the files in it.")
 
 
@@ -136,9 +136,9 @@ def output_paths(
     return targets
 
 
-def unwritten(path: Path, error: OSError) -> str:
+def write_error(path: Path, error: OSError) -> str:
     """Return the error message for an output file that could not be written."""
-    return f"the output '{printable(str(path))}' cannot be written: {reason(error)}"
+    return f"the output '{printable(str(path))}' cannot be written: {error_reason(error)}"
 
 
 def try_write(target: Path | None, text: str) -> str:
@@ -146,11 +146,11 @@ def try_write(target: Path | None, text: str) -> str:
     if target is None:
         return ""
     try:
-        write_whole(target, text.encode())
+        write_atomically(target, text.encode())
     except OSError as error:
-        return unwritten(target, error)
+        return write_error(target, error)
     except InputError as error:  # from `write_whole`, if it cannot replace the file in one step: a pipe, for example
-        return failure(error)
+        return failure_message(error)
     return ""
 
 
@@ -158,7 +158,7 @@ Target = TypeVar("Target")
 
 
 @final
-class Jobs(Generic[Target]):
+class CommandJobs(Generic[Target]):
     """The readable inputs of a command with their outputs (`todo`). Collects failed inputs and confidences, and reports
     them at the end."""
 
@@ -215,7 +215,7 @@ def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str
     from mmdec.tasks.confidence import LIKELY_WRONG
 
     unsure = [(name, value, known) for name, value, known in results if value < LIKELY_WRONG]
-    fitted = any(known is None for _, _, known in unsure) and _fitted(model)
+    fitted = any(known is None for _, _, known in unsure) and _has_calibration(model)
     for name, value, known in unsure:
         if not (fitted if known is None else known):
             continue
@@ -226,13 +226,13 @@ def warn_of_unsure(results: Sequence[tuple[str, float, bool | None]], model: str
         )
 
 
-def _fitted(model: str) -> bool:
+def _has_calibration(model: str) -> bool:
     """Return whether the model's folder has a calibration of its confidence."""
-    from mmdec.hub.find import find
+    from mmdec.hub.find import find_model
     from mmdec.tasks.confidence import FILE, read_calibrations
 
     try:
-        return bool(read_calibrations(find(model, files=["config.json", FILE])))
+        return bool(read_calibrations(find_model(model, files=["config.json", FILE])))
     except InputError:  # the folder was removed meanwhile
         return False
 
@@ -247,8 +247,8 @@ def print_note(name: str, note: str) -> None:
         print(f"note: {printable(name)}: {in_cli_syntax(note)}", file=sys.stderr, flush=True)
 
 
-AFTER = 0.5  # seconds of loading before "loading ..." is printed
-EVERY = 30.0  # seconds between two lines of progress; shorter work prints none
+LOADING_DELAY = 0.5  # seconds of loading before "loading ..." is printed
+PROGRESS_INTERVAL = 30.0  # seconds between two lines of progress; shorter work prints none
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def loading(model: str, quiet: bool = False) -> Iterator[None]:
         yield
         return
     line = f"loading {printable(model)} ..."
-    waiting = threading.Timer(AFTER, lambda: print(line, file=sys.stderr, flush=True))
+    waiting = threading.Timer(LOADING_DELAY, lambda: print(line, file=sys.stderr, flush=True))
     waiting.daemon = True
     waiting.start()
     try:
@@ -291,7 +291,7 @@ def progress_bar(count: bool) -> Iterator[Progress]:
 
         def print_line(self, task_id: TaskID) -> None:
             now, task = time.monotonic(), self._tasks[task_id]
-            if now - self.printed < EVERY:
+            if now - self.printed < PROGRESS_INTERVAL:
                 return
             self.printed = now
             done = f"{task.completed:.0f}"
@@ -308,7 +308,7 @@ def progress_bar(count: bool) -> Iterator[Progress]:
 
 
 TURNS = 2  # number of calls with drafts, and without, in turn. The fastest of each counts: the first also fills caches
-DIFFERS = 2  # exit code if a text with drafts differs from the text without drafts
+DIFFERENT_EXIT = 2  # exit code if a text with drafts differs from the text without drafts
 
 Compare = Annotated[
     bool,
@@ -326,7 +326,7 @@ class Comparison:
 
     def __str__(self) -> str:
         """Write the comparison in words, with the times: "2.9 times faster, same text"."""
-        outcome = verdict(self.drafted, self.plain, self.same)
+        outcome = comparison_words(self.drafted, self.plain, self.same)
         return f"{outcome}: {self.drafted:.3f} s with drafts, {self.plain:.3f} s without"
 
     def to_dict(self) -> dict[str, Any]:
@@ -389,4 +389,4 @@ class Comparer:
     @property
     def code(self) -> int:
         """Return the exit code: 2 if a text differed with and without drafts, else 0."""
-        return DIFFERS if self._differs else 0
+        return DIFFERENT_EXIT if self._differs else 0

@@ -19,31 +19,33 @@ from mmdec.checks.files import json_text
 from mmdec.cli.jobs import input_files, progress_bar
 from mmdec.cli.options import with_options
 from mmdec.jobs.manifest import SUFFIXES, Row, is_manifest, read_manifest
-from mmdec.jobs.many import COLUMNS, Work, run_here
+from mmdec.jobs.many import COLUMNS, Work, run_locally
 
-__all__ = ["Spread", "Work", "spreading"]
+__all__ = ["SpreadOptions", "Work", "with_spread"]
 
-MANY = "Many inputs: a list (.tsv, .jsonl, .parquet) as the only input, --shard or --engine"
+PANEL = "Many inputs: a list (.tsv, .jsonl, .parquet) as the only input, --shard or --engine"
 Shard = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/N", rich_help_panel=MANY, help="Do the I-th of N shares: 1/4, 2/4, ..."),
+    typer.Option("--shard", metavar="I/N", rich_help_panel=PANEL, help="Do the I-th of N shares: 1/4, 2/4, ..."),
 ]
 EngineName = Annotated[
     str | None,
-    typer.Option("--engine", rich_help_panel=MANY, help="local (this process, the default) or ray (mmdec\\[ray])."),
+    typer.Option("--engine", rich_help_panel=PANEL, help="local (this process, the default) or ray (mmdec\\[ray])."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", rich_help_panel=MANY, help="Workers of Ray. Default: one for each GPU, else CPU."),
+    typer.Option(
+        min=1, metavar="N", rich_help_panel=PANEL, help="Workers of Ray. Default: one for each GPU, else CPU."
+    ),
 ]
 TableKind = Annotated[
-    str | None, typer.Option("--table", rich_help_panel=MANY, help="Results as jsonl or parquet. Default: jsonl.")
+    str | None, typer.Option("--table", rich_help_panel=PANEL, help="Results as jsonl or parquet. Default: jsonl.")
 ]
 
 
 @final
 @dataclass(frozen=True)
-class Spread:
+class SpreadOptions:
     """The options for many inputs: the share of the rows to process, the engine and its workers, and the results'
     format."""
 
@@ -52,7 +54,7 @@ class Spread:
     workers: Workers = None
     table: TableKind = None
 
-    def wanted(self, inputs: Sequence[str | Path]) -> bool:
+    def has_many_inputs(self, inputs: Sequence[str | Path]) -> bool:
         """Return whether there are many inputs: one is a manifest, or `--shard` or `--engine` is given. Raises
         InputError for `--workers` or `--table` without many inputs."""
         several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
@@ -112,7 +114,7 @@ class Spread:
         if self.engine != "ray":
             if self.workers is not None:
                 raise InputError("`workers` must come with `--engine ray`, but does not. Use `--shard` without Ray.")
-            return run_here
+            return run_locally
         from functools import partial
 
         from mmdec.jobs.cluster import run_on_ray
@@ -137,6 +139,6 @@ def _rows(
     return read_manifest(path, COLUMNS[verb]), os.path.dirname(os.path.abspath(path))
 
 
-def spreading(verb: Callable[..., None]) -> Callable[..., None]:
+def with_spread(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorate a typer command: add the options of `Spread`, and pass them to the command as one argument, `spread`."""
-    return with_options(verb, Spread, lambda spread, values: verb(spread=spread, **values))
+    return with_options(verb, SpreadOptions, lambda spread, values: verb(spread=spread, **values))

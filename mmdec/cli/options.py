@@ -29,7 +29,7 @@ WHISPER_MODEL, WHISPER_CORPUS = "whisper-tiny.en", Path("data/english")
 VLM_MODEL = "vlm-scenes"
 OWN_PROMPT = "Describe this image."
 # verbs that are gone -> what to use instead
-GONE = {
+REMOVED_COMMANDS = {
     "promote": "`mmdec promote` is gone: measure both models with `mmdec eval` or `mmdec bench`, and copy the better "
     "one's folder into models/.",
     **dict.fromkeys(
@@ -132,9 +132,9 @@ def dtype_or_quick(dtype: str | None, device: str | None, integers: bool = False
     device: None: a GPU if there is one. integers: allow int8, too.
     Raises: InputError for another name.
     """
-    from mmdec.checks.devices import check_dtype, quick_dtype
+    from mmdec.checks.devices import check_dtype, fastest_dtype
 
-    return quick_dtype(device) if dtype is None else check_dtype(dtype, integers)
+    return fastest_dtype(device) if dtype is None else check_dtype(dtype, integers)
 
 
 def silence_transformers() -> None:
@@ -169,7 +169,7 @@ class Verb(TyperCommand):
             following = args[index + 1] if index + 1 < len(args) else "--"
             if takes_file and word == "--json" and following.startswith("-") and following != STDOUT:
                 whole.append(STDOUT)
-        with _own_words():
+        with _range_errors():
             return super().parse_args(ctx, whole)
 
     def invoke(self, ctx: Any) -> Any:
@@ -182,12 +182,12 @@ class VerbGroup(TyperGroup):
     what to use instead of a verb that is gone."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in GONE and args[0] not in self.commands:
-            ctx.fail(GONE[args[0]])
+        if args and args[0] in REMOVED_COMMANDS and args[0] not in self.commands:
+            ctx.fail(REMOVED_COMMANDS[args[0]])
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _own_words():
+        with _range_errors():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -196,7 +196,7 @@ class VerbGroup(TyperGroup):
 
 
 @contextmanager
-def _own_words() -> Iterator[None]:
+def _range_errors() -> Iterator[None]:
     """Raise InputError for a number that is out of range or no number: typer's own message, pydantic's, does not name
     the value."""
     try:

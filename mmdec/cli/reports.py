@@ -12,7 +12,7 @@ import typer
 
 from mmdec import InputError
 from mmdec.bench.report import BenchReport, BenchRun, load_run, to_json
-from mmdec.checks.files import json_text, printable, write_whole
+from mmdec.checks.files import json_text, printable, write_atomically
 from mmdec.cli.options import STDOUT, with_options
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ class Destinations:
 
     def deliver(self, run: BenchRun) -> None:
         """Write the results to the named files and plots. Print tables, unless JSON or Markdown is printed."""
-        from mmdec.bench.report import against, markdown, screen
+        from mmdec.bench.report import compare_runs, markdown, screen
 
-        changes = None if self.against is None else against(run, load_run(self.against), self.against.name)
+        changes = None if self.against is None else compare_runs(run, load_run(self.against), self.against.name)
         text = to_json(run, **({} if changes is None else {"against": asdict(changes)}))
         if self.output is not None:
-            write_whole(self.output, text.encode())
+            write_atomically(self.output, text.encode())
         if self.plots is not None:
             from mmdec.bench.plots import plot_run
 
@@ -124,9 +124,9 @@ class Destinations:
             if target == STDOUT:
                 sys.stdout.write(content)
             elif target is not None:
-                write_whole(target, content.encode())
+                write_atomically(target, content.encode())
         if STDOUT not in (self.json, self.markdown):
-            show(screen(run, changes))
+            print_table(screen(run, changes))
 
 
 def reporting(verb: Callable[..., BenchReport | BenchRun]) -> Callable[..., None]:
@@ -160,14 +160,14 @@ def deliver_report(
     text = json_text(dict(report), 2) + "\n"
     for path in (output, None if json_to in (None, STDOUT) else Path(str(json_to))):
         if path is not None:
-            write_whole(path, text.encode())
+            write_atomically(path, text.encode())
     if json_to == STDOUT:
         sys.stdout.write(text)
     else:
-        show(table(dict(report)))
+        print_table(table(dict(report)))
 
 
-def show(table: RenderableType) -> None:
+def print_table(table: RenderableType) -> None:
     """Print a table of 80 columns, or fewer if the terminal is narrower."""
     from rich.console import Console
 

@@ -66,13 +66,13 @@ def serve(
             raise InputError(
                 f"`--allow-origin` must be * or the beginning of an address, as https://example.org, but is {origin!r}."
             )
-    from mmdec.serving.app import bound, ready
-    from mmdec.serving.server import Limits
+    from mmdec.serving.app import listening_sockets, make_server
+    from mmdec.serving.server import ServerLimits
 
-    limits = Limits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
+    limits = ServerLimits(requests, sessions, megabytes, seconds, tokens, wait, decoders=decoders)
     placed = (device, dtype_or_quick(dtype, device, integers=True))
-    with bound(host, port) as sockets:
-        server, names = ready(models or [], secret, limits, batch_size, threads, placed, origins)
+    with listening_sockets(host, port) as sockets:
+        server, names = make_server(models or [], secret, limits, batch_size, threads, placed, origins)
         print(f"mmdec serves {', '.join(names)} at http://{host}:{port}/v1", flush=True)
         server.run(sockets)
 

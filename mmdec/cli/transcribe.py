@@ -18,9 +18,9 @@ from mmdec.checks.arguments import check_threads
 from mmdec.checks.files import json_text, printable
 from mmdec.cli.jobs import (
     SOUNDS,
+    CommandJobs,
     Compare,
     Comparer,
-    Jobs,
     input_files,
     loading,
     output_paths,
@@ -28,7 +28,7 @@ from mmdec.cli.jobs import (
     progress_bar,
     try_write,
 )
-from mmdec.cli.many import Spread, Work, spreading
+from mmdec.cli.many import SpreadOptions, Work, with_spread
 from mmdec.cli.options import (
     STDOUT,
     WHISPER_MODEL,
@@ -43,8 +43,8 @@ from mmdec.cli.options import (
     dtype_or_quick,
     silence_transformers,
 )
-from mmdec.jobs.many import results_of
-from mmdec.whisper.transcript import FORMATS, SUBTITLES, clock, srt, vtt
+from mmdec.jobs.many import decode_each
+from mmdec.whisper.transcript import FORMATS, SUBTITLES, format_clock, srt, vtt
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -55,7 +55,9 @@ if TYPE_CHECKING:
 
 # heading of a separate table of options in the help, because their names are long
 FALLBACK = "Long recordings, and windows that are decoded again"
-REFILLED = 8  # with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
+CUT_BATCHES_PER_CALL = (
+    8  # with --cut-at-pauses, batches of recordings in one call: more pieces then fill batches better
+)
 SUFFIXES = {"text": ".txt", "json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 Inputs = Annotated[
@@ -158,7 +160,7 @@ Condition = Annotated[
 ]
 
 
-@spreading
+@with_spread
 def transcribe(
     inputs: Inputs,
     output: Output = None,
@@ -188,7 +190,7 @@ def transcribe(
     threads: Threads = None,
     min_confidence: MinConfidence = None,
     compare: Compare = False,
-    spread: Spread = Spread(),
+    spread: SpreadOptions = SpreadOptions(),
 ) -> None:
     """Transcribe speech with a Whisper, or with a language model that hears. A drafter makes it faster; the text stays
     the model's own.
@@ -221,21 +223,23 @@ def transcribe(
         whisper = _load(model, device, dtype, quiet=as_json)
         return _live(whisper, kind, as_json, rate, encoding, options, strict)
     options |= {"batch_size": 1 if compare else batch_size or 8, "strict": strict, **own}
-    if spread.wanted(inputs):
+    if spread.has_many_inputs(inputs):
         files = SUFFIXES[kind] if kind in SUBTITLES else ""
         work = Work("transcribe", model, options=options, files=files, device=device, dtype=dtype)
         return spread.run(work, inputs, output, ("audio", SOUNDS), {"compare": compare})
     comparer = Comparer(compare, drafter, temperature=bool(temperature))
     files = input_files(inputs, "audio", SOUNDS, output)
     targets = output_paths([file.path for file in files], output, tuple(SUFFIXES.values()), SUFFIXES[kind])
-    jobs = Jobs(files, targets, model)
+    jobs = CommandJobs(files, targets, model)
     whisper = _load(model, device, dtype, quiet=as_json)
     results = _transcripts([file.path for file, _ in jobs.todo], whisper, options, comparer)
-    _tell(jobs, results, kind, as_json, comparer)
+    _report_results(jobs, results, kind, as_json, comparer)
     jobs.end(comparer.code)
 
 
-def _tell(jobs: Jobs, results: Iterator[Transcript | str], kind: str, as_json: bool, comparer: Comparer) -> None:
+def _report_results(
+    jobs: CommandJobs, results: Iterator[Transcript | str], kind: str, as_json: bool, comparer: Comparer
+) -> None:
     """Write each file's transcript and print its lines; for a file that failed, record the error.
 
     results: for each file in `jobs.todo`, its transcript or an error message. kind: text, json, srt or vtt.
@@ -268,7 +272,7 @@ def _transcripts(
     """
     from mmdec import transcribe
 
-    size = options["batch_size"] * (REFILLED if options["cut_at_pauses"] and not comparer.on else 1)
+    size = options["batch_size"] * (CUT_BATCHES_PER_CALL if options["cut_at_pauses"] and not comparer.on else 1)
     with progress_bar(count=False) as progress:
         for start in range(0, len(inputs), size):
             batch = list(inputs[start : start + size])
@@ -278,7 +282,7 @@ def _transcripts(
                 progress.update(task, completed=done, total=total)
 
             call = partial(transcribe, model=whisper, progress=on_progress, **options)
-            results = results_of(batch, comparer.both(call))
+            results = decode_each(batch, comparer.both(call))
             progress.remove_task(task)
             yield from results
 
@@ -327,7 +331,9 @@ def _report(
         )
     if kind != "text":
         return result.format(kind).rstrip("\n")
-    lines = [f"[{clock(part.start)} --> {clock(part.end)}] {part.text}" for part in result.segments] or [result.text]
+    lines = [f"[{format_clock(part.start)} --> {format_clock(part.end)}] {part.text}" for part in result.segments] or [
+        result.text
+    ]
     return "\n".join([f"{printable(str(source))}:", *(f"  {line}" for line in lines)] if several else lines)
 
 
@@ -378,11 +384,11 @@ def _live(
         error; after its text, if it is a wav stream.
     """
     from mmdec import transcribe
-    from mmdec.io.audio.damage import Loss
-    from mmdec.whisper.live import LiveTranscriber, piped
+    from mmdec.io.audio.damage import AudioLoss
+    from mmdec.whisper.live import LiveTranscriber, read_pipe
 
-    loss, remarks = Loss(), list[str]()
-    sound = piped(sys.stdin.buffer, rate, encoding, loss, remarks)
+    loss, remarks = AudioLoss(), list[str]()
+    sound = read_pipe(sys.stdin.buffer, rate, encoding, loss, remarks)
     if not isinstance(sound, tuple):
         of_files = {name: value for name, value in options.items() if name not in ("every", "pause")}
         result = transcribe(sound, model=whisper, strict=strict, **of_files)
@@ -426,7 +432,7 @@ class Printer:
     def show(self, update: StreamUpdate) -> None:
         """Print one update."""
         if self.as_json:
-            print(json_text(as_fields(update)), flush=True)
+            print(json_text(update_fields(update)), flush=True)
             return
         if self.terminal:
             columns = shutil.get_terminal_size().columns - 1
@@ -436,10 +442,12 @@ class Printer:
 
     def _lines(self, update: StreamUpdate) -> str:
         if self.kind == "text":
-            lines = [f"[{clock(part.start)} --> {clock(part.end)}] {part.text}" for part in update.segments]
+            lines = [
+                f"[{format_clock(part.start)} --> {format_clock(part.end)}] {part.text}" for part in update.segments
+            ]
             return "\n".join(lines or [update.text])
         if self.kind == "json":
-            return json_text(as_fields(update))
+            return json_text(update_fields(update))
         first, self.cues = self.cues + 1, self.cues + 1
         if self.kind == "vtt":
             content = vtt(update.segments)
@@ -449,7 +457,7 @@ class Printer:
         return content
 
 
-def as_fields(update: StreamUpdate) -> Mapping[str, Any]:
+def update_fields(update: StreamUpdate) -> Mapping[str, Any]:
     """Return an update as a dict for JSON: its transcript's fields, with times from the stream's beginning."""
     from dataclasses import asdict
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdec.checks.arguments import check_threads
-from mmdec.checks.files import failure, json_text, printable
+from mmdec.checks.files import failure_message, json_text, printable
 from mmdec.cli.jobs import (
     SOUNDS,
+    CommandJobs,
     InputFile,
-    Jobs,
     input_files,
     loading,
     output_paths,
     print_note,
     progress_bar,
-    unwritten,
+    write_error,
 )
-from mmdec.cli.many import Spread, Work, spreading
+from mmdec.cli.many import SpreadOptions, Work, with_spread
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
@@ -55,7 +55,7 @@ Strategy = Annotated[
 ]
 
 
-@spreading
+@with_spread
 def translate(
     inputs: Inputs,
     output: Annotated[
@@ -80,7 +80,7 @@ def translate(
     ] = None,
     min_confidence: MinConfidence = None,
     strict: Strict = False,
-    spread: Spread = Spread(),
+    spread: SpreadOptions = SpreadOptions(),
 ) -> None:
     """Translate French speech into English speech.
 
@@ -88,25 +88,25 @@ def translate(
     """
     with loading(model, quiet=as_json):
         import mmdec
-        from mmdec.daspeech.translate import chosen_strategy, load
+        from mmdec.daspeech.translate import load, resolve_strategy
 
-        strategy = chosen_strategy(strategy, verify)
+        strategy = resolve_strategy(strategy, verify)
         check_threads(threads)
         options: dict[str, Any] = {"strategy": strategy, "min_confidence": min_confidence}
         options |= {"threads": threads, "strict": strict}
-        if spread.wanted(inputs):
+        if spread.has_many_inputs(inputs):
             work = Work("translate", model, options=options, files=".wav", device=device, dtype=dtype, vocoder=vocoder)
             return spread.run(work, inputs, output, ("audio", SOUNDS), {})
         files = input_files(inputs, "audio", SOUNDS, output)
         targets = output_paths([file.path for file in files], output, AUDIO_SUFFIXES, ".wav")
-        jobs = Jobs(files, targets, model)
+        jobs = CommandJobs(files, targets, model)
         translator = load(model, device, vocoder=vocoder, dtype=dtype_or_quick(dtype, device))
     call = partial(mmdec.translate_speech, model=translator, **options)
     _translate_all(jobs, call, as_json)
     jobs.end()
 
 
-def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: bool) -> None:
+def _translate_all(jobs: CommandJobs, call: Callable[[Path], Translation], as_json: bool) -> None:
     """Translate all readable files with a progress bar, print the results, and record failures in `jobs`. call:
     translates one path."""
     with progress_bar(count=True) as progress:
@@ -114,7 +114,7 @@ def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: boo
         for source, target in jobs.todo:
             progress.update(task, description=source.path.name)
             report = _json_line if as_json else partial(_plain_lines, several=jobs.several)
-            done = _translated(source, target, call, report)
+            done = _translate_file(source, target, call, report)
             if isinstance(done, str):
                 jobs.failed(source.name, done)
             else:
@@ -122,7 +122,7 @@ def _translate_all(jobs: Jobs, call: Callable[[Path], Translation], as_json: boo
             progress.advance(task)
 
 
-def _translated(
+def _translate_file(
     source: InputFile, target: Path | None, call: Callable[[Path], Translation], report: Callable[..., str]
 ) -> float | str:
     """Translate one file, and print the result.
@@ -137,9 +137,9 @@ def _translated(
         if target is not None:
             result.save(target)
     except OSError as error:  # writing the output failed; errors of reading the input are InputErrors
-        return failure(error) if target is None else unwritten(target, error)
+        return failure_message(error) if target is None else write_error(target, error)
     except Exception as error:  # all exceptions, because an error in one file must not stop the others
-        return failure(error)
+        return failure_message(error)
     seconds = time.monotonic() - start
     sys.stderr.flush()
     print(report(source.path, target, result, seconds), flush=True)

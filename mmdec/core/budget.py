@@ -30,7 +30,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import final
 
-from mmdec.core.statistics import DEEPEST, ENOUGH, CostCurve, DecodingStatistics, Pair
+from mmdec.core.statistics import MAX_CHAIN_NODES, MIN_BUCKET_TIMINGS, CostCurve, DecodingStatistics, MeasurementKey
 from mmdec.errors import InputError
 from mmdec.types import Drafter, Plan, Target, TreeShape
 
@@ -38,28 +38,40 @@ from mmdec.types import Drafter, Plan, Target, TreeShape
 Nodes = int | tuple[int, int] | None
 
 # the numbers of drafted tokens that the budget compares; the target's pass has one token more, the root
-CHAINS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, DEEPEST))
-TREES = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
-FIRST = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
-FIRST_WITH_PRIOR = 7  # the same for drafters whose accuracy was estimated beforehand, or that may end chains early
-RELIABLE = 0.5  # if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
+CHAIN_PLANS = tuple(Plan(nodes, nodes) for nodes in (1, 2, 3, 5, 7, 11, 15, 23, MAX_CHAIN_NODES))
+TREE_PLANS = (Plan(7, 3), Plan(11, 5), Plan(15, 4), Plan(15, 7), Plan(31, 5), Plan(63, 6))
+INITIAL_MAX_NODES = 3  # maximum nodes of a draft at first; the maximum grows as longer target passes are timed
+INITIAL_MAX_NODES_WITH_PRIOR = (
+    7  # the same for drafters whose accuracy was estimated beforehand, or that may end chains early
+)
+RELIABLE_ACCEPTANCE = (
+    0.5  # if the first node's acceptance chance is above this, one slow timing does not exclude a draft size
+)
 NEARLY_BEST = 0.93  # draft sizes with at least this share of the best tokens per second count as equal: times are noisy
-MARGIN = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
-LOSS_AT_FIRST = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
-LOSS_TO_GUESSES = 1.0  # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
+MIN_SPEEDUP = 1.02  # a draft must be expected to give at least this many times the tokens per second of plain decoding
+INITIAL_LOSS_ALLOWANCE = 2.0  # maximum time that a call's drafts may lose at first, in passes over one token
+INITIAL_LOSS_WITHOUT_PRIOR = (
+    1.0  # the same for drafters of unknown accuracy: 2 passes are a tenth of an answer of 20 tokens
+)
 LOSS_PER_TOKEN = 0.04  # each new token allows the drafts to lose this much more time, in passes over one token
 LOSS_OF_GAINS = 8.0  # of the time that earlier drafts gained, later drafts may lose this much, in passes over one token
-NOTICED = 0.02  # a loss below this fraction of a pass over one token is ignored
-RARELY = 256  # maximum rounds between two trial drafts while drafting does not pay
-CHAINS_RARELY = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
-ENDING_RARELY = 24  # the same for drafters that may end chains early: their chains cost little
-SETTLED = 6  # after this many rounds at a batch size, its own times are used; before, those of a larger batch size
-GAP_OF_NEW_RUN = 8  # maximum rounds between two trial drafts when a `generate` call begins
-ATTEMPT = 7  # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
-LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
-UNTIMED = 0.3  # a chain ends below this acceptance chance, until enough is timed to compute a better limit
-THRESHOLD = (0.02, 0.6)  # least and largest value of the computed limit, an acceptance chance
-INSTANT = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
+NEGLIGIBLE_LOSS = 0.02  # a loss below this fraction of a pass over one token is ignored
+MAX_TRIAL_GAP = 256  # maximum rounds between two trial drafts while drafting does not pay
+MAX_CHAIN_TRIAL_GAP = 96  # maximum rounds with trees before a chain is tried again, to measure what chains accept
+MAX_ENDING_CHAIN_TRIAL_GAP = 24  # the same for drafters that may end chains early: their chains cost little
+MIN_ROUNDS_AT_BATCH_SIZE = (
+    6  # after this many rounds at a batch size, its own times are used; before, those of a larger batch size
+)
+MAX_INITIAL_TRIAL_GAP = 8  # maximum rounds between two trial drafts when a `generate` call begins
+MAX_TRIAL_NODES = (
+    7  # maximum nodes of a trial draft, that is, of a draft made only to measure whether drafting pays now
+)
+NODE_COST_CHAIN_LENGTH = 8  # the time of one more node is estimated from chains of at most this many nodes
+DEFAULT_STOP_PROBABILITY = (
+    0.3  # a chain ends below this acceptance chance, until enough is timed to compute a better limit
+)
+STOP_PROBABILITY_RANGE = (0.02, 0.6)  # least and largest value of the computed limit, an acceptance chance
+MIN_ROUND_SECONDS = 1e-9  # least seconds of a round, to divide by: a coarse clock may measure 0
 # [n]: after n timed passes without a draft, maximum number of rounds with drafts before the next pass without a draft
 PLAIN_EVERY = (0, 0, 8, 16, 32, 64)
 
@@ -72,14 +84,14 @@ class Budget:
     """
 
     def __init__(
-        self, statistics: DecodingStatistics, pair: Pair, prior: Sequence[float] = (), stops: bool = False
+        self, statistics: DecodingStatistics, pair: MeasurementKey, prior: Sequence[float] = (), stops: bool = False
     ) -> None:
         """statistics: measurements of earlier calls; this call adds to them. pair: names of target, device and drafter.
         prior: [i]: estimated chance that node i + 1 of a chain is accepted if node i was; used before measurements.
         stops: whether the drafter may end chains early.
         """
         self._stops = stops
-        self._patience = LOSS_AT_FIRST if stops or prior else LOSS_TO_GUESSES
+        self._patience = INITIAL_LOSS_ALLOWANCE if stops or prior else INITIAL_LOSS_WITHOUT_PRIOR
         self._constant: Plan | None = None
         self._plan = Plan(0, 0)
         self._attempt = False  # whether the plan is a trial draft: no gain is expected from it, it only measures
@@ -94,7 +106,7 @@ class Budget:
         with self._lock:
             self._measured = statistics.of(pair, prior)
             self._acceptance = self._measured.acceptance
-            self._acceptance.gap = min(self._acceptance.gap, GAP_OF_NEW_RUN)
+            self._acceptance.gap = min(self._acceptance.gap, MAX_INITIAL_TRIAL_GAP)
 
     @classmethod
     def fixed(cls, nodes: int, depth: int | None = None) -> Budget:
@@ -106,7 +118,7 @@ class Budget:
             raise InputError(f"`nodes` must be at least 0, but is {nodes}. 0 is plain decoding.")
         if depth is not None and not (1 if nodes else 0) <= depth:
             raise InputError(f"`depth` must be at least 1, but is {depth}. Leave it out for a chain.")
-        budget = cls(DecodingStatistics(), Pair("", "", ""))
+        budget = cls(DecodingStatistics(), MeasurementKey("", "", ""))
         budget._constant = Plan(nodes, nodes if depth is None else min(depth, nodes))
         return budget
 
@@ -117,7 +129,11 @@ class Budget:
         with self._lock:
             self._plan, self._attempt = self._choose(batch)
             if self._stops and self._plan.nodes == self._plan.depth >= 1:
-                self._plan = replace(self._plan, threshold=self._threshold(batch), least=self._least(batch))
+                self._plan = replace(
+                    self._plan,
+                    threshold=self._threshold(batch),
+                    min_expected_accepted=self._min_expected_accepted(batch),
+                )
         return self._plan
 
     def observe(
@@ -157,16 +173,16 @@ class Budget:
             if columns > 1 or not ending:
                 draft.add(levels, draft_seconds)  # not for a chain that ended before its first node: it has no depth
             plain = self.plain_seconds(batch)
-            cost = target.capped(columns, plain) + draft.pessimistic(levels)
-            if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < ENOUGH:
+            cost = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(levels)
+            if tokens > 1 and min(target.samples(columns), draft.samples(levels)) < MIN_BUCKET_TIMINGS:
                 cost = min(cost, tokens * plain)  # with few timings, a round with accepted tokens counts as no loss
             spent, gained = self._ledger.get(batch, (0.0, 0.0))
             self._ledger[batch] = (spent + cost, gained + tokens)
             loss = cost - tokens * plain
             if loss <= 0:
                 acceptance.gap = 1
-            elif loss > NOTICED * plain and self._attempt:
-                acceptance.gap = min(2 * acceptance.gap, RARELY)
+            elif loss > NEGLIGIBLE_LOSS * plain and self._attempt:
+                acceptance.gap = min(2 * acceptance.gap, MAX_TRIAL_GAP)
                 self._waited = 0
 
     @property
@@ -187,12 +203,16 @@ class Budget:
         """Return the cost curves (target's passes, drafter's chains, drafter's trees) for choosing a draft size. If
         batches of this size were seldom timed, the curves of the other clock or of a larger batch size are taken."""
         own, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
-        if own[0].timed < SETTLED or not own[0].samples(1):
+        if own[0].timed < MIN_ROUNDS_AT_BATCH_SIZE or not own[0].samples(1):
             for starved in (measured.starved, not measured.starved):
                 for power in measured.powers(starved):
                     if power > least or (power == least and starved is not measured.starved):
                         target, chain, tree = measured.costs(power, starved)
-                        if target.timed >= SETTLED and target.samples(1) and (chain.reach or tree.reach):
+                        if (
+                            target.timed >= MIN_ROUNDS_AT_BATCH_SIZE
+                            and target.samples(1)
+                            and (chain.reach or tree.reach)
+                        ):
                             return target, chain, tree
         return own
 
@@ -211,27 +231,27 @@ class Budget:
             return own.at(1)
         near = self._best_curves(batch)[0]
         longer = near.at(own.reach)
-        return own.pessimistic(own.reach) * near.at(1) / longer if longer else 0.0
+        return own.pessimistic_estimate(own.reach) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
         """Return the acceptance chance below which a chain's next node is expected to cost more time than it saves.
         Returns `UNTIMED` if too little was timed."""
         target, chain, _ = self._best_curves(batch)
-        nodes = min(target.reach - 1, chain.reach, LENGTH)
-        if nodes < FIRST:
-            return UNTIMED
+        nodes = min(target.reach - 1, chain.reach, NODE_COST_CHAIN_LENGTH)
+        if nodes < INITIAL_MAX_NODES:
+            return DEFAULT_STOP_PROBABILITY
         seconds = (target.at(nodes + 1) - target.at(2) + chain.at(nodes) - chain.at(1)) / (nodes - 1)
-        least, most = THRESHOLD
+        least, most = STOP_PROBABILITY_RANGE
         return min(max(seconds * self._rate, least), most)
 
-    def _least(self, batch: int) -> float:
+    def _min_expected_accepted(self, batch: int) -> float:
         """Return how many accepted tokens a draft must bring so that it saves time. This is the extra time of a target
         pass over two tokens, divided by the time of a pass over one token; 0 until such passes were timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
-        return max(0.0, target.capped(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
+        return max(0.0, target.capped_estimate(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
 
-    def _affordable(self, plain: float) -> float:
+    def _max_loss(self, plain: float) -> float:
         """Return how many seconds the next round may take longer than plain decoding. The limit grows with the tokens
         decoded so far. plain: seconds of a target pass over one token."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
@@ -240,7 +260,7 @@ class Budget:
             lost += (spent / other - gained) * self.plain_seconds(batch) if other else 0.0
         return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
-    def _rated(
+    def _rate_plans(
         self, target: CostCurve, chain: CostCurve, tree: CostCurve, chances: Sequence[float], reach: int
     ) -> list[tuple[float, float, Plan, CostCurve]]:
         """Compute the expected tokens per second of all plans of fewer than `reach` nodes.
@@ -250,14 +270,14 @@ class Budget:
         Returns: (tokens a second, accepted nodes, plan, drafter's cost curve) of each plan, the best plan first.
         """
         acceptance, plain = self._acceptance, target.at(1)
-        drafted, gains = range(1, DEEPEST + 1), list(accumulate(accumulate(chances, _product)))
+        drafted, gains = range(1, MAX_CHAIN_NODES + 1), list(accumulate(accumulate(chances, _product)))
         if self._stops:
             drafted, gains = acceptance.ending_chains(chances)
-        plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAINS if plan.nodes < reach]
+        plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAIN_PLANS if plan.nodes < reach]
         if acceptance.chains_only < 2:
             plans += [
                 (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.reach else chain)
-                for plan in TREES
+                for plan in TREE_PLANS
                 if plan.nodes < reach
             ]
         rated: list[tuple[float, float, Plan, CostCurve]] = []
@@ -265,15 +285,15 @@ class Budget:
             nodes, levels = (drafted[plan.nodes - 1],) * 2 if plan.nodes == plan.depth else (plan.nodes, plan.depth)
             drafting = draft.at(levels)
             expected = acceptance.offered * target.at(nodes + 1) + (1 - acceptance.offered) * plain + drafting
-            rated.append(((1 + gain) / max(expected, INSTANT), gain, plan, draft))
-        return sorted(rated, key=_rate, reverse=True)
+            rated.append(((1 + gain) / max(expected, MIN_ROUND_SECONDS), gain, plan, draft))
+        return sorted(rated, key=_tokens_per_second, reverse=True)
 
     def _choose(self, batch: int) -> tuple[Plan, bool]:
         """Choose the next plan. Returns: the plan, and whether it is a trial draft, made only to measure."""
         no_draft, acceptance = Plan(0, 0), self._acceptance
         target, chain, tree = self._best_curves(batch)
         own, has_prior = self._curves(batch)[0], bool(acceptance.prior)
-        if own.timed >= SETTLED and not own.samples(1):
+        if own.timed >= MIN_ROUNDS_AT_BATCH_SIZE and not own.samples(1):
             return no_draft, False
         # an accuracy that was estimated beforehand (a prior) counts as one timed pass without a draft
         timed_plain = min(target.samples(1) + has_prior, len(PLAIN_EVERY) - 1)
@@ -282,31 +302,35 @@ class Budget:
         plain, own_plain = target.at(1), self.plain_seconds(batch)
         # The curves may be measured at another batch size. So the allowed loss is multiplied by the ratio of the times
         # of a one-token pass at the two batch sizes.
-        affordable = self._affordable(own_plain) * plain / own_plain if own_plain else self._patience * plain
+        affordable = self._max_loss(own_plain) * plain / own_plain if own_plain else self._patience * plain
         chances = acceptance.chain()
-        first = FIRST_WITH_PRIOR if has_prior or self._stops else FIRST
+        first = INITIAL_MAX_NODES_WITH_PRIOR if has_prior or self._stops else INITIAL_MAX_NODES
         # the first draft has one node, because the drafter's cost is not known yet
         reach = max(first + 1, 2 * target.reach) if chain.reach else 2
-        rated = self._rated(target, chain, tree, chances, reach)
+        rated = self._rate_plans(target, chain, tree, chances, reach)
         self._rate = rated[0][0]
 
         def bearable(plan: Plan, draft: CostCurve) -> bool:
             """Return whether a draft costs at most the allowed time if none of its tokens is accepted. plan: size of
             the draft. draft: the drafter's cost curve."""
             columns = plan.nodes + 1
-            risk = target.capped(columns, plain) + draft.pessimistic(plan.depth) - plain
+            risk = target.capped_estimate(columns, plain) + draft.pessimistic_estimate(plan.depth) - plain
             timed = target.samples(columns)
-            if chances[0] > RELIABLE and timed and min(timed, draft.samples(plan.depth)) < ENOUGH:
+            if (
+                chances[0] > RELIABLE_ACCEPTANCE
+                and timed
+                and min(timed, draft.samples(plan.depth)) < MIN_BUCKET_TIMINGS
+            ):
                 risk = min(risk, self._patience / 2 * plain)  # one slow pass must not exclude a reliable drafter
             return risk <= affordable
 
         # the plans that lose at most the allowed time if nothing is accepted, those with most tokens per second first
         able = ((rate, gain, plan) for rate, gain, plan, draft in rated if bearable(plan, draft))
         best, most, chosen = next(able, (0.0, 0.0, no_draft))
-        if best * plain >= MARGIN:
+        if best * plain >= MIN_SPEEDUP:
             # Times are noisier than token counts: among plans of nearly equal rate, take the one with the most tokens.
             for rate, gain, plan in able:
-                if rate < max(NEARLY_BEST * best, MARGIN / plain):
+                if rate < max(NEARLY_BEST * best, MIN_SPEEDUP / plain):
                     break
                 if gain > most:
                     most, chosen = gain, plan
@@ -315,15 +339,15 @@ class Budget:
                 # give more tokens per second.
                 chains = [plan for _, _, plan, draft in rated if plan.nodes == plan.depth and bearable(plan, draft)]
                 if chains:
-                    rarely = ENDING_RARELY if self._stops else CHAINS_RARELY
+                    rarely = MAX_ENDING_CHAIN_TRIAL_GAP if self._stops else MAX_CHAIN_TRIAL_GAP
                     acceptance.chain_gap = min(2 * acceptance.chain_gap, rarely)
                     # A long chain costs little if the drafter ends the chain at the first unlikely token.
                     return max(chains, key=lambda plan: plan.nodes) if self._stops else chains[0], False
             return chosen, False
-        tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= ATTEMPT]
+        tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= MAX_TRIAL_NODES]
         if self._waited < acceptance.gap or not best:
             chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
-            if self._stops and chains and chain.reach and chain.at(1) <= NOTICED * plain:
+            if self._stops and chains and chain.reach and chain.at(1) <= NEGLIGIBLE_LOSS * plain:
                 return max(chains, key=lambda plan: plan.nodes), False
             return no_draft, False
         chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
@@ -334,7 +358,7 @@ class Budget:
         return next(iter(tried), no_draft), True
 
 
-def _rate(rated: tuple[float, float, Plan, CostCurve]) -> float:
+def _tokens_per_second(rated: tuple[float, float, Plan, CostCurve]) -> float:
     return rated[0]
 
 
@@ -342,7 +366,7 @@ def _product(left: float, right: float) -> float:
     return left * right
 
 
-def learned(
+def make_budget(
     statistics: DecodingStatistics, target: Target, drafter: Drafter | None, nodes: Nodes
 ) -> tuple[Budget, TreeShape | None]:
     """Make the budget of one `generate` call, and the object that shapes its trees, from earlier calls' measurements.
@@ -355,13 +379,13 @@ def learned(
         return Budget.fixed(0), None
     prior = drafter.needs.prior
     if nodes is not None and prior is None:
-        return _fixed(nodes), None
-    pair = Pair(target.name, str(target.device), drafter.name)
+        return _fixed_budget(nodes), None
+    pair = MeasurementKey(target.name, str(target.device), drafter.name)
     shape = None if prior is None else statistics.accuracy(pair, prior)
     if nodes is not None:
-        return _fixed(nodes), shape
-    return Budget(statistics, pair, () if prior is None else prior.chain, drafter.needs.stops), shape
+        return _fixed_budget(nodes), shape
+    return Budget(statistics, pair, () if prior is None else prior.chain, drafter.needs.may_stop_early), shape
 
 
-def _fixed(nodes: int | tuple[int, int]) -> Budget:
+def _fixed_budget(nodes: int | tuple[int, int]) -> Budget:
     return Budget.fixed(*nodes) if isinstance(nodes, tuple) else Budget.fixed(nodes)

@@ -11,24 +11,24 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mmdec.core.tree import depths, int_list, int_rows, single
+from mmdec.core.tree import depths, int_list, int_rows, root_only
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
 
 R = TypeVar("R")
 
 
-class Guard:
+class DrafterRunner:
     """Calls the drafter in one `generate` call, and holds the drafter's state of this call (`memory`). After the
     drafter's first error it warns once and drafts nothing more."""
 
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.memory: Any = None
-        self.columns = self.chains = False
+        self.columns = self.needs_chains = False
 
     def start(self, context: Context) -> None:
         """Start the drafter, which reads what the target computed for the prompt (`context`)."""
-        self.columns, self.chains = context.columns, context.chains
+        self.columns, self.needs_chains = context.columns, context.needs_chains
         if self.drafter is not None:
             self.memory = self._try(self.drafter.start, context)
 
@@ -41,16 +41,16 @@ class Guard:
         if self.columns:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
         depth = min(plan.depth, max(room) - 1)
-        if self.chains:
+        if self.needs_chains:
             plan = replace(plan, nodes=min(plan.nodes, plan.depth))
         if self.drafter is None or plan.nodes <= 0 or depth < 1:
-            return single(roots)
+            return root_only(roots)
         if depth < plan.depth:
             plan = replace(plan, depth=depth, nodes=min(plan.nodes, depth) if plan.nodes <= plan.depth else plan.nodes)
-        draft = self._try(self._checked, self.drafter, roots, plan)
+        draft = self._try(self._propose_checked, self.drafter, roots, plan)
         if draft is None:
-            return single(roots)
-        return draft if draft.tokens.shape[1] == 1 else _cut(draft, plan, room, self.chains)
+            return root_only(roots)
+        return draft if draft.tokens.shape[1] == 1 else _prune(draft, plan, room, self.needs_chains)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Tell the drafter what happened in a round: the draft, the target's scores, and which tokens were accepted
@@ -78,7 +78,7 @@ class Guard:
             self.drafter = self.memory = None
             return None
 
-    def _checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
+    def _propose_checked(self, drafter: Drafter, roots: Tensor, plan: Plan) -> Draft:
         """Ask the drafter for a draft. Raises ValueError for a draft that the target or the verifier cannot process."""
         draft = drafter.propose(self.memory, roots.clone(), plan)
         batch, size = draft.tokens.shape
@@ -110,7 +110,7 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
     return draft.tokens, draft.parents, draft.size
 
 
-def _cut(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
+def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
     """Drop the nodes that exceed the plan or a batch row's `room`, and renumber the remaining nodes without gaps.
 
     room: how many tokens this round may add to each row, the bonus token included. A draft has at most room - 1 levels,

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmdec.core.drafter_runner import Guard
+from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.sampling import Sequences
-from mmdec.core.timing import Watch
+from mmdec.core.timing import RoundTimer
 from mmdec.core.tree import bool_list, height, int_list, int_rows
 from mmdec.core.verify import Rule, verify
 from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
@@ -81,10 +81,10 @@ def decode(
     shape: chooses the nodes of trees, for drafters that guess each depth independently (`Needs.prior`).
     """
     device = target.device  # read once, because it is slow: the property searches all submodules of a large model
-    watch, guard = Watch(device), Guard(drafter, target.vocab_size)
+    watch, guard = RoundTimer(device), DrafterRunner(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
     watch.lap("target")
-    text.holds = None if context.room is None else int_list(context.room)
+    text.position_limits = None if context.room is None else int_list(context.room)
     guard.start(replace(context, shape=shape))
     watch.lap("drafter")
     index, vision, summaries = 0, context.vision_seconds, context.summaries
@@ -109,7 +109,7 @@ def decode(
         ]
         watch.lap("core")
         if index:
-            budget.observe(len(rows), sizes, height(draft), report.accepted, *watch.learned())
+            budget.observe(len(rows), sizes, height(draft), report.accepted, *watch.round_costs())
         yield replace(report, **watch.seconds, vision=vision, summaries=summaries, cut=cut)
         vision, summaries = 0.0, None
         if not text.live:

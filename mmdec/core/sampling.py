@@ -135,10 +135,12 @@ class Sequences:
         self.prompt, self.start, self.stop = prompt, start, stop
         self.tokens: list[list[int]] = [[] for _ in range(batch)]  # generated tokens of each batch row
         self.live = list(range(batch))  # indices of the rows that have not ended, ascending
-        self.holds: list[int] | None = None  # for each row, how many new tokens have a position; None: no limit
+        self.position_limits: list[int] | None = (
+            None  # for each row, how many new tokens have a position; None: no limit
+        )
         given = list(processors)
-        self.processors = [given] + [_copied(given) for _ in range(batch - 1)] if given else None
-        self._criteria = [list(stop.criteria)] + [_own(stop.criteria) for _ in range(batch - 1)]
+        self.processors = [given] + [_copy_sharing_networks(given) for _ in range(batch - 1)] if given else None
+        self._criteria = [list(stop.criteria)] + [_criteria_for_row(stop.criteria) for _ in range(batch - 1)]
         self._steps = steps
         for row in range(batch):
             for each in (*(self.processors[row] if self.processors else ()), *self._criteria[row]):
@@ -164,7 +166,7 @@ class Sequences:
             self._written[row] = len(tokens)
         return self._ids[row : row + 1, :end]
 
-    def alike(self, row: int) -> bool:
+    def only_suppresses(self, row: int) -> bool:
         """Return whether `suppressed` gives the same logits as the logits processors of one batch row, at this position
         and all later ones. row: index of the batch row."""
         if self._suppressions is None:
@@ -172,7 +174,7 @@ class Sequences:
         columns = self.start + len(self.tokens[row])
         return all(each.only_at is None or each.only_at < columns for each in self._suppressions)
 
-    def suppressed(self, logits: Tensor) -> Tensor:
+    def suppress(self, logits: Tensor) -> Tensor:
         """Return the logits (..., V) in float32, with -inf at the tokens that are forbidden at every position.
 
         logits: the target's raw logits (..., V).
@@ -191,7 +193,9 @@ class Sequences:
         """Return how many tokens the next round may add to the row: limited by its maximum length and by the number of
         positions of the target model."""
         room = self.room(row)
-        return room if self.holds is None else min(room, self.holds[row] - len(self.tokens[row]) + 1)
+        return (
+            room if self.position_limits is None else min(room, self.position_limits[row] - len(self.tokens[row]) + 1)
+        )
 
     def warped(self, row: int, logits: Tensor) -> Tensor:
         """Return the next token's logits after the row's processors, (1, V) float32. logits: raw logits (V,)."""
@@ -224,15 +228,16 @@ class Sequences:
         return torch.cat([self.prompt, torch.tensor(rows, dtype=torch.long, device=self.prompt.device)], 1)
 
 
-def _own(criteria: Sequence[Criterion]) -> list[Criterion]:
+def _criteria_for_row(criteria: Sequence[Criterion]) -> list[Criterion]:
     """Return the stopping criteria for one more batch row. A `WholeBatchCriterion` holds the index of its row, so it is
     copied. All other criteria are shared by the rows."""
     return [
-        _copied([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each for each in criteria
+        _copy_sharing_networks([each], "stopping_criteria")[0] if isinstance(each, WholeBatchCriterion) else each
+        for each in criteria
     ]
 
 
-def _copied(given: list[T], argument: str = "logits_processor") -> list[T]:
+def _copy_sharing_networks(given: list[T], argument: str = "logits_processor") -> list[T]:
     networks: dict[int, nn.Module] = {}
     bare: list[Any] = [each.processor if isinstance(each, WholeBatch) else each for each in given]
     bare = [each.criterion if isinstance(each, WholeBatchCriterion) else each for each in bare]
@@ -268,7 +273,7 @@ def most_probable_each(scores: Tensor) -> list[list[int]]:
     return int_rows(scores.argmax(-1))
 
 
-def stock_sample(scores: Tensor, text: Sequences, row: int) -> int:
+def transformers_sample(scores: Tensor, text: Sequences, row: int) -> int:
     """Sample a token from processed logits (1, V) as transformers' `generate(do_sample=True)` does with one batch row:
     one `torch.multinomial` with torch's global generator. text, row: not used."""
     return int(torch.multinomial(scores.softmax(-1), 1))
@@ -285,12 +290,12 @@ class KeyedSample:
     seed: int
 
     def __call__(self, scores: Tensor, text: Sequences, row: int) -> int:
-        generator = keyed(scores.device, self.seed, "token", row, len(text.tokens[row]))
+        generator = keyed_generator(scores.device, self.seed, "token", row, len(text.tokens[row]))
         noise = torch.empty_like(scores).exponential_(generator=generator)
         return int((scores - noise.log()).argmax(-1))  # -log of an exponential variable is Gumbel noise
 
 
-def keyed(device: torch.device, *key: int | str) -> torch.Generator:
+def keyed_generator(device: torch.device, *key: int | str) -> torch.Generator:
     """Return a random generator on `device`, seeded by a hash of `key`; different keys give independent numbers."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -314,7 +319,7 @@ class Dice:
 
 def keyed_dice(device: torch.device, *key: int | str) -> Dice:
     """Make a `Dice` on `device`. Equal keys give equal choices."""
-    return Dice(keyed(device, *key))
+    return Dice(keyed_generator(device, *key))
 
 
 @final
@@ -325,18 +330,18 @@ class ScoreRecorder:
     def __init__(self, rows: int, start: int) -> None:
         """rows: number of rows in the batch. start: number of tokens of a prompt, padding included."""
         self._start = start
-        self._kept: list[dict[int, Tensor]] = [{} for _ in range(rows)]
+        self._recorded: list[dict[int, Tensor]] = [{} for _ in range(rows)]
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
         # copy the logits, because later processors may change this tensor in place
-        self._kept[row][ids.shape[1] - self._start] = scores[0].clone()
+        self._recorded[row][ids.shape[1] - self._start] = scores[0].clone()
 
     def row_steps(self, row: int, count: int) -> tuple[Tensor, ...]:
         """Return the recorded logits (1, V) at the positions of a batch row's first `count` new tokens.
 
         row: index of the batch row.
         """
-        return tuple(self._kept[row][step][None] for step in range(count))
+        return tuple(self._recorded[row][step][None] for step in range(count))
 
     def steps(self, lengths: Sequence[int]) -> tuple[Tensor, ...]:
         """Return one tensor of recorded logits (B, V) for each new token of the longest batch row; zeros after a row's
@@ -344,9 +349,11 @@ class ScoreRecorder:
 
         lengths: each row's number of new tokens.
         """
-        blank = torch.zeros_like(self._kept[0][0])
+        blank = torch.zeros_like(self._recorded[0][0])
         return tuple(
-            torch.stack([row[step] if step < size else blank for row, size in zip(self._kept, lengths, strict=True)])
+            torch.stack(
+                [row[step] if step < size else blank for row, size in zip(self._recorded, lengths, strict=True)]
+            )
             for step in range(max(lengths))
         )
 
@@ -360,12 +367,12 @@ class BatchCollector:
     processor: Processor
     rows: int  # number of rows in the batch
     start: int  # number of tokens of a prompt, padding included; ids of this length are at the first new position
-    _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
+    _recorded: dict[int, tuple[Tensor, Tensor]] = field(default_factory=lambda: {})
 
     def __call__(self, row: int, ids: Tensor, scores: Tensor) -> None:
-        if ids.shape[1] != self.start or row in self._kept:
+        if ids.shape[1] != self.start or row in self._recorded:
             return
-        self._kept[row] = ids, scores.clone()
-        if len(self._kept) == self.rows:
-            parts = [self._kept[row] for row in range(self.rows)]
+        self._recorded[row] = ids, scores.clone()
+        if len(self._recorded) == self.rows:
+            parts = [self._recorded[row] for row in range(self.rows)]
             self.processor(torch.cat([ids for ids, _ in parts]), torch.cat([scores for _, scores in parts]))

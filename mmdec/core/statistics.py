@@ -22,15 +22,19 @@ from typing import Any, final
 from mmdec.core.tree import HeadAccuracy
 from mmdec.types import Plan, Prior
 
-DEEPEST = 31  # maximum nodes of a chain; statistics are kept for so many depths
-FADE = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
-SLOW = 0.98  # the same factor for chains that end early: their shares change slowly, so old rounds are still valid
-UNKNOWN = 0.6  # assumed chance that a node is accepted, before any observation
+MAX_CHAIN_NODES = 31  # maximum nodes of a chain; statistics are kept for so many depths
+ROUND_DECAY = 0.95  # each new round multiplies the weight of all earlier rounds by this factor
+ENDING_CHAIN_DECAY = (
+    0.98  # the same factor for chains that end early: their shares change slowly, so old rounds are still valid
+)
+DEFAULT_ACCEPTANCE = 0.6  # assumed chance that a node is accepted, before any observation
 CHAIN_GAP = 6  # rounds with trees until a chain is drafted, only to measure what chains accept
 PRIOR_WEIGHT = 2.0  # the assumed acceptance chance has the weight of this many observed rounds
-WINDOW = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
-ENOUGH = 3  # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
-MOST = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
+MAX_BUCKET_TIMINGS = 15  # maximum timings that are stored for each bucket of a cost curve; older ones are dropped
+MIN_BUCKET_TIMINGS = (
+    3  # minimum timings of a bucket of the target's cost curve; buckets with fewer are ignored as too noisy
+)
+MAX_STORED_PAIRS = 256  # maximum pairs of target and drafter that are stored; the least recently used ones are dropped
 
 
 @final
@@ -45,14 +49,14 @@ class Acceptance:
     def __init__(self, prior: Sequence[float] = ()) -> None:
         """prior: estimated chances p_1, p_2, ... that node i of a chain is accepted if node i - 1 was; nodes beyond the
         last count as never accepted. Empty: unknown."""
-        self.prior = list(prior)[:DEEPEST]
+        self.prior = list(prior)[:MAX_CHAIN_NODES]
         # sums over rounds of the share of rows in which this happened; older rounds weigh less; [i]: node i of a chain
-        self.hits = [0.0] * (DEEPEST + 1)  # [i]: node i was accepted
-        self.trials = [0.0] * (DEEPEST + 1)  # [i]: node i was drafted and node i - 1 was accepted
+        self.hits = [0.0] * (MAX_CHAIN_NODES + 1)  # [i]: node i was accepted
+        self.trials = [0.0] * (MAX_CHAIN_NODES + 1)  # [i]: node i was drafted and node i - 1 was accepted
         # Four such lists for chains that may end early. List 0 counts the rounds whose plan included node i. Of these
         # rounds, list 1 counts those in which node i was accepted, list 2 those with at least one drafted node, list 3
         # those in which node i was drafted.
-        self.ending = [[0.0] * (DEEPEST + 1) for _ in range(4)]
+        self.ending = [[0.0] * (MAX_CHAIN_NODES + 1) for _ in range(4)]
         # tree size (nodes, depth) -> (sum of the rounds' weights, weighted sum of accepted nodes per row)
         self.trees: dict[tuple[int, int], tuple[float, float]] = {}
         # for all trees: number of accepted nodes, and the number that was predicted from the chances of chains
@@ -63,20 +67,20 @@ class Acceptance:
         self.chain_gap = CHAIN_GAP  # number of rounds with trees before a chain is tried; grows with each try
         self.gap = 1  # number of rounds between two trial drafts while drafting does not pay
 
-    def chain(self, deepest: int = DEEPEST) -> list[float]:
+    def chain(self, deepest: int = MAX_CHAIN_NODES) -> list[float]:
         """Return the chances p_i that node i of a chain is accepted if node i - 1 was, for i = 1 .. `deepest`.
 
         A node never observed gets the prior's chance; without a prior it gets the chance of node i - 1.
         """
         chances: list[float] = []
-        before = UNKNOWN
+        before = DEFAULT_ACCEPTANCE
         for i in range(1, deepest + 1):
             if self.prior:
                 before = self.prior[i - 1] if i <= len(self.prior) else 0.0
             chance = (self.hits[i] + PRIOR_WEIGHT * before) / (self.trials[i] + PRIOR_WEIGHT)
             chances.append(chance)
             # An empty draft counts as a rejected node 1. So node 1 may have too low a chance to predict node 2.
-            before = chance if i > 1 else max(chance, UNKNOWN)
+            before = chance if i > 1 else max(chance, DEFAULT_ACCEPTANCE)
         return chances
 
     def ending_chains(self, chances: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -121,23 +125,23 @@ class Acceptance:
         ends: whether the drafter may end chains early.
         """
         rows, longest = len(sizes), max(sizes)
-        self.offered = FADE * self.offered + (1 - FADE) * (longest > 1)
+        self.offered = ROUND_DECAY * self.offered + (1 - ROUND_DECAY) * (longest > 1)
         is_chain = depth >= longest - 1
         if plan.nodes > plan.depth:
             if longest > 2 and self.chains_only >= 0:
                 self.chains_only = self.chains_only + 1 if is_chain else -1
             weight, total = self.trees.get((plan.nodes, plan.depth), (0.0, 0.0))
             mean = sum(accepted) / rows
-            self.trees[plan.nodes, plan.depth] = (FADE * weight + 1, FADE * total + mean)
+            self.trees[plan.nodes, plan.depth] = (ROUND_DECAY * weight + 1, ROUND_DECAY * total + mean)
             accepted_in_all, expected_in_all = self.of_trees
-            expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, DEEPEST)))
-            self.of_trees = (FADE * accepted_in_all + mean, FADE * expected_in_all + expected)
+            expected = expected_in_tree(plan.nodes, plan.depth, self.chain(min(plan.depth, MAX_CHAIN_NODES)))
+            self.of_trees = (ROUND_DECAY * accepted_in_all + mean, ROUND_DECAY * expected_in_all + expected)
         self.since_chain = 0 if is_chain else self.since_chain + 1
         if ends and plan.nodes == plan.depth:
-            for i in range(1, min(plan.depth, DEEPEST) + 1):
+            for i in range(1, min(plan.depth, MAX_CHAIN_NODES) + 1):
                 values = 1.0, sum(n >= i for n in accepted) / rows, float(longest > 1), float(longest > i)
                 for row, value in zip(self.ending, values, strict=True):
-                    row[i] = SLOW * row[i] + value
+                    row[i] = ENDING_CHAIN_DECAY * row[i] + value
         if is_chain:
             for i in range(1, min(plan.depth, len(self.hits) - 1) + 1):
                 # Count the rows that tried node i: they drafted it and accepted node i - 1. An empty draft counts as a
@@ -145,8 +149,8 @@ class Acceptance:
                 able = sum(n >= i - 1 and (size > i or size == i == 1) for n, size in zip(accepted, sizes, strict=True))
                 if not able:
                     break
-                self.hits[i] = FADE * self.hits[i] + sum(n >= i for n in accepted) / rows
-                self.trials[i] = FADE * self.trials[i] + able / rows
+                self.hits[i] = ROUND_DECAY * self.hits[i] + sum(n >= i for n in accepted) / rows
+                self.trials[i] = ROUND_DECAY * self.trials[i] + able / rows
 
 
 def expected_in_tree(nodes: int, depth: int, chances: Sequence[float]) -> float:
@@ -199,7 +203,7 @@ class CostCurve:
         """Add a timing: the seconds that a pass over `count` tokens, or a draft of depth `count`, took."""
         self.timed += 1
         bucket = (count - 1).bit_length()
-        window = self.windows.setdefault(bucket, deque(maxlen=WINDOW))
+        window = self.windows.setdefault(bucket, deque(maxlen=MAX_BUCKET_TIMINGS))
         window.append((seconds, count))
         self._summarise(bucket)
         self.reach = max(self.reach, count)
@@ -239,7 +243,7 @@ class CostCurve:
         rise = (after[1] - before[1]) / (after[0] - before[0]) if after is not before else 0.0
         return after[1] + self._slope * rise * (count - after[0])
 
-    def pessimistic(self, count: int) -> float:
+    def pessimistic_estimate(self, count: int) -> float:
         """Return a cautious estimate of the seconds at `count`: the lower quartile of the bucket, even of one timing.
 
         If `count` is above the largest timed count c, it is at least (seconds at c) x sqrt(count / c).
@@ -250,18 +254,18 @@ class CostCurve:
         largest = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
         return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
 
-    def capped(self, count: int, plain: float) -> float:
+    def capped_estimate(self, count: int, plain: float) -> float:
         """Return the cautious estimate of `pessimistic`, but at most `count` times `plain`.
 
         The limit is needed because the first pass over a new shape may be much slower than later ones.
 
         plain: seconds of a target pass over one token per batch row.
         """
-        return min(self.pessimistic(count), count * plain)
+        return min(self.pessimistic_estimate(count), count * plain)
 
 
 @dataclass(frozen=True)
-class Pair:
+class MeasurementKey:
     """The key of stored measurements: the names of the target, of its device, and of the drafter."""
 
     target: str
@@ -308,7 +312,7 @@ class PairStatistics:
 
 def target_curve() -> CostCurve:
     """Return an empty cost curve for a target: seconds of a pass by its number of tokens per batch row."""
-    return CostCurve(0.5, False, ENOUGH)
+    return CostCurve(0.5, False, MIN_BUCKET_TIMINGS)
 
 
 def drafter_curve() -> CostCurve:
@@ -328,7 +332,7 @@ class DecodingStatistics:
     def __init__(self) -> None:
         self.lock = RLock()
         self._targets: dict[tuple[str, str], dict[int, CostCurve]] = {}  # target, device -> power -> curve
-        self._pairs: dict[Pair, PairStatistics] = {}  # the least recently used first
+        self._pairs: dict[MeasurementKey, PairStatistics] = {}  # the least recently used first
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a snapshot of the measurements for a copy, without the lock, which cannot be copied."""
@@ -339,7 +343,7 @@ class DecodingStatistics:
         self.lock = RLock()
         vars(self).update(state)
 
-    def of(self, pair: Pair, prior: Sequence[float] = ()) -> PairStatistics:
+    def of(self, pair: MeasurementKey, prior: Sequence[float] = ()) -> PairStatistics:
         """Return the measurements of one target with one drafter; creates empty ones if there are none.
 
         pair: names of target, device and drafter.
@@ -351,11 +355,11 @@ class DecodingStatistics:
                 target = self._targets.setdefault((pair.target, pair.device), {})
                 statistics = PairStatistics(target, Acceptance(prior))
             self._pairs[pair] = statistics
-            while len(self._pairs) > MOST:
+            while len(self._pairs) > MAX_STORED_PAIRS:
                 self._drop(next(iter(self._pairs)))
             return statistics
 
-    def accuracy(self, pair: Pair, prior: Prior) -> HeadAccuracy:
+    def accuracy(self, pair: MeasurementKey, prior: Prior) -> HeadAccuracy:
         """Return the counts of how often the drafter's k-th best token (rank k) was right at each depth.
 
         prior: initial chances. They are used if there are no counts with the same numbers of depths and ranks yet.
@@ -373,7 +377,7 @@ class DecodingStatistics:
             self._pairs.clear()
             self._targets.clear()
 
-    def _drop(self, pair: Pair) -> None:
+    def _drop(self, pair: MeasurementKey) -> None:
         del self._pairs[pair]
         if not any((other.target, other.device) == (pair.target, pair.device) for other in self._pairs):
             self._targets.pop((pair.target, pair.device), None)

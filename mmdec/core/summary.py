@@ -7,7 +7,7 @@ from collections.abc import Mapping
 RAISE_LENGTH = "; set max_new_tokens"  # the end of a note on a text that was cut: what the caller can do
 
 
-def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
+def format_result(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
     """Format a result as three lines, the third one with the stages' seconds.
 
     what: the first line: the text, or its length. rounds: the second line, as `rounds_line` returns it.
@@ -20,16 +20,16 @@ def three_lines(what: str, rounds: str, seconds: Mapping[str, float]) -> str:
 
 def rounds_line(rounds: int, tokens_per_round: float, lossless: bool) -> str:
     """Return a result's second line: rounds, tokens per round, and "LOSSY" if decoding was not lossless."""
-    return f"{counted(rounds, 'round')}, {tokens_per_round:.2f} tokens a round{'' if lossless else ', LOSSY'}"
+    return f"{pluralise(rounds, 'round')}, {tokens_per_round:.2f} tokens a round{'' if lossless else ', LOSSY'}"
 
 
 def cut_note(tokens: int, raisable: bool = True) -> str:
     """Return the note on a text that was cut after this number of tokens; "" for 0: it was not cut. raisable: whether
     the model could write more."""
     remedy = RAISE_LENGTH if raisable else ", the model's maximum"
-    return f"cut at {counted(tokens, 'token')}{remedy}" if tokens else ""
+    return f"cut at {pluralise(tokens, 'token')}{remedy}" if tokens else ""
 
 
-def counted(number: int, noun: str) -> str:
+def pluralise(number: int, noun: str) -> str:
     """Return a number with its noun: "1 row", "2 rows"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -15,10 +15,12 @@ from torch import nn
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
-STARVED = 0.7  # if CPU time is below this fraction of a target pass's wall time, the thread has waited for a free CPU
+STARVED_CPU_FRACTION = (
+    0.7  # if CPU time is below this fraction of a target pass's wall time, the thread has waited for a free CPU
+)
 
 
-class _Elsewhere(threading.local):
+class _ClockCorrection(threading.local):
     """Two numbers of seconds for each thread. `worked`: how long other threads worked for this thread; stopwatches add
     it to CPU time. `waited`: how long this thread waited while they did other work; stopwatches subtract it from wall
     time."""
@@ -26,10 +28,10 @@ class _Elsewhere(threading.local):
     waited = worked = 0.0
 
 
-_elsewhere = _Elsewhere()
+_clock_correction = _ClockCorrection()
 
 
-def handed_over(wait: Callable[[], tuple[T, float]]) -> T:
+def wait_for_other_thread(wait: Callable[[], tuple[T, float]]) -> T:
     """Call `wait`, which waits until another thread has done this thread's work. Returns the result.
 
     The other thread may do other work meanwhile. This thread's stopwatches count only its share.
@@ -38,8 +40,8 @@ def handed_over(wait: Callable[[], tuple[T, float]]) -> T:
     """
     start = time.perf_counter()
     result, seconds = wait()
-    _elsewhere.waited += time.perf_counter() - start - seconds
-    _elsewhere.worked += seconds
+    _clock_correction.waited += time.perf_counter() - start - seconds
+    _clock_correction.worked += seconds
     return result
 
 
@@ -58,7 +60,7 @@ class Stopwatch:
         """Return the wall-clock time in seconds. Only differences of two such times have a meaning."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter() - _elsewhere.waited
+        return time.perf_counter() - _clock_correction.waited
 
     def processor(self) -> float:
         """Return the CPU time of this thread in seconds. Only differences of two such times have a meaning.
@@ -67,9 +69,9 @@ class Stopwatch:
         where CPU time is counted in steps of 16 ms.
         """
         counts = self._device.type == "cpu" and sys.platform != "win32"
-        return time.thread_time() + _elsewhere.worked if counts else self.now()
+        return time.thread_time() + _clock_correction.worked if counts else self.now()
 
-    def process(self) -> float:
+    def process_cpu_time(self) -> float:
         """Return the CPU time in seconds of all threads of this process. Only differences of two such times have a
         meaning."""
         return time.process_time()
@@ -89,7 +91,7 @@ class Stopwatch:
 
 
 @contextmanager
-def timed_passes(
+def time_passes(
     module: nn.Module, device: torch.device, on_pass: Callable[[float, tuple[Any, ...], Mapping[str, Any]], None]
 ) -> Generator[None]:
     """During the `with` block, time each forward pass through `module`, also those that other libraries start.
@@ -116,7 +118,7 @@ def timed_passes(
 
 
 @final
-class Watch:
+class RoundTimer:
     """Measures one round of decoding: wall-clock and CPU seconds of target, drafter and the rest ("core")."""
 
     def __init__(self, device: torch.device) -> None:
@@ -138,12 +140,12 @@ class Watch:
         self._worked[stage] += processor - self._processor
         self._processor = processor
 
-    def learned(self) -> tuple[float, float, bool]:
+    def round_costs(self) -> tuple[float, float, bool]:
         """Return the target's and the drafter's seconds in this round, and whether the thread waited for a free CPU.
 
         If the thread waited, the seconds are CPU time, else wall time. Only the target's pass shows whether the thread
         waited, because a drafter may wait for another process or the network, and such a wait is part of its cost.
         """
-        starved = self._worked["target"] < STARVED * self.seconds["target"]
+        starved = self._worked["target"] < STARVED_CPU_FRACTION * self.seconds["target"]
         seconds = self._worked if starved else self.seconds
         return seconds["target"], seconds["drafter"], starved

@@ -16,11 +16,15 @@ from mmdec.errors import InputError
 from mmdec.types import Draft
 
 # `top_indices` divides logits into chunks of this many, compares the chunks' maxima, and searches only the best chunks
-CHUNK = 64
-FEW = 2**16  # for up to this many logits, `torch.topk` over all of them is faster than the search by chunks
-FADE = 0.995  # each observation multiplies the weight of all earlier ones by this factor
-WEIGHT = 20.0  # the initial chances have the weight of this many observations
-KEPT = 32  # a computed tree is used again until this many further observations were made; the chances change slowly
+TOP_K_CHUNK = 64
+MAX_DIRECT_TOP_K = (
+    2**16
+)  # for up to this many logits, `torch.topk` over all of them is faster than the search by chunks
+OBSERVATION_DECAY = 0.995  # each observation multiplies the weight of all earlier ones by this factor
+INITIAL_WEIGHT = 20.0  # the initial chances have the weight of this many observations
+TREE_REUSE_OBSERVATIONS = (
+    32  # a computed tree is used again until this many further observations were made; the chances change slowly
+)
 Node = tuple[int, int, int]  # a node of a tree: index of its parent, depth (0 below the root), rank (k-th best token)
 Path = tuple[int, ...]  # ranks along the path from the root to a node
 
@@ -40,7 +44,7 @@ def bool_list(values: Tensor) -> list[bool]:
     return cast(Any, values).tolist()
 
 
-def single(roots: Tensor) -> Draft:
+def root_only(roots: Tensor) -> Draft:
     """Return the draft of plain decoding: only the roots (B,)."""
     return Draft(roots[:, None], torch.full_like(roots, -1)[:, None], torch.ones_like(roots))
 
@@ -104,7 +108,7 @@ def trees_from_lists(
     return Draft(table[0], table[1], sizes, probs)
 
 
-def joined(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
+def merge_chains(tails: Sequence[Sequence[int]], nodes: int) -> tuple[list[int], list[int]]:
     """Merge chains into one tree, in which chains with equal first tokens share nodes.
 
     tails: each chain's tokens below the root. nodes: maximum number of nodes below the root; later chains are cut.
@@ -131,13 +135,13 @@ def top_indices(values: Tensor, count: int) -> Tensor:
     several times faster than `topk` over all values.
     """
     size = values.shape[-1]
-    chunks = size // CHUNK
-    if chunks <= 2 * count or values.numel() <= FEW:
+    chunks = size // TOP_K_CHUNK
+    if chunks <= 2 * count or values.numel() <= MAX_DIRECT_TOP_K:
         return values.topk(min(count, size), dim=-1).indices
-    body = values[..., : chunks * CHUNK].reshape(*values.shape[:-1], chunks, CHUNK)
+    body = values[..., : chunks * TOP_K_CHUNK].reshape(*values.shape[:-1], chunks, TOP_K_CHUNK)
     best = body.amax(-1).topk(count, dim=-1).indices  # (..., count): the chunks with the largest maxima
-    index = (best[..., None] * CHUNK + torch.arange(CHUNK, device=values.device)).flatten(-2)
-    rest = torch.arange(chunks * CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)
+    index = (best[..., None] * TOP_K_CHUNK + torch.arange(TOP_K_CHUNK, device=values.device)).flatten(-2)
+    rest = torch.arange(chunks * TOP_K_CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)
     index = torch.cat([index, rest], -1)
     return index.gather(-1, values.gather(-1, index).topk(count, dim=-1).indices)
 
@@ -160,8 +164,8 @@ class HeadAccuracy:
                     "Give one row for each head, with one chance for each rank."
                 )
         self.width = len(chances[0])
-        self._hits = [[chance * WEIGHT for chance in row] for row in chances]
-        self._trials = [WEIGHT] * len(chances)
+        self._hits = [[chance * INITIAL_WEIGHT for chance in row] for row in chances]
+        self._trials = [INITIAL_WEIGHT] * len(chances)
         self._trees: dict[tuple[int, int], list[Node]] = {}
         self._learned = 0
         self._lock = Lock()
@@ -189,12 +193,12 @@ class HeadAccuracy:
         """Record which of the drafter's ranked tokens was right. depth: its depth in the tree, from 0. rank: its index,
         0 is the best one; None: none was right."""
         with self._lock:
-            self._trials[depth] = FADE * self._trials[depth] + 1
-            hits = self._hits[depth] = [FADE * hit for hit in self._hits[depth]]
+            self._trials[depth] = OBSERVATION_DECAY * self._trials[depth] + 1
+            hits = self._hits[depth] = [OBSERVATION_DECAY * hit for hit in self._hits[depth]]
             if rank is not None:
                 hits[rank] += 1
             self._learned += 1
-            if self._learned % KEPT == 0:
+            if self._learned % TREE_REUSE_OBSERVATIONS == 0:
                 self._trees = {}
 
     def tree(self, nodes: int, depth: int) -> list[Node]:
@@ -246,7 +250,9 @@ def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path
     return kept
 
 
-def in_order(numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+def sort_depth_first(
+    numbers: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Sort one batch row's nodes depth first. Then an accepted path has few gaps, and few cache entries must be moved.
 
     numbers: numbers that name the nodes, from 0 on, in any order; the root has none. tokens: the token of each node.

@@ -21,12 +21,12 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-from mmdec.core.sampling import Choice, Dice, Sequences, keyed, keyed_dice, most_probable, most_probable_each
+from mmdec.core.sampling import Choice, Dice, Sequences, keyed_dice, keyed_generator, most_probable, most_probable_each
 from mmdec.core.tree import int_list, int_rows
 from mmdec.types import Draft, Plan, Scores, Verdict
 
 RuleName = Literal["greedy", "sampled", "residual", "typical"]
-LOSSY = frozenset({"typical"})
+LOSSY_RULES = frozenset({"typical"})
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
     # the most probable token of every node, computed at once and only when a rule first asks for it
-    likeliest = cache(lambda: most_probable_each(text.suppressed(scores.logits)))
+    likeliest = cache(lambda: most_probable_each(text.suppress(scores.logits)))
     paths: list[list[int]] = []
     ended: list[bool] = []
     emitted: list[list[int]] = []
@@ -160,7 +160,7 @@ class MatchRule:
         return plan
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
-        if self.choice is most_probable and text.alike(branch.row):
+        if self.choice is most_probable and text.only_suppresses(branch.row):
             best = branch.likeliest()
             return _descend(branch, text, lambda node: branch.match(node, best[node]))
 
@@ -171,7 +171,7 @@ class MatchRule:
 
 
 @dataclass
-class Stream:
+class SamplingState:
     """The randomness of one `generate` call: the seed for accepting tokens, and the drafter's own random generator."""
 
     seed: int
@@ -183,7 +183,7 @@ class Stream:
         """Return `plan`, the instructions for the drafter, with this rule's temperature and the drafter's random
         generator on `device`."""
         if self.generator is None:
-            self.generator = keyed(device, self.seed, "draft")
+            self.generator = keyed_generator(device, self.seed, "draft")
         return replace(plan, temperature=self.temperature, generator=self.generator)
 
 
@@ -194,7 +194,7 @@ class ResidualRule:
     If the drafter returned no probabilities, q is one-hot: a child with token x is then accepted with probability p(x).
     """
 
-    stream: Stream
+    stream: SamplingState
     name: RuleName = "residual"
     dice: Callable[..., Dice] = keyed_dice
 

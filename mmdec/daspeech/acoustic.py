@@ -231,10 +231,10 @@ class FastSpeech2(nn.Module):
 
         log_durations = self.duration(x, keep).float()  # shape (B, K)
         valid = keep.squeeze(-1)
-        pitch_log = self._predicted(self.pitch(x, keep), self.pitch_stats, valid)
+        pitch_log = self._denormalise(self.pitch(x, keep), self.pitch_stats, valid)
         used = pitch_log if pitch is None else pitch.log1p()
         x = x + self.pitch_bins(torch.bucketize(used.detach(), self.pitch_edges))
-        energy_log = self._predicted(self.energy(x, keep), self.energy_stats, valid)
+        energy_log = self._denormalise(self.energy(x, keep), self.energy_stats, valid)
         used = energy_log if energy is None else energy.log1p()
         x = x + self.energy_bins(torch.bucketize(used.detach(), self.energy_edges))
 
@@ -252,7 +252,7 @@ class FastSpeech2(nn.Module):
         return sinusoids(x.shape[1], x.shape[2], x.device, self.config.positions == "fairseq").to(x.dtype)
 
     @staticmethod
-    def _predicted(raw: Tensor, stats: Tensor, valid: Tensor) -> Tensor:
+    def _denormalise(raw: Tensor, stats: Tensor, valid: Tensor) -> Tensor:
         return (raw.float() * stats[1] + stats[0]) * valid
 
 

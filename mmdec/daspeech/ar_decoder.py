@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, additive
+from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, additive_mask
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.transformer import DecoderLayer, PooledDropout, sinusoids
 
 # device type -> steps after which the loop checks whether all batch rows have ended; on a CPU the check takes no time
-LOOK_EVERY = {"cpu": 1}
-LOOK_RARELY = 16  # number of these steps on other devices, where each check must wait for the device
+END_CHECK_STEPS = {"cpu": 1}
+DEFAULT_END_CHECK_STEPS = 16  # number of these steps on other devices, where each check must wait for the device
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ArDecoder(nn.Module):
         size, d = tokens.shape[1], self.config.d_model
         x = self.dropout(math.sqrt(d) * self.embed_tokens(tokens) + sinusoids(size, d, tokens.device))
         causal = torch.full((size, size), -1e9, device=tokens.device).triu(1)
-        memory_mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
+        memory_mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
         for layer in self.layers:
             x = layer(x, causal, states, memory_mask)
         return F.linear(x, self.embed_tokens.weight)
@@ -96,7 +96,7 @@ class ArDecoder(nn.Module):
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
         """Make an empty cache for at most `size` units. states: the encoder's, (B, S, d_memory)."""
         b, d = states.shape[0], self.config.d_model
-        mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
+        mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
         if b == 1:  # a batch of one row has no padding, so it needs no mask
             states, mask = states[:, : int(state_lengths[0])], None
         memories = []
@@ -159,7 +159,7 @@ class ArDecoder(nn.Module):
         tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)
         tokens[:, 0] = BOS
         done = torch.zeros(states.shape[0], dtype=torch.bool, device=states.device)
-        every = LOOK_EVERY.get(states.device.type, LOOK_RARELY)
+        every = END_CHECK_STEPS.get(states.device.type, DEFAULT_END_CHECK_STEPS)
         for index in range(max_length + 1):
             logits = self.step(tokens[:, index], cache)
             if index < min_length:

@@ -21,31 +21,38 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mmdec.checks.devices import PASSED_ON
-from mmdec.checks.weights import PICKLES, check_counts, checked_file, fill, read_settings, read_weights
+from mmdec.checks.weights import (
+    PICKLE_SUFFIXES,
+    build_with_weights,
+    check_counts,
+    read_settings,
+    read_weights,
+    weight_file,
+)
 from mmdec.daspeech import heard_checkpoint as heard_translator
 from mmdec.daspeech.checkpoint_parts import (
     VOCODER,
-    Decoding,
+    DecodingSettings,
     check_decoding,
     check_model_vocoder,
     describe_vocoder,
-    half,
-    names,
+    read_names,
     read_vocoder,
+    to_half_precision,
     write_json,
 )
-from mmdec.daspeech.heard_checkpoint import HeardParts, read_heard, save_heard
+from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts, read_piece_translator, save_piece_translator
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
-from mmdec.daspeech.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder
+from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder
 from mmdec.errors import InputError
-from mmdec.hub.find import HUB_FILES, HUB_ID, download, find, kind, path_text
-from mmdec.hub.provenance import CARD, portable, stamp
-from mmdec.hub.publish import PROVENANCE, check_replaceable, keep_card, keep_texts, same_weights, whole_folder
-from mmdec.whisper.checkpoint import KIND as WHISPER_KIND
+from mmdec.hub.find import HUB_FILES, HUB_ID, download, find_model, model_kind, path_text
+from mmdec.hub.provenance import CARD, command_record, portable
+from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy_card, copy_texts, same_weights
+from mmdec.whisper.checkpoint import WHISPER_KIND as WHISPER_KIND
 from mmdec.whisper.checkpoint import load_whisper_encoder
 from mmdec.whisper.encoder import WhisperEncoder
 
-KINDS = (WHISPER_KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
+ENCODER_KINDS = (WHISPER_KIND, "daspeech")  # values of `kind` for the models that `load_encoder` accepts
 DEFAULT_MODEL = "daspeech-everyday"
 LAYOUT = "phones"
 VOCODER_RULE = "a directory"
@@ -53,7 +60,7 @@ VOCODER_RULE = "a directory"
 WEIGHTS = ("encoder.safetensors", "model.safetensors", VOCODER)
 CONFIDENCE = "confidence.json"
 LEXICON = "lexicon.tsv"  # a file of folders whose phones became words, which is gone: they are refused
-NEEDED = ("config.json", *WEIGHTS, "units.json")
+REQUIRED_FILES = ("config.json", *WEIGHTS, "units.json")
 
 
 @final
@@ -67,10 +74,10 @@ class DASpeechParts:
     model: DASpeech
     vocoder: nn.Module
     units: tuple[str, ...]  # names of the phones, ordered by id
-    decoding: Decoding
+    decoding: DecodingSettings
     name: str  # name of the model's folder
     folder: Path | None = None  # the folder that the parts were loaded from; None: they were not loaded from a folder
-    mels: MelKind = OURS  # the kind of mel spectrogram that the acoustic model gives the vocoder
+    mels: MelKind = OUR_MELS  # the kind of mel spectrogram that the acoustic model gives the vocoder
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
@@ -81,7 +88,7 @@ class DASpeechParts:
 def resolve(model: str | os.PathLike[str]) -> Path:
     """Find the directory of a translator, and check that its files are there. model: a shipped name, a directory, or a
     hub id, which is downloaded."""
-    return complete(find(model), os.fspath(model))
+    return check_complete(find_model(model), os.fspath(model))
 
 
 def save_model(
@@ -90,7 +97,7 @@ def save_model(
     vocoder: Vocoder | HifiGanVocoder,
     units: Sequence[str],
     *,
-    decoding: Decoding = Decoding(),
+    decoding: DecodingSettings = DecodingSettings(),
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -103,7 +110,7 @@ def save_model(
     provenance: entries of provenance.json in addition to command, versions, commit and date, which are always written.
     """
     target = Path(directory)
-    with whole_folder(target) as fresh:
+    with atomic_folder(target) as fresh:
         config = {
             "system": "daspeech",
             "model_type": "mmdec-daspeech",
@@ -113,20 +120,22 @@ def save_model(
         }
         write_json(fresh / "config.json", config)
         write_json(fresh / "units.json", list(units))
-        write_json(fresh / "provenance.json", {**stamp(next(model.parameters()).device), **portable(provenance or {})})
-        state = half(model.state_dict())
+        write_json(
+            fresh / "provenance.json", {**command_record(next(model.parameters()).device), **portable(provenance or {})}
+        )
+        state = to_half_precision(model.state_dict())
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_file(encoder, fresh / "encoder.safetensors")
         save_file(state, fresh / "model.safetensors")
-        save_file(half(vocoder.state_dict()), fresh / VOCODER)
+        save_file(to_half_precision(vocoder.state_dict()), fresh / VOCODER)
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
         else:
-            keep_card(target, fresh)
+            copy_card(target, fresh)
     return target
 
 
-def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardParts) -> Path:
+def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | PieceTranslatorParts) -> Path:
     """Write a translator to a directory: its networks, tables and settings.
 
     parts: from `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only if
@@ -138,21 +147,21 @@ def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | HeardPa
     target = Path(directory)
     with tempfile.TemporaryDirectory(prefix="mmdec-save-") as temporary:
         plain = Path(temporary) / "model"
-        if isinstance(parts, HeardParts):
-            save_heard(plain, parts)
+        if isinstance(parts, PieceTranslatorParts):
+            save_piece_translator(plain, parts)
         else:
             save_model(plain, parts.model, vocoder, parts.units, decoding=parts.decoding)
         if parts.folder is not None and same_weights(parts.folder, plain):
-            keep_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))
+            copy_texts(parts.folder, plain, (CARD, CONFIDENCE, PROVENANCE))
         check_replaceable(target, plain, (CARD, CONFIDENCE))
-        with whole_folder(target) as fresh:
+        with atomic_folder(target) as fresh:
             shutil.copytree(plain, fresh, dirs_exist_ok=True)
     return target
 
 
 def read_parts(
     directory: Path, device: torch.device, vocoder: str | os.PathLike[str] | None = None
-) -> DASpeechParts | HeardParts:
+) -> DASpeechParts | PieceTranslatorParts:
     """Load the translator in a directory (from `resolve`) to a device.
 
     vocoder: None for the model's own; or a directory or hub id of published HiFi-GAN weights.
@@ -164,7 +173,7 @@ def read_parts(
             raise InputError(
                 f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
             )
-        read = {LAYOUT: _read_daspeech, heard_translator.LAYOUT: read_heard}.get(_named(config))
+        read = {LAYOUT: _read_daspeech, heard_translator.LAYOUT: read_piece_translator}.get(_named(config))
         if read is None:
             raise ValueError(f"its layout is {config['layout']!r:.60}")
         parts = read(directory, config)
@@ -176,7 +185,7 @@ def read_parts(
             f"({type(error).__name__}: {error!s:.300}). Fetch it again."
         ) from error
     if vocoder is not None:
-        if parts.mels != OURS:
+        if parts.mels != OUR_MELS:
             raise InputError(
                 f"`vocoder` must be left out for '{directory.name}', whose mels only its own knows, but is "
                 f"'{os.fspath(vocoder)}'. Leave it out."
@@ -187,10 +196,10 @@ def read_parts(
     return parts
 
 
-def heard_parts(model: str | os.PathLike[str]) -> HeardParts:
+def load_piece_translator(model: str | os.PathLike[str]) -> PieceTranslatorParts:
     """Load a translator of word pieces by shipped name, folder or hub id. Raises InputError for a DASpeech."""
     parts = read_parts(resolve(model), torch.device("cpu"))
-    if not isinstance(parts, HeardParts):
+    if not isinstance(parts, PieceTranslatorParts):
         raise InputError(
             f"`model` must be a translator of pieces, but '{os.fspath(model)}' is one of phones. Name another."
         )
@@ -206,30 +215,32 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     Raises:
         InputError: there is no such model, or its files are damaged.
     """
-    folder = find(model, WHISPER_KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
-    if kind(folder) == "daspeech":
-        return heard_parts(folder).model.encoder.eval().requires_grad_(False)
+    folder = find_model(
+        model, WHISPER_KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json")
+    )
+    if model_kind(folder) == "daspeech":
+        return load_piece_translator(folder).model.encoder.eval().requires_grad_(False)
     return load_whisper_encoder(folder)
 
 
 def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
-    units = names(directory / "units.json")
-    state = read_weights([checked_file(directory, name) for name in WEIGHTS if name != VOCODER])
+    units = read_names(directory / "units.json")
+    state = read_weights([weight_file(directory, name) for name in WEIGHTS if name != VOCODER])
     check_counts(config["architecture"], state)
     shape = DASpeechConfig.from_dict(config["architecture"])
-    model = fill(lambda: DASpeech(shape, len(units)), state, "model", directory)
+    model = build_with_weights(lambda: DASpeech(shape, len(units)), state, "model", directory)
     own = read_vocoder(directory, config)
-    decoding = check_decoding(Decoding(**config.get("decoding", {})))
+    decoding = check_decoding(DecodingSettings(**config.get("decoding", {})))
     if (directory / LEXICON).exists():
         raise InputError(
             f"`model` must have phones as its text, but '{directory}' has {LEXICON}, by which phones became words, "
             "which is gone. Delete that file, and let a recogniser write down the speech."
         )
-    mels = own.given if isinstance(own, HifiGanVocoder) else OURS
+    mels = own.given if isinstance(own, HifiGanVocoder) else OUR_MELS
     return DASpeechParts(model, own, tuple(units), decoding, directory.name, directory, mels)
 
 
-def layout(directory: Path) -> str:
+def read_layout(directory: Path) -> str:
     """Return which kind of translator a folder holds, by its config.json: "phones" (`LAYOUT`, a DASpeech) or "pieces"
     (`hub/heard_translator.py`)."""
     return _named(read_settings(directory / "config.json"))
@@ -252,20 +263,20 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
     return load_hifigan(Path(text) if Path(text).exists() else download(text, HUB_FILES, "vocoder"))
 
 
-def complete(directory: Path, name: str) -> Path:
+def check_complete(directory: Path, name: str) -> Path:
     """Check that the directory has all files of a translator, and return it. name: the value of the caller's argument,
     for the error. Raises InputError if a file is missing or the model is no translator."""
-    system = kind(directory)
+    system = model_kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(
             f"`model` must translate speech, but '{name}' is {system!r}. Call `mmdec.transcribe` for a model that "
             "writes speech down."
         )
-    needed = _needed(directory)
+    needed = _required_files(directory)
     missing = [file for file in needed if not (directory / file).is_file()]
     if not missing:
         return directory
-    pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in PICKLES]
+    pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in PICKLE_SUFFIXES]
     if pickles:
         raise InputError(
             f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Export with `hub.save_model`."
@@ -273,9 +284,11 @@ def complete(directory: Path, name: str) -> Path:
     raise InputError(f"`model` must hold {', '.join(needed)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
 
 
-def _needed(directory: Path) -> tuple[str, ...]:
+def _required_files(directory: Path) -> tuple[str, ...]:
     """Return the names of the files that a translator's folder must have, which depend on the translator's layout.
     Raises InputError for a damaged config.json."""
     if not (directory / "config.json").is_file():
-        return NEEDED
-    return {LAYOUT: NEEDED, heard_translator.LAYOUT: heard_translator.NEEDED}.get(layout(directory), ("config.json",))
+        return REQUIRED_FILES
+    return {LAYOUT: REQUIRED_FILES, heard_translator.LAYOUT: heard_translator.REQUIRED_FILES}.get(
+        read_layout(directory), ("config.json",)
+    )

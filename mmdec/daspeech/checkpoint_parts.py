@@ -11,20 +11,24 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from mmdec.checks.weights import check_counts, checked_file, fill, lies_inside, read_weights
-from mmdec.daspeech.vocoder import OURS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
+from mmdec.checks.weights import build_with_weights, check_counts, lies_inside, read_weights, weight_file
+from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder, VocoderConfig
 from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import unpack_rows
 
 VOCODER = "vocoder.safetensors"
 GRAPH_STRATEGIES = ("lookahead", "greedy", "viterbi", "joint-viterbi", "beam")
-JUDGED = ("reranked", "autoregressive", "verified")  # strategies that need the autoregressive decoder
-STRATEGIES = (*GRAPH_STRATEGIES, *JUDGED)
+AUTOREGRESSIVE_STRATEGIES = (
+    "reranked",
+    "autoregressive",
+    "verified",
+)  # strategies that need the autoregressive decoder
+STRATEGIES = (*GRAPH_STRATEGIES, *AUTOREGRESSIVE_STRATEGIES)
 
 
 @final
 @dataclass(frozen=True)
-class Decoding:
+class DecodingSettings:
     """A translator's decoding options, tuned on the dev split and stored in its folder."""
 
     strategy: str = "lookahead"  # the strategy if the caller gives none, one of `STRATEGIES`
@@ -34,7 +38,7 @@ class Decoding:
     collapse: bool = False  # whether equal neighbouring units are merged, as in the paper's published code
 
 
-def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
+def check_decoding(decoding: DecodingSettings, graph: bool = True) -> DecodingSettings:
     """Return `decoding`; raise InputError if the model does not support its strategy. graph: whether the model has a
     graph decoder."""
     possible = STRATEGIES if graph else ("autoregressive",)
@@ -49,20 +53,20 @@ def check_decoding(decoding: Decoding, graph: bool = True) -> Decoding:
 def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGanVocoder:
     """Load the vocoder in a translator's folder. config: the content of config.json. Raises InputError if the file is
     damaged."""
-    state = unpack_rows(read_weights([checked_file(directory, VOCODER)]))
+    state = unpack_rows(read_weights([weight_file(directory, VOCODER)]))
     check_counts(config["vocoder"], state)
     if "model_type" in config["vocoder"]:
         from mmdec.daspeech.hifigan import build  # imported here because it imports transformers' models
 
         return build(config["vocoder"], state, directory)
     sizes = VocoderConfig(**config["vocoder"])
-    return fill(lambda: Vocoder(sizes), state, "model", directory)
+    return build_with_weights(lambda: Vocoder(sizes), state, "model", directory)
 
 
-def names(file: Path) -> list[str]:
+def read_names(file: Path) -> list[str]:
     """Read a JSON list of names, which are ordered by id. Raises InputError if the file holds anything else."""
     try:
-        found = json.loads(inside(file).read_text(encoding="utf-8"))
+        found = json.loads(check_inside_folder(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"`model` must hold {file.name} as a JSON list, but '{file}' is damaged or of another version ({error}). "
@@ -73,14 +77,14 @@ def names(file: Path) -> list[str]:
     return found
 
 
-def inside(file: Path) -> Path:
+def check_inside_folder(file: Path) -> Path:
     """Return `file`; raise InputError if it is a link that leads out of its folder."""
     if not lies_inside(file, file.parent):
         raise InputError(f"`model` must hold its tables in its own folder, but '{file}' lies outside. Copy it there.")
     return file
 
 
-def half(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_half_precision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert weights to half precision, on the CPU. Raises MmdecError if a value is too large for half precision."""
     kept = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
     check_half(kept)
@@ -110,10 +114,10 @@ def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
     return describe(vocoder)
 
 
-def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OURS) -> Vocoder | HifiGanVocoder:
+def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OUR_MELS) -> Vocoder | HifiGanVocoder:
     """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for a vocoder that the
     caller chose. mels: the kind of mels that the model makes."""
-    own = vocoder.given == mels != OURS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
+    own = vocoder.given == mels != OUR_MELS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
     if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(
             f"`vocoder` must be the model's own to be saved, but is a {type(vocoder).__name__}. Load the model "

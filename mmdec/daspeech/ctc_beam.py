@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.drafters.ctc.network import BLANK, Heard, best_pieces, pad_places
+from mmdec.drafters.ctc.network import BLANK, CtcTranscripts, best_pieces, pad_places
 from mmdec.errors import InputError
 
 WIDTH = 16  # number of hypotheses (texts) that are kept after each frame
 CHOICES = 16  # maximum number of pieces with which a hypothesis is extended at one frame
-LEAST = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried at this frame
+MIN_PIECE_LOGPROB = -8.0  # in nats: pieces of a lower log-probability at a frame are not tried at this frame
 WEIGHT, BONUS = 0.8, 2.5  # factor on the n-gram's log-probability; score in nats that is added for each piece
 # factor on the probabilities of alternatives at a position, so that the piece which the n-gram chose weighs most
 SHARE = 0.3
-NEVER = -1e9  # log-probability of a path that is impossible
+IMPOSSIBLE_LOGPROB = -1e9  # log-probability of a path that is impossible
 
 
 @final
@@ -123,7 +123,7 @@ class PieceNGram:
         return weights[at] if weights is not None and at < len(entries) and entries[at] == code else 0.0
 
 
-def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> Heard:
+def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> CtcTranscripts:
     """Transcribe the logits (B, F, V) of F frames by beam search with an n-gram. lengths: (B,), numbers of frames.
 
     best: number of pieces at each position of the transcript: the chosen piece and its most probable alternatives. An
@@ -133,7 +133,7 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
     plain = best_pieces(logits, lengths, best)
     rows = []
     for row, count in zip(logits.float().log_softmax(-1).cpu(), lengths.tolist(), strict=True):
-        pieces, frames = likeliest(row[:count].numpy(), model)
+        pieces, frames = beam_search(row[:count].numpy(), model)
         chosen, chances = torch.tensor(pieces, dtype=torch.long), row[frames].exp()
         chances[:, BLANK] = 0
         total = chances.sum(-1, keepdim=True).clamp(min=1e-9)
@@ -149,10 +149,10 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
         )
     pieces, weights, frames = (part.to(logits.device) for part in pad_places(rows))
     found = torch.tensor([len(frames) for _, _, frames in rows], device=logits.device)
-    return Heard(pieces, weights, found, frames, plain.logprobs, plain.counts)
+    return CtcTranscripts(pieces, weights, found, frames, plain.logprobs, plain.counts)
 
 
-def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
+def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
     """Find the most probable text by beam search.
 
     logprobs: (F, V), log-probability of each of V pieces at each of F frames. model: a language model of pieces.
@@ -170,20 +170,22 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
 
     # hypothesis -> (ln P of its paths that end in a blank, ln P of its paths that end in its last piece, score by the
     # n-gram, frame at which each piece begins)
-    kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, NEVER, 0.0, ())}
+    kept: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {(): (0.0, IMPOSSIBLE_LOGPROB, 0.0, ())}
     for frame, row in enumerate(logprobs):
         likely = np.argpartition(row, -CHOICES)[-CHOICES:] if len(row) > CHOICES else range(len(row))
-        choices = [(int(piece), float(row[piece])) for piece in likely if piece != BLANK and row[piece] > LEAST]
+        choices = [
+            (int(piece), float(row[piece])) for piece in likely if piece != BLANK and row[piece] > MIN_PIECE_LOGPROB
+        ]
         silent = float(row[BLANK])
         grown: dict[tuple[int, ...], tuple[float, float, float, tuple[int, ...]]] = {}
         for text, (ended, held, gain, frames) in kept.items():
             both, last = _sum(ended, held), text[-1] if text else start
-            stays, score = held + float(row[last]) if text else NEVER, after(text)
-            other = grown.get(text, (NEVER, NEVER, gain, frames))
+            stays, score = held + float(row[last]) if text else IMPOSSIBLE_LOGPROB, after(text)
+            other = grown.get(text, (IMPOSSIBLE_LOGPROB, IMPOSSIBLE_LOGPROB, gain, frames))
             grown[text] = (_sum(other[0], both + silent), _sum(other[1], stays), gain, other[3])
             for piece, logprob in choices:
                 path = (ended if piece == last else both) + logprob
-                if path < NEVER / 2:
+                if path < IMPOSSIBLE_LOGPROB / 2:
                     continue
                 longer = (*text, piece)
                 known = grown.get(longer)
@@ -191,7 +193,7 @@ def likeliest(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[
                     grown[longer] = (known[0], _sum(known[1], path), known[2], known[3])
                 else:
                     more = gain + WEIGHT * score(piece) + BONUS
-                    grown[longer] = (NEVER, path, more, (*frames, frame))
+                    grown[longer] = (IMPOSSIBLE_LOGPROB, path, more, (*frames, frame))
         best = sorted(grown.items(), key=lambda entry: -_sum(entry[1][0], entry[1][1]) - entry[1][2])
         kept = dict(best[:WIDTH])
     totals = {
@@ -210,4 +212,4 @@ def _sum(one: float, other: float) -> float:
     """Return ln(e^one + e^other)."""
     if one < other:
         one, other = other, one
-    return one if other <= NEVER / 2 else one + math.log1p(math.exp(other - one))
+    return one if other <= IMPOSSIBLE_LOGPROB / 2 else one + math.log1p(math.exp(other - one))

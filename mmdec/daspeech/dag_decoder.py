@@ -153,7 +153,7 @@ class Links(nn.Module):
             q = self.query_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
             k = self.key_linear(x).view(b, size, config.link_heads, -1).transpose(1, 2)
             if not torch.is_grad_enabled():
-                return self._decoded(x, q, k, lengths)
+                return self._inference_links(x, q, k, lengths)
             scores = q @ k.transpose(2, 3) * config.link_dim**-0.5  # shape (B, H, L, L)
             steps = torch.arange(size, device=hidden.device)
             jump = steps[None, :] - steps[:, None]  # j - i
@@ -168,7 +168,7 @@ class Links(nn.Module):
             links = torch.logsumexp(heads + gates, dim=1)
             return links.masked_fill(~allowed, -torch.inf)
 
-    def _decoded(self, x: Tensor, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
+    def _inference_links(self, x: Tensor, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
         """Compute ln P of all links (B, L, L) as `forward` does, but without gradients and head by head.
 
         x: (B, L, 2d), states and positions of the vertices. q, k: (B, H, L, link_dim), queries and keys of H heads.
@@ -178,7 +178,7 @@ class Links(nn.Module):
         path uses such links.
         """
         b, heads, size, _ = q.shape
-        toll = jump_toll(size, self.prior is not None, q.device)[None]
+        toll = jump_penalties(size, self.prior is not None, q.device)[None]
         if b > 1:
             toll = torch.where(lengths_to_mask(lengths, size)[:, None], toll, _NO_JUMP)
         # at least 1e-20, because a slope of 0 would make the mask 0
@@ -203,7 +203,7 @@ class Links(nn.Module):
 _NO_JUMP = 1e30
 
 
-def jump_toll(size: int, prior: bool, device: torch.device) -> Tensor:
+def jump_penalties(size: int, prior: bool, device: torch.device) -> Tensor:
     """Make the table (L, L) of what a jump from vertex i to vertex j costs: j - i; 0 if `prior` is False; 1e30 for j <=
     i, which is impossible. size: L.
 
@@ -296,13 +296,13 @@ class DagDecoder(nn.Module):
         if states.shape[0] == 1:  # a batch of one row has no padding, so it needs no mask
             states, self_mask, memory_mask = states[:, : int(state_lengths[0])], None, None
         else:
-            self_mask = additive(lengths_to_mask(lengths, x.shape[1]))
-            memory_mask = additive(lengths_to_mask(state_lengths, states.shape[1]))
+            self_mask = additive_mask(lengths_to_mask(lengths, x.shape[1]))
+            memory_mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
         for layer in self.layers:
             x = layer(x, self_mask, states, memory_mask)
         return Lattice(x, onednn.linear(x, self.embed_tokens.weight), self.links(x, lengths), lengths)
 
 
-def additive(real: Tensor) -> Tensor:
+def additive_mask(real: Tensor) -> Tensor:
     """Make an additive mask (B, 1, 1, S) from real (B, S) bool: 0 where True, a large negative number elsewhere."""
     return torch.zeros(real.shape, device=real.device).masked_fill(~real, -1e9)[:, None, None]

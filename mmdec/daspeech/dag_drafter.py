@@ -21,7 +21,7 @@ from mmdec.core.tree import trees_from_lists
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-FLOOR = 1e-6  # least emission probability, because the accepted text may have units to which the graph gives 0
+MIN_EMISSION = 1e-6  # least emission probability, because the accepted text may have units to which the graph gives 0
 ALTERNATIVE = 0.02  # a branch begins at a second-best unit if it and all units before it have at least this probability
 TAIL = 6  # maximum units of a branch after its first one
 
@@ -45,7 +45,7 @@ class RowState:
 
         ahead: (L,), probability of each vertex to be the next one, before the unit is known. unit: the unit's id.
         """
-        alpha = ahead * np.maximum(self.emissions[:, unit], FLOOR)
+        alpha = ahead * np.maximum(self.emissions[:, unit], MIN_EMISSION)
         total = alpha.sum()
         # the sum is 0 if no vertex is left, that is, after the last vertex
         return alpha / total if total > 0.0 else ahead

@@ -24,10 +24,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from mmdec.checks.weights import check_finite_weights, damaged, fill, read_pickle
+from mmdec.checks.weights import build_with_weights, check_finite_weights, read_pickle, report_damage
 from mmdec.daspeech.acoustic import FastSpeech2Config
 from mmdec.daspeech.checkpoint import save_model
-from mmdec.daspeech.checkpoint_parts import Decoding
+from mmdec.daspeech.checkpoint_parts import DecodingSettings
 from mmdec.daspeech.dag_decoder import DagConfig
 from mmdec.daspeech.hifigan import read_official
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
@@ -65,12 +65,12 @@ _MISSING = object()
 
 @final
 @dataclass(frozen=True)
-class Published:
+class ConvertedCheckpoint:
     """A published checkpoint after conversion: sizes, weights and decoding options under mmdec's names."""
 
     config: DASpeechConfig
     state: dict[str, Tensor]  # the weights of a `DASpeech` network by tensor name
-    decoding: Decoding
+    decoding: DecodingSettings
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
@@ -81,17 +81,19 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
         for settings of fairseq that mmdec's network does not support.
     """
     folder, target = Path(source), new_folder(directory)
-    checkpoint = _only(folder, "*.pt")
+    checkpoint = _find_single(folder, "*.pt")
     config = _yaml(folder / "config.yaml")
-    units = read_dictionary(_beside(folder, config.get("vocab_filename", "vocab.txt")))
-    mean, std = _statistics(_beside(folder, config.get("global_cmvn", {}).get("stats_npz_path", "gcmvn_stats.npz")))
+    units = read_dictionary(_find_in_folder(folder, config.get("vocab_filename", "vocab.txt")))
+    mean, std = _statistics(
+        _find_in_folder(folder, config.get("global_cmvn", {}).get("stats_npz_path", "gcmvn_stats.npz"))
+    )
     features = config.get("features", {})
     _check_features(features)
     arguments, weights = read_checkpoint(checkpoint)
-    with damaged(f"`source` must hold a whole DASpeech, but '{checkpoint}' does not"):
+    with report_damage(f"`source` must hold a whole DASpeech, but '{checkpoint}' does not"):
         found = read_published({**arguments, **_ranges(features)}, weights)
         state = found.state | {"tts.mel_mean": mean, "tts.mel_std": std}
-        model = fill(lambda: DASpeech(found.config, len(units)), state, "source", checkpoint)
+        model = build_with_weights(lambda: DASpeech(found.config, len(units)), state, "source", checkpoint)
     generator, _ = read_official(_generator(folder))
     vocoder = HifiGanVocoder(generator, MELS, MELS)
     provenance = {"converted_from": checkpoint.name, "updates": arguments.get("max_update")}
@@ -121,7 +123,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return arguments, weights
 
 
-def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Published:
+def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ConvertedCheckpoint:
     """Convert fairseq's arguments and weights to sizes and weights of mmdec's network.
 
     arguments: fairseq's arguments by name. weights: the tensors by their published names.
@@ -160,13 +162,13 @@ def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) 
             "not know. Convert a model of the paper's layout."
         )
     strategy = STRATEGIES.get(arguments.get("decode_strategy", "lookahead"), "lookahead")
-    decoding = Decoding(
+    decoding = DecodingSettings(
         strategy=strategy,
         lookahead_weight=float(arguments.get("decode_beta", 1)),
         length_penalty=float(arguments.get("decode_viterbibeta", 1)),
         collapse=True,
     )
-    return Published(config, named, decoding)
+    return ConvertedCheckpoint(config, named, decoding)
 
 
 def read_dictionary(path: Path) -> list[str]:
@@ -192,7 +194,7 @@ def _dag_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor], vertic
         ffn=len(state["decoder.layers.0.fc1.bias"]),
         heads=heads,
         layers=_blocks(state, "decoder.layers."),
-        upsample=float(_needed(arguments, "src_upsample_scale")),
+        upsample=float(_required_number(arguments, "src_upsample_scale")),
         max_vertices=vertices,
         link_heads=heads,
         link_dim=width // heads,
@@ -200,8 +202,8 @@ def _dag_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor], vertic
 
 
 def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> FastSpeech2Config:
-    heads = _needed(arguments, "tts_encoder_attention_heads")
-    if heads != _needed(arguments, "tts_decoder_attention_heads"):
+    heads = _required_number(arguments, "tts_encoder_attention_heads")
+    if heads != _required_number(arguments, "tts_decoder_attention_heads"):
         raise InputError("`source` must have equal heads in FastSpeech 2's encoder and decoder, but has other ones.")
     first = state["tts.encoder_fft_layers.0.ffn.ffn.0.weight"]
     predictor = state["tts.var_adaptor.duration_predictor.conv1.0.weight"]
@@ -215,8 +217,11 @@ def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -
         predictor=predictor.shape[0],
         predictor_kernel=predictor.shape[2],
         bins=len(state["tts.var_adaptor.embed_pitch.weight"]),
-        pitch_range=(float(_needed(arguments, "pitch_min")), float(_needed(arguments, "pitch_max"))),
-        energy_range=(float(_needed(arguments, "energy_min")), float(_needed(arguments, "energy_max"))),
+        pitch_range=(float(_required_number(arguments, "pitch_min")), float(_required_number(arguments, "pitch_max"))),
+        energy_range=(
+            float(_required_number(arguments, "energy_min")),
+            float(_required_number(arguments, "energy_max")),
+        ),
         mels=len(state["tts.out_proj.bias"]),
         positions="fairseq",
     )
@@ -235,10 +240,14 @@ def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
         for attention in ("self_attn", "encoder_attn"):
             named |= _attention(state, f"{place}.{attention}", f"{place}.{attention}")
         for part in ("self_attn_layer_norm", "encoder_attn_layer_norm", "fc1", "fc2", "final_layer_norm"):
-            named |= _moved(state, f"{place}.{part}", f"{place}.{part}")
+            named |= _rename_linear(state, f"{place}.{part}", f"{place}.{part}")
     for part in ("query_linear", "key_linear", "gate_linear"):
-        named |= _moved(state, f"decoder.{part}", f"decoder.links.{part}")
-    return named | _moved(state, "adaptor.fc1", "adaptor.fc1") | _moved(state, "adaptor.fc2", "adaptor.fc2")
+        named |= _rename_linear(state, f"decoder.{part}", f"decoder.links.{part}")
+    return (
+        named
+        | _rename_linear(state, "adaptor.fc1", "adaptor.fc1")
+        | _rename_linear(state, "adaptor.fc2", "adaptor.fc2")
+    )
 
 
 def _acoustic(state: dict[str, Tensor], sizes: FastSpeech2Config) -> dict[str, Tensor]:
@@ -258,25 +267,27 @@ def _acoustic(state: dict[str, Tensor], sizes: FastSpeech2Config) -> dict[str, T
             theirs, ours = f"tts.{stack}_fft_layers.{index}", f"tts.{stack}.{index}"
             named |= _attention(state, f"{theirs}.self_attn", f"{ours}.attention")
             for old, new in (("layer_norm", "attention_norm"), ("ffn.ffn.0", "conv1"), ("ffn.ffn.2", "conv2")):
-                named |= _moved(state, f"{theirs}.{old}", f"{ours}.{new}")
-            named |= _moved(state, f"{theirs}.ffn.layer_norm", f"{ours}.ffn_norm")
+                named |= _rename_linear(state, f"{theirs}.{old}", f"{ours}.{new}")
+            named |= _rename_linear(state, f"{theirs}.ffn.layer_norm", f"{ours}.ffn_norm")
     for name in PREDICTORS:
         theirs, ours = f"tts.var_adaptor.{name}_predictor", f"tts.{name}"
         for old, new in (("conv1.0", "convs.0"), ("conv2.0", "convs.1"), ("ln1", "norms.0"), ("ln2", "norms.1")):
-            named |= _moved(state, f"{theirs}.{old}", f"{ours}.{new}")
-        named |= _moved(state, f"{theirs}.proj", f"{ours}.out")
-    return named | _moved(state, "tts.out_proj", "tts.out")
+            named |= _rename_linear(state, f"{theirs}.{old}", f"{ours}.{new}")
+        named |= _rename_linear(state, f"{theirs}.proj", f"{ours}.out")
+    return named | _rename_linear(state, "tts.out_proj", "tts.out")
 
 
 def _attention(state: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
-    named = _moved(state, f"{theirs}.q_proj", f"{ours}.q") | _moved(state, f"{theirs}.out_proj", f"{ours}.out")
+    named = _rename_linear(state, f"{theirs}.q_proj", f"{ours}.q") | _rename_linear(
+        state, f"{theirs}.out_proj", f"{ours}.out"
+    )
     for tensor in ("weight", "bias"):
         parts = [state.pop(f"{theirs}.{name}_proj.{tensor}") for name in ("k", "v")]
         named[f"{ours}.kv.{tensor}"] = torch.cat(parts)
     return named
 
 
-def _moved(state: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
+def _rename_linear(state: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
     return {f"{ours}.{tensor}": state.pop(f"{theirs}.{tensor}") for tensor in ("weight", "bias")}
 
 
@@ -284,7 +295,7 @@ def _blocks(state: Mapping[str, Tensor], prefix: str) -> int:
     return len({name[len(prefix) :].partition(".")[0] for name in state if name.startswith(prefix)})
 
 
-def _needed(arguments: Mapping[str, Any], name: str) -> Any:
+def _required_number(arguments: Mapping[str, Any], name: str) -> Any:
     value = arguments.get(name, _MISSING)
     if type(value) not in (int, float):
         raise InputError(f"`source` must name `{name}` in its arguments or config.yaml, but does not. Add it there.")
@@ -311,7 +322,7 @@ def _check_features(features: Mapping[str, Any]) -> None:
 
 def _statistics(path: Path) -> tuple[Tensor, Tensor]:
     """Read the means and standard deviations of the mel bands, (80,) each, from fairseq's statistics file."""
-    with damaged(f"`source` must hold global statistics of mels, but '{path}' does not"):
+    with report_damage(f"`source` must hold global statistics of mels, but '{path}' does not"):
         with np.load(path, allow_pickle=False) as stored:
             mean, std = (torch.from_numpy(np.asarray(stored[name], dtype=np.float32)) for name in ("mean", "std"))
         if mean.dim() != 1 or mean.shape != std.shape or not (mean.isfinite() & (std > 0)).all():
@@ -329,14 +340,14 @@ def _generator(folder: Path) -> Path:
     return found[0]
 
 
-def _only(folder: Path, pattern: str) -> Path:
+def _find_single(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern)) if folder.is_dir() else []
     if len(found) != 1:
         raise InputError(f"`source` must be a folder with one {pattern}, but '{folder}' has {len(found)}. Leave one.")
     return found[0]
 
 
-def _beside(folder: Path, name: Any) -> Path:
+def _find_in_folder(folder: Path, name: Any) -> Path:
     """Return the path of a file in `folder`. name: the file's name, or its path on the training machine; only the last
     name of this path counts."""
     path = folder / Path(str(name)).name
@@ -346,14 +357,14 @@ def _beside(folder: Path, name: Any) -> Path:
 
 
 def _text(path: Path) -> str:
-    with damaged(f"`source` must hold {path.name} as text, but '{path}' is none"):
+    with report_damage(f"`source` must hold {path.name} as text, but '{path}' is none"):
         if path.stat().st_size > MAX_TEXT_BYTES:
             raise ValueError(f"it has more than {MAX_TEXT_BYTES} bytes")
         return path.read_text(encoding="utf-8")
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    with damaged(f"`source` must hold {path.name} as fairseq writes it, but '{path}' is none"):
+    with report_damage(f"`source` must hold {path.name} as fairseq writes it, but '{path}' is none"):
         found = yaml.safe_load(_text(path))
         if not isinstance(found, dict):
             raise ValueError(f"it holds a {type(found).__name__}")

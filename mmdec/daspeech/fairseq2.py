@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors.torch import save
 from torch import Tensor
 
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import check_finite_weights, read_pickle, read_weights
 from mmdec.errors import InputError
 from mmdec.nn.conformer import from_fairseq2, to_fairseq2
@@ -57,5 +57,5 @@ def _read(path: Path) -> dict[str, Tensor]:
 def _write(state: dict[str, Tensor], path: Path) -> Path:
     if path.suffix != ".safetensors":
         raise InputError(f"`target` must end in .safetensors, but is '{path}'. Name it so.")
-    write_whole(path, save({name: value.contiguous() for name, value in state.items()}))
+    write_atomically(path, save({name: value.contiguous() for name, value in state.items()}))
     return path

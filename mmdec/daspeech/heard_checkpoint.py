@@ -18,28 +18,28 @@ from typing import Any, final
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mmdec.checks.weights import check_counts, check_finite_weights, checked_file, fill, read_weights
+from mmdec.checks.weights import build_with_weights, check_counts, check_finite_weights, read_weights, weight_file
 from mmdec.daspeech.acoustic import FastSpeech2Config
 from mmdec.daspeech.checkpoint_parts import (
     VOCODER,
-    Decoding,
+    DecodingSettings,
     check_decoding,
     check_half,
+    check_inside_folder,
     check_model_vocoder,
     describe_vocoder,
-    inside,
-    names,
+    read_names,
     read_vocoder,
     write_json,
 )
 from mmdec.daspeech.ctc_beam import PieceNGram
-from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
-from mmdec.daspeech.vocoder import OURS, MelKind
+from mmdec.daspeech.heard_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
+from mmdec.daspeech.vocoder import OUR_MELS, MelKind
 from mmdec.errors import InputError
-from mmdec.hub.provenance import CARD, portable, stamp
-from mmdec.hub.publish import PROVENANCE, keep_card, whole_folder
+from mmdec.hub.provenance import CARD, command_record, portable
+from mmdec.hub.publish import PROVENANCE, atomic_folder, copy_card
 from mmdec.nn.int8 import pack_rows, unpack_rows
-from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
+from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.phonetics.spelling import Speller
 from mmdec.whisper.encoder import WhisperEncoderConfig, sinusoid_positions
 
@@ -48,30 +48,30 @@ TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
 # attribute of the network -> its optional file: an n-gram of French pieces, and an n-gram of English pieces
 NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}
-MOST_ENTRIES = 4_000_000  # maximum number of values in an n-gram file
-NEEDED = ("config.json", *WEIGHTS, VOCODER, *TABLES)
+MAX_NGRAM_ENTRIES = 4_000_000  # maximum number of values in an n-gram file
+REQUIRED_FILES = ("config.json", *WEIGHTS, VOCODER, *TABLES)
 # the position embeddings are the same sinusoids in every Whisper, so they are not stored
 POSITIONS = "encoder.embed_positions.weight"
-MOST_POSITIONS = 1500  # number of encoder positions in Whisper's window of 30 s
+MAX_ENCODER_POSITIONS = 1500  # number of encoder positions in Whisper's window of 30 s
 
 
 @final
 @dataclass(frozen=True)
-class HeardParts:
+class PieceTranslatorParts:
     """The networks and tables of one translator of word pieces, on one device.
 
     `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
     """
 
-    model: HeardTranslator
+    model: PieceTranslator
     voice: PhoneVoice
     vocoder: nn.Module
-    pieces: Pieces  # French pieces, the CTC head's vocabulary
-    english: Pieces  # English pieces, the decoders' vocabulary
+    pieces: PieceTokenizer  # French pieces, the CTC head's vocabulary
+    english: PieceTokenizer  # English pieces, the decoders' vocabulary
     phones: tuple[str, ...]  # names of the voice's phones, ordered by id
     speller: Speller  # converts English text to phones
     pronunciation: Path  # the file that the speller was read from
-    decoding: Decoding
+    decoding: DecodingSettings
     name: str  # name of the model's folder
     folder: Path | None = None  # the folder that the parts were loaded from; None: they were not loaded from a folder
 
@@ -83,7 +83,7 @@ class HeardParts:
     @property
     def mels(self) -> MelKind:
         """Return the kind of mel spectrogram that the voice gives the vocoder."""
-        return OURS
+        return OUR_MELS
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -93,12 +93,12 @@ class HeardParts:
     def heard(self, text: str) -> list[int]:
         """Normalise a French text like the CTC head's transcripts (lower case, hardly any punctuation), and convert it
         to piece ids."""
-        return self.pieces.encode(heard(text))
+        return self.pieces.encode(normalise_for_speech(text))
 
 
-def save_heard(
+def save_piece_translator(
     directory: Path,
-    parts: HeardParts,
+    parts: PieceTranslatorParts,
     *,
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -110,7 +110,7 @@ def save_heard(
     provenance: entries of provenance.json in addition to command, versions, commit and date.
     """
     vocoder = check_model_vocoder(parts.vocoder)
-    with whole_folder(directory) as fresh:
+    with atomic_folder(directory) as fresh:
         config = {
             "system": "daspeech",
             "model_type": "mmdec-daspeech",
@@ -122,23 +122,25 @@ def save_heard(
         }
         write_json(fresh / "config.json", config)
         write_json(fresh / "phones.json", list(parts.phones))
-        write_json(fresh / PROVENANCE, {**stamp(next(parts.model.parameters()).device), **portable(provenance or {})})
+        write_json(
+            fresh / PROVENANCE, {**command_record(next(parts.model.parameters()).device), **portable(provenance or {})}
+        )
         parts.pieces.save(fresh / "pieces.json")
         parts.english.save(fresh / "english.json")
         shutil.copyfile(parts.pronunciation, fresh / "pronunciation.tsv")
         state = parts.model.state_dict()
         encoder = {name: state.pop(name) for name in list(state) if name.startswith("encoder.")}
         save_encoder(fresh, encoder, parts.model.sizes.encoder)
-        save_file(packed_rows(state), fresh / "model.safetensors")
+        save_file(pack_weights(state), fresh / "model.safetensors")
         for name, file in NGRAMS.items():
             if (ngram := getattr(parts.model, name)) is not None:
                 save_file(ngram.arrays, fresh / file)
-        save_file(packed_rows(parts.voice.state_dict()), fresh / "voice.safetensors")
-        save_file(packed_rows(vocoder.state_dict()), fresh / VOCODER)
+        save_file(pack_weights(parts.voice.state_dict()), fresh / "voice.safetensors")
+        save_file(pack_weights(vocoder.state_dict()), fresh / VOCODER)
         if card is not None:
             (fresh / CARD).write_text(card, encoding="utf-8")
         else:
-            keep_card(directory, fresh)
+            copy_card(directory, fresh)
     return directory
 
 
@@ -150,10 +152,10 @@ def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderCo
     """
     if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # half precision may have rounded them
         del state[POSITIONS]
-    save_file(packed_rows(state), folder / "encoder.safetensors")
+    save_file(pack_weights(state), folder / "encoder.safetensors")
 
 
-def packed_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def pack_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert weights for storing: matrices to 8 bits, other tensors to half precision, on the CPU. state: tensors by
     name. Raises MmdecError for weights that are not finite, or too large for half precision."""
     packed = pack_rows({name: tensor.cpu() for name, tensor in state.items()})
@@ -161,30 +163,34 @@ def packed_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
+def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTranslatorParts:
     """Load a translator to the CPU. config: the content of its config.json.
 
     Raises: InputError if files are damaged, do not fit one another, lie outside the folder or are not safetensors.
         Damaged files may also raise other exceptions, which the caller must convert to an error that names the folder.
     """
-    encoder, rest, spoken = (checked_file(directory, name) for name in WEIGHTS)
+    encoder, rest, spoken = (weight_file(directory, name) for name in WEIGHTS)
     state, spoken_state = (unpack_rows(read_weights(files)) for files in ([encoder, rest], [spoken]))
     for weights in (state, spoken_state):
         check_finite_weights(weights, directory)  # 8-bit weights may overflow if their scale is damaged
     check_counts(config["architecture"], state)
     check_counts(config["voice"], spoken_state)
-    sizes = HeardTranslatorConfig.from_dict(config["architecture"])
-    if not 0 < sizes.encoder.positions <= MOST_POSITIONS:
+    sizes = PieceTranslatorConfig.from_dict(config["architecture"])
+    if not 0 < sizes.encoder.positions <= MAX_ENCODER_POSITIONS:
         raise InputError(
-            f"`model` must hear at most {MOST_POSITIONS} positions, but '{directory}' names {sizes.encoder.positions}. "
+            f"`model` must hear at most {MAX_ENCODER_POSITIONS} positions, but '{directory}' names "
+            f"{sizes.encoder.positions}. "
             "Fetch it again."
         )
     state.setdefault(POSITIONS, sinusoid_positions(sizes.encoder))
-    model = fill(lambda: HeardTranslator(sizes), state, "model", directory)
+    model = build_with_weights(lambda: PieceTranslator(sizes), state, "model", directory)
     for name, count in (("ngram", sizes.head.pieces), ("written", sizes.reader.units)):
         if (directory / NGRAMS[name]).exists():
             setattr(model, name, _read_ngram(directory, NGRAMS[name], count))
-    pieces, english = table(directory, "pieces.json", HEARD), table(directory, "english.json", WRITTEN)
+    pieces, english = (
+        read_pieces_table(directory, "pieces.json", CTC_SPECIAL_PIECES),
+        read_pieces_table(directory, "english.json", DECODER_SPECIAL_PIECES),
+    )
     for name, count, wanted in (
         ("pieces.json", len(pieces), sizes.head.pieces),
         ("english.json", len(english), sizes.reader.units),
@@ -194,9 +200,9 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
                 f"`model` must have a piece in {name} for each of its {wanted}, but '{directory}' has {count}. Fetch "
                 "it again."
             )
-    phones, shape = names(directory / "phones.json"), FastSpeech2Config.from_values(config["voice"])
-    voice = fill(lambda: PhoneVoice(shape, len(phones)), spoken_state, "model", directory)
-    file = inside(directory / "pronunciation.tsv")
+    phones, shape = read_names(directory / "phones.json"), FastSpeech2Config.from_values(config["voice"])
+    voice = build_with_weights(lambda: PhoneVoice(shape, len(phones)), spoken_state, "model", directory)
+    file = check_inside_folder(directory / "pronunciation.tsv")
     speller = Speller.read(file)
     said = {phone for table in (speller.lexicon, speller.rules) for variant in table.values() for phone in variant}
     if not said <= set(phones):
@@ -205,24 +211,26 @@ def read_heard(directory: Path, config: Mapping[str, Any]) -> HeardParts:
             f"{min(said - set(phones))!r:.60}. Fetch it again."
         )
     own = read_vocoder(directory, config)
-    decoding = check_decoding(Decoding(**config.get("decoding", {})), graph=model.decoder is not None)
-    return HeardParts(
+    decoding = check_decoding(DecodingSettings(**config.get("decoding", {})), graph=model.decoder is not None)
+    return PieceTranslatorParts(
         model, voice, own, pieces, english, tuple(phones), speller, file, decoding, directory.name, directory
     )
 
 
 def _read_ngram(directory: Path, file: str, pieces: int) -> PieceNGram:
-    arrays = read_weights([checked_file(directory, file)])
-    if sum(tensor.numel() for tensor in arrays.values()) > MOST_ENTRIES:
-        raise InputError(f"`model` must have n-grams of at most {MOST_ENTRIES} numbers, but '{directory}' has more.")
+    arrays = read_weights([weight_file(directory, file)])
+    if sum(tensor.numel() for tensor in arrays.values()) > MAX_NGRAM_ENTRIES:
+        raise InputError(
+            f"`model` must have n-grams of at most {MAX_NGRAM_ENTRIES} numbers, but '{directory}' has more."
+        )
     return PieceNGram(pieces, arrays)
 
 
-def table(directory: Path, name: str, special: tuple[str, ...]) -> Pieces:
+def read_pieces_table(directory: Path, name: str, special: tuple[str, ...]) -> PieceTokenizer:
     """Read the vocabulary of pieces in the file `name`. Raises InputError unless its first pieces are those of
     `special`."""
-    file = inside(directory / name)
-    pieces = Pieces.read(file)
+    file = check_inside_folder(directory / name)
+    pieces = PieceTokenizer.read(file)
     if tuple(pieces.names[: len(special)]) != special:
         raise InputError(
             f"`model` must have {', '.join(special)} first in {name}, but '{file}' has others. Fetch it again."

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
 from mmdec.daspeech.ctc_beam import PieceNGram, read_pieces
 from mmdec.daspeech.dag_decoder import DagDecoder, Lattice
-from mmdec.daspeech.model import Source
+from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.piece_reader import PiecesToUnits, ReaderConfig, unit_limits
-from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, Heard, best_pieces
+from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, CtcTranscripts, best_pieces
 from mmdec.errors import InputError
 from mmdec.whisper.encoder import TAIL, WhisperEncoder, WhisperEncoderConfig, sound_features
 
@@ -57,7 +57,7 @@ class PhoneVoice(nn.Module):
 
 
 @dataclass(frozen=True)
-class HeardTranslatorConfig:
+class PieceTranslatorConfig:
     """Sizes of all networks in the model. best: number of pieces at each position of the transcript: the chosen piece
     and its alternatives."""
 
@@ -80,7 +80,7 @@ class HeardTranslatorConfig:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> HeardTranslatorConfig:
+    def from_dict(cls, values: dict[str, Any]) -> PieceTranslatorConfig:
         return cls(
             WhisperEncoderConfig(**values["encoder"]),
             CtcHeadConfig(**values["head"]),
@@ -89,7 +89,7 @@ class HeardTranslatorConfig:
         )
 
 
-class HeardTranslator(PiecesToUnits):
+class PieceTranslator(PiecesToUnits):
     """The whole translator except the voice. Holds the speech encoder, the CTC head (`head`), and from `PiecesToUnits`
     the piece reader (`reader`) and the decoders (`ar`, `decoder`).
 
@@ -101,7 +101,7 @@ class HeardTranslator(PiecesToUnits):
     ngram: PieceNGram | None = None
     written: PieceNGram | None = None
 
-    def __init__(self, config: HeardTranslatorConfig) -> None:
+    def __init__(self, config: PieceTranslatorConfig) -> None:
         super().__init__(config.reader)
         self.sizes = config
         self.encoder = WhisperEncoder(config.encoder)
@@ -115,7 +115,7 @@ class HeardTranslator(PiecesToUnits):
         """
         return sound_features(sounds, self.sizes.encoder, tail=TAIL)
 
-    def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[Heard, Tensor]:
+    def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[CtcTranscripts, Tensor]:
         """Transcribe recordings with the CTC head. features, frames, counts: the outputs of `features`.
 
         Returns: the transcripts, and the speech encoder's states (B, S, D).
@@ -127,7 +127,7 @@ class HeardTranslator(PiecesToUnits):
             return read_pieces(logits, lengths, self.ngram, self.sizes.best), states
         return best_pieces(logits, lengths, self.sizes.best), states
 
-    def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> Source:
+    def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> EncodedSpeech:
         """Encode recordings for the decoders. features, frames, counts: the outputs of `features`. A recording with an
         empty transcript has length 0."""
         heard, states = self.hear(features, frames, counts)
@@ -136,7 +136,7 @@ class HeardTranslator(PiecesToUnits):
             places = (heard.frames * self.sizes.head.stride).clamp(max=states.shape[1] - 1)
             beside = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
         read = self.reader(heard.pieces, heard.weights, heard.lengths, beside)
-        return Source(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
+        return EncodedSpeech(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
         """Predict the graphs. states: (B, N, d) of the piece reader. state_lengths: (B,), numbers of states. sizes:

@@ -24,10 +24,10 @@ from transformers import (
     SpeechT5HifiGanConfig,
 )
 
-from mmdec.checks.weights import NOT_FOLLOWED, damaged, fill, fill_pretrained, read_settings
+from mmdec.checks.weights import REJECTED_SETTINGS, build_with_weights, load_pretrained, read_settings, report_damage
 from mmdec.daspeech.vocoder import ESPNET, SPEECHT5, HifiGanVocoder, MelKind
 from mmdec.errors import InputError
-from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.io.audio import HOP, MELS, WINDOW
 
 SIZES = (
@@ -53,7 +53,7 @@ def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
             f"`vocoder` must be a directory with safetensors, but is the file '{vocoder}', and pickles are not "
             "read. Convert the authors' generator file with `mmdec convert hifigan IN OUT`."
         )
-    with damaged(f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not", "Fetch them again."):
+    with report_damage(f"`vocoder` must hold whole HiFi-GAN weights, but '{vocoder}' does not", "Fetch them again."):
         return _read(path)
 
 
@@ -71,7 +71,7 @@ def _read(folder: Path) -> HifiGanVocoder:
             f"`vocoder` must be a SpeechT5HifiGan or FastSpeech2ConformerHifiGan, but its model_type is {kind!r}. "
             "Name the directory or hub id of one of these."
         )
-    config = settings.from_dict({name: value for name, value in described.items() if name not in NOT_FOLLOWED})
+    config = settings.from_dict({name: value for name, value in described.items() if name not in REJECTED_SETTINGS})
     if MELS_KEY in described:
         usual = MelKind(**described[MELS_KEY])
     rate = described.get("sampling_rate", usual.sample_rate)  # some published configurations have no sample rate
@@ -81,7 +81,7 @@ def _read(folder: Path) -> HifiGanVocoder:
             f"but speaks at {rate}. Convert the authors' file, whose mels are known: `mmdec convert hifigan IN OUT`."
         )
     _check_mels(config.model_in_dim, math.prod(config.upsample_rates), usual.hop)
-    return HifiGanVocoder(fill_pretrained(network, config, folder, "vocoder").eval(), usual)
+    return HifiGanVocoder(load_pretrained(network, config, folder, "vocoder").eval(), usual)
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
@@ -94,7 +94,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     target = new_folder(directory)
     generator, mels = read_official(Path(source))
     setattr(generator.config, MELS_KEY, asdict(mels))
-    with whole_folder(target) as fresh:
+    with atomic_folder(target) as fresh:
         generator.save_pretrained(fresh)
     return target
 
@@ -110,7 +110,7 @@ def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
             f"`source` must be a generator file with its config.json beside it, but '{path}' is not. Fetch both."
         )
     described = read_settings(path.with_name("config.json"), "source")
-    with damaged(f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not"):
+    with report_damage(f"`source` must hold a whole HiFi-GAN generator, but '{path}' does not"):
         return _official(path, described)
 
 
@@ -131,7 +131,9 @@ def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Pat
     config = FastSpeech2ConformerHifiGanConfig(**{name: described[name] for name in SIZES})
     kind = MelKind(**described[MELS_KEY])
     _check_mels(config.model_in_dim, math.prod(config.upsample_rates), kind.hop, "model")
-    return fill(lambda: HifiGanVocoder(FastSpeech2ConformerHifiGan(config), kind, kind), state, "model", folder).eval()
+    return build_with_weights(
+        lambda: HifiGanVocoder(FastSpeech2ConformerHifiGan(config), kind, kind), state, "model", folder
+    ).eval()
 
 
 def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
@@ -160,7 +162,7 @@ def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2Conform
         f_min=float(described.get("fmin", 0)),
         f_max=float(described.get("fmax") or 8000),
     )
-    return fill(lambda: FastSpeech2ConformerHifiGan(config), state, "source", path).eval(), kind
+    return build_with_weights(lambda: FastSpeech2ConformerHifiGan(config), state, "source", path).eval(), kind
 
 
 def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mmdec.daspeech.checkpoint import DASpeechParts
-from mmdec.daspeech.heard_checkpoint import HeardParts
-from mmdec.daspeech.model import Source
+from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
+from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.target import EOS
 from mmdec.io import audio
 
@@ -29,7 +29,7 @@ class Layout(Protocol):
         """Convert 16 kHz samples (T,) of each recording to the inputs of `source`, on the model's device."""
         ...
 
-    def source(self, features: tuple[Tensor, ...]) -> Source:
+    def source(self, features: tuple[Tensor, ...]) -> EncodedSpeech:
         """Run the encoder over recordings. Returns the states that the decoders read. features: the output of the
         method `features`."""
         ...
@@ -62,7 +62,7 @@ class PhoneLayout:
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return pad([audio.fbank(sound) for sound in sounds], _device(self.model))  # (B, N, 80) of N frames, (B,)
 
-    def source(self, features: tuple[Tensor, ...]) -> Source:
+    def source(self, features: tuple[Tensor, ...]) -> EncodedSpeech:
         return self.model.source(*features)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -91,7 +91,7 @@ class PhoneLayout:
 class PieceLayout:
     """Translators whose decoders write English word pieces. A voice network speaks their text."""
 
-    def __init__(self, parts: HeardParts) -> None:
+    def __init__(self, parts: PieceTranslatorParts) -> None:
         self.model, self.voice, self.english, self.speller = parts.model, parts.voice, parts.english, parts.speller
         self.phones = {phone: at for at, phone in enumerate(parts.phones)}
 
@@ -99,7 +99,7 @@ class PieceLayout:
         device = _device(self.model)
         return self.model.features([sound.to(device) for sound in sounds])
 
-    def source(self, features: tuple[Tensor, ...]) -> Source:
+    def source(self, features: tuple[Tensor, ...]) -> EncodedSpeech:
         return self.model.source(*features)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -117,9 +117,9 @@ class PieceLayout:
         return [row[:length] for row, length in zip(mel, lengths.tolist(), strict=True)]
 
 
-def layout_of(parts: DASpeechParts | HeardParts) -> Layout:
+def layout_of(parts: DASpeechParts | PieceTranslatorParts) -> Layout:
     """Return the methods for a translator with these parts: a `PhoneLayout` or a `PieceLayout`."""
-    return PieceLayout(parts) if isinstance(parts, HeardParts) else PhoneLayout(parts)
+    return PieceLayout(parts) if isinstance(parts, PieceTranslatorParts) else PhoneLayout(parts)
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:

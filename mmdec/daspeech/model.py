@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
 from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
 from mmdec.daspeech.dag_decoder import DagConfig, DagDecoder, Lattice
-from mmdec.drafters.ctc.network import Heard
+from mmdec.drafters.ctc.network import CtcTranscripts
 from mmdec.errors import InputError
 from mmdec.nn.conformer import EncoderConfig, SpeechEncoder
 from mmdec.nn.transformer import PooledDropout
 
 
 @dataclass(frozen=True)
-class Source:
+class EncodedSpeech:
     """B encoded recordings, as the graph decoder and the autoregressive decoder read them."""
 
     states: Tensor  # (B, S, d): the encoder's states
@@ -30,9 +30,9 @@ class Source:
     # computed
     sizes: Tensor
     limits: list[int]  # for each recording, the maximum number of units of its translation
-    heard: Heard | None = None  # the CTC head's transcripts; None: the translator has no such head
+    heard: CtcTranscripts | None = None  # the CTC head's transcripts; None: the translator has no such head
 
-    def select(self, rows: list[int]) -> Source:
+    def select(self, rows: list[int]) -> EncodedSpeech:
         """Return only the recordings with these indices, in that order."""
         heard = None if self.heard is None else self.heard.select(rows)
         limits = [self.limits[row] for row in rows]
@@ -120,12 +120,12 @@ class SpeechToUnits(nn.Module):
         states, state_lengths, _ = self.encoder(features, lengths)
         return states, state_lengths
 
-    def source(self, features: Tensor, lengths: Tensor) -> Source:
+    def source(self, features: Tensor, lengths: Tensor) -> EncodedSpeech:
         """Encode features (B, N, 80) for the decoders. lengths: (B,), numbers of 10 ms frames.
 
         A translation is limited to 24 units and 25 more for each second of speech, because nobody speaks faster.
         """
-        return Source(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
+        return EncodedSpeech(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
         """Predict the graphs. states: (B, S, d) of the encoder. state_lengths: (B,), numbers of states. frame_lengths:

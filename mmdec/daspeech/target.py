@@ -9,12 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import single
+from mmdec.core.tree import root_only
 from mmdec.daspeech.ar_decoder import ArCache, ArDecoder
 from mmdec.daspeech.dag_decoder import BOS as BOS  # special tokens, re-exported for other modules
 from mmdec.daspeech.dag_decoder import EOS as EOS
 from mmdec.daspeech.dag_decoder import PAD as PAD
-from mmdec.daspeech.model import Source as Source
 from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.targets.kv_cache import RowLayout
@@ -54,7 +53,7 @@ class UnitTarget:
         tokens = torch.full((states.shape[0], 1), BOS, device=states.device)
         none = [0] * len(states)
         session = UnitSession(self.decoder.start(states, sizes, 64), RowLayout(none, none, none))
-        draft = single(tokens[:, 0])
+        draft = root_only(tokens[:, 0])
         scores = self.score(session, draft)
         where = torch.zeros_like(tokens)
         context = Context(tokens, tokens == BOS, where[None], where[:, 0], memory=states if needs.memory else None)
@@ -63,7 +62,7 @@ class UnitTarget:
     def score(self, session: UnitSession, draft: Draft) -> Scores:
         """Run the decoder over the draft's trees in one pass. Returns the logits (B, N, V) after each node."""
         rows, device = session.rows, draft.tokens.device
-        tree, positions = rows.see(draft, session.cache.table.dtype)
+        tree, positions = rows.mask_and_positions(draft, session.cache.table.dtype)
         mask = None if tree is None else tree.additive
         rows.wait(draft.tokens.shape[1])
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict, Unpack
 
 from mmdec.checks.arguments import check_switch, check_threads, show
 from mmdec.checks.devices import check_device, check_dtype
-from mmdec.core.summary import three_lines
+from mmdec.core.summary import format_result
 from mmdec.daspeech.checkpoint import DEFAULT_MODEL, VOCODER_RULE, read_parts, resolve
 from mmdec.daspeech.translator import (
     OnPass,
@@ -25,16 +25,16 @@ from mmdec.daspeech.translator import (
     total_timings,
 )
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, path_text, version
+from mmdec.hub.find import LoadedModels, path_text, path_version
 from mmdec.io import audio as sound
-from mmdec.tasks.call import check_placed
+from mmdec.tasks.call import check_placement
 from mmdec.tasks.confidence import check_min_confidence, read_calibrations
-from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_noted, with_notes
+from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording, with_notes
 from mmdec.tasks.threads import with_threads
 
 __all__ = ["TranslateOptions", "Translation", "translate_speech"]
 
-PAUSE = 0.3  # seconds of silence that are put between two translated pieces of a recording
+PAUSE_SECONDS = 0.3  # seconds of silence that are put between two translated pieces of a recording
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Translation:
         """Write three lines: the text, the number of passes, the time."""
         each = len(self.units) / max(self.passes, 1)
         passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}, {each:.2f} units a pass"
-        return three_lines(self.text, passes, self.timings)
+        return format_result(self.text, passes, self.timings)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the English speech to a sound file, 16 bits per sample.
@@ -138,12 +138,12 @@ def translate_speech(
     check_threads(threads)
     least = check_min_confidence(min_confidence)
     strict = check_switch("strict", strict)
-    strategy = chosen_strategy(strategy, verify)
+    strategy = resolve_strategy(strategy, verify)
     batch = as_batch(audio, sample_rate)
     batch.check_listener("on_pass", on_pass, "a function of a pass", "Translate them one by one.")
     translator = as_translator(model, device, vocoder, dtype)
     with with_threads(threads, *translator.networks):
-        recordings = batch.read(lambda given: read_noted(given, sample_rate, strict=strict))
+        recordings = batch.read(lambda given: read_recording(given, sample_rate, strict=strict))
         samples = [recording.samples for recording in recordings.values()]
         translations = dict(zip(recordings, _translate(translator, samples, strategy, on_pass), strict=True))
         for index, translation in translations.items():
@@ -181,7 +181,7 @@ def load(
     checked, products = check_device(device), _products(dtype)
     if vocoder is not None:
         path_text(vocoder, "vocoder", VOCODER_RULE)
-    key = (version(directory), str(checked), str(products), None if vocoder is None else version(vocoder))
+    key = (path_version(directory), str(checked), str(products), None if vocoder is None else path_version(vocoder))
     return _translators.get(
         key, lambda: SpeechTranslator(read_parts(directory, checked, vocoder), read_calibrations(directory), products)
     )
@@ -206,7 +206,7 @@ def as_translator(
             f"`vocoder` must be left out with a loaded `model`, which has one, but is {show(vocoder)}. Give it to "
             "`load`."
         )
-    check_placed(model, device, dtype, "Leave it out, or load the model there.")
+    check_placement(model, device, dtype, "Leave it out, or load the model there.")
     return model
 
 
@@ -217,7 +217,7 @@ def _products(dtype: torch.dtype | str | None) -> torch.dtype:
     return found
 
 
-def chosen_strategy(strategy: str | None, verify: bool) -> str | None:
+def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
     """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own. Raises
     InputError for an unknown strategy, or if `verify` contradicts `strategy`."""
     if check_switch("verify", verify) and strategy not in (None, "verified"):
@@ -247,7 +247,7 @@ def _translate(
     translations = []
     for owner in range(len(recordings)):
         mine = [result for result, source in zip(results, owners, strict=True) if source == owner]
-        pause = np.zeros(int(PAUSE * sound.SAMPLE_RATE), dtype=np.float32)
+        pause = np.zeros(int(PAUSE_SECONDS * sound.SAMPLE_RATE), dtype=np.float32)
         voiced = [result.samples.numpy() for result in mine if len(result.samples)]
         joined = [part for voice in voiced for part in (pause, voice)][1:]
         translations.append(
@@ -259,13 +259,13 @@ def _translate(
                 timings=total_timings([result.timings for result in mine]),
                 seconds_source=len(recordings[owner]) / sound.SAMPLE_RATE,
                 passes=sum(result.passes for result in mine),
-                confidence=_together(mine),
+                confidence=_mean_confidence(mine),
             )
         )
     return translations
 
 
-def _together(pieces: Sequence[SpokenTranslation]) -> float:
+def _mean_confidence(pieces: Sequence[SpokenTranslation]) -> float:
     """Average the confidence of one recording's pieces, weighted by their numbers of units."""
     units = sum(len(piece.units) for piece in pieces)
     return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0

@@ -27,18 +27,18 @@ from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import MatchRule
 from mmdec.daspeech.ar_decoder import ArDecoder
 from mmdec.daspeech.checkpoint import DASpeechParts, save_parts
-from mmdec.daspeech.checkpoint_parts import GRAPH_STRATEGIES, JUDGED, STRATEGIES
+from mmdec.daspeech.checkpoint_parts import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
 from mmdec.daspeech.dag_decoder import BOS, Lattice
 from mmdec.daspeech.dag_drafter import DagDrafter
-from mmdec.daspeech.heard_checkpoint import HeardParts
+from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.layouts import Layout, layout_of, pad
-from mmdec.daspeech.model import DASpeech, Source
+from mmdec.daspeech.model import DASpeech, EncodedSpeech
 from mmdec.daspeech.target import EOS, PAD, UnitTarget
 from mmdec.errors import InputError
 from mmdec.generation.model_lock import reading
 from mmdec.hub.publish import push_folder
 from mmdec.kernels.dag_decode import LatticePath
-from mmdec.tasks.confidence import FLOOR, Calibration, confidence, evidence
+from mmdec.tasks.confidence import UNCERTAINTY_OFFSET, Calibration, confidence, evidence
 
 __all__ = ["GRAPH_STRATEGIES", "STAGES", "SpeechTranslator", "SpokenTranslation", "check_strategy", "total_timings"]
 
@@ -137,7 +137,7 @@ class PassListener:
         self.tokens(chosen, Graph(emissions.cpu(), links.cpu(), self._units, path, names))
 
 
-def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) -> list[Reading]:
+def score_texts(decoder: Decoder, tokens: Sequence[Sequence[int]], source: EncodedSpeech) -> list[Reading]:
     """Score the units of each row in one pass of the autoregressive decoder. Returns: for each row the ln P of its
     units and of </s>, and whether each is the decoder's first choice.
 
@@ -153,21 +153,21 @@ def readings(decoder: Decoder, tokens: Sequence[Sequence[int]], source: Source) 
     return [(row[:size], agrees[:size]) for row, agrees, size in zip(chosen, same, sizes, strict=True)]
 
 
-def second_opinion(reading: Reading) -> dict[str, float]:
+def autoregressive_evidence(reading: Reading) -> dict[str, float]:
     """Compute evidence for the confidence from the autoregressive decoder's scores of one text: its log-probabilities
     of the units, and the share of units for which this decoder prefers another unit.
 
     reading: the scores of one text, from `readings`.
     """
     logprobs, agrees = reading
-    return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + FLOOR)}
+    return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + UNCERTAINTY_OFFSET)}
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
     """Compute evidence from the graph's path. scores: (B,), ln P of each row's path. lengths: (B,), the path's number
     of vertices."""
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
-    return [{"graph": math.log(mean + FLOOR)} for mean in means]
+    return [{"graph": math.log(mean + UNCERTAINTY_OFFSET)} for mean in means]
 
 
 def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
@@ -180,7 +180,7 @@ def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows
     return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
 
 
-def head_evidence(source: Source) -> Rows:
+def head_evidence(source: EncodedSpeech) -> Rows:
     """Compute evidence from the CTC head; empty without one. It has three parts: the head's probabilities of the
     transcript's pieces; its probabilities of the best piece or blank at each frame; and the number of pieces per frame,
     which is unusual for other languages and noise."""
@@ -194,7 +194,7 @@ def head_evidence(source: Source) -> Rows:
         doubt = -sum(logprobs[:frames]) / max(frames, 1)
         seen.append(
             evidence(sure[:places], "heard_")
-            | {"frames": math.log(doubt + FLOOR), "rate": math.log(max(places, 1) / max(frames, 1))}
+            | {"frames": math.log(doubt + UNCERTAINTY_OFFSET), "rate": math.log(max(places, 1) / max(frames, 1))}
         )
     return seen
 
@@ -222,7 +222,7 @@ class SpeechTranslator:
 
     def __init__(
         self,
-        parts: DASpeechParts | HeardParts,
+        parts: DASpeechParts | PieceTranslatorParts,
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -281,7 +281,7 @@ class SpeechTranslator:
             return [
                 result
                 for index, group in enumerate(groups)
-                for result in self.translate_together(group, strategy, on_pass, index)
+                for result in self.translate_batch(group, strategy, on_pass, index)
             ]
 
     def checked(self, strategy: str | None) -> str:
@@ -294,7 +294,7 @@ class SpeechTranslator:
                 f"`strategy` must be autoregressive for '{self.name}', which has no graph, but is {show(strategy)}. "
                 "Choose that one."
             )
-        if strategy in JUDGED and self.model.ar is None:
+        if strategy in AUTOREGRESSIVE_STRATEGIES and self.model.ar is None:
             raise InputError(
                 f"`strategy` must be one of {', '.join(GRAPH_STRATEGIES)} for '{self.name}', which has no "
                 f"autoregressive decoder, but is {show(strategy)}. Choose one of these."
@@ -302,7 +302,7 @@ class SpeechTranslator:
         return strategy
 
     @torch.inference_mode()
-    def translate_together(
+    def translate_batch(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
         """Translate one padded batch (on a CPU a single utterance). The caller must hold the model's lock.
@@ -311,9 +311,9 @@ class SpeechTranslator:
         batch of one utterance. piece: index of this utterance, which `on_pass` gets.
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return self._translate_together(samples, strategy, on_pass, piece)
+            return self._translate_batch(samples, strategy, on_pass, piece)
 
-    def _translate_together(
+    def _translate_batch(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None, piece: int
     ) -> list[SpokenTranslation]:
         clock = Stopwatch(self.device)
@@ -325,15 +325,15 @@ class SpeechTranslator:
         if len(heard) < len(samples):
             source = source.select(heard)
         listener = PassListener(on_pass, piece, self.units, self.device)
-        found = self._translated(source, strategy, listener, clock) if heard else []
+        found = self._translate_rows(source, strategy, listener, clock) if heard else []
         timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
         results = [SpokenTranslation("", [], torch.zeros(0), dict(timings), passes=0) for _ in samples]
         for row, result in zip(heard, found, strict=True):
             results[row] = replace(result, timings=dict(timings))
         return results
 
-    def _translated(
-        self, source: Source, strategy: str, listener: PassListener, clock: Stopwatch
+    def _translate_rows(
+        self, source: EncodedSpeech, strategy: str, listener: PassListener, clock: Stopwatch
     ) -> list[SpokenTranslation]:
         """Translate each row: text, units and speech, without timings.
 
@@ -341,14 +341,16 @@ class SpeechTranslator:
         """
         with clock.stage("linguistic"):
             kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
-            run = {"autoregressive": self._autoregressive, "verified": self._verified}.get(strategy, self._graph)
+            run = {"autoregressive": self._decode_autoregressive, "verified": self._decode_verified}.get(
+                strategy, self._decode_graph
+            )
             tokens, hidden, passes, seen = run(source, strategy, listener)
         with clock.stage("confidence"):
             if strategy == "autoregressive" and self.model.decoder is not None:
-                seen = self._graphs_own(self.model.lattice(source.states, source.lengths, source.sizes))
+                seen = self._graph_evidence(self.model.lattice(source.states, source.lengths, source.sizes))
             if self.model.ar is not None and strategy != "reranked":
-                read = readings(self.model.ar, tokens, source)
-                seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
+                read = score_texts(self.model.ar, tokens, source)
+                seen = [row | autoregressive_evidence(one) for row, one in zip(seen, read, strict=True)]
             seen = [row | new for row, new in zip(seen, head_evidence(source), strict=True)]
             sure = [confidence(row, self.calibrations, kind) for row in seen]
         with clock.stage("words"):
@@ -363,12 +365,12 @@ class SpeechTranslator:
             for text, row, voice, *told in zip(texts, units, voices, passes, sure, seen, strict=True)
         ]
 
-    def _autoregressive(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+    def _decode_autoregressive(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> _Decoded:
         listener.limit = source.limits[0]
         rows = self.baseline.generate(source.states, source.lengths, max(source.limits), on_step=listener.step)
-        return _within(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
+        return _cut_to_limits(rows, source.limits), None, [len(row) + 1 for row in rows], [{} for _ in rows]
 
-    def _verified(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+    def _decode_verified(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> _Decoded:
         """Decode the units that `ArDecoder.generate` would give, in fewer passes: the graph drafts them, the
         autoregressive decoder verifies them."""
         listener.limit = source.limits[0]
@@ -388,15 +390,15 @@ class SpeechTranslator:
                 passes[row] += 1
             listener.tokens(round_.tokens[0])
         rows = [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens]
-        return _within(rows, source.limits), None, passes, self._graphs_own(lattice)
+        return _cut_to_limits(rows, source.limits), None, passes, self._graph_evidence(lattice)
 
-    def _graph(self, source: Source, strategy: str, listener: PassListener) -> _Decoded:
+    def _decode_graph(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> _Decoded:
         lattice = self.model.lattice(source.states, source.lengths, source.sizes)
         path, read = self._path(lattice, strategy), []
         if strategy == "reranked":
-            path, read = self._likeliest(path, source)
+            path, read = self._rerank(path, source)
         listener.graph(lattice.emissions[0], lattice.links[0], path.tokens[0], path.vertices[0])
-        keep, tokens = _spoken(path)
+        keep, tokens = _spoken_units(path)
         spoken = [torch.cat([steps, last[None]]) for steps, last in zip(keep, path.lengths - 1, strict=True)]
         hidden = [
             states[vertices[steps]]
@@ -404,14 +406,14 @@ class SpeechTranslator:
         ]
         seen = path_evidence(path.scores, path.lengths)
         if read:
-            seen = [row | second_opinion(one) for row, one in zip(seen, read, strict=True)]
+            seen = [row | autoregressive_evidence(one) for row, one in zip(seen, read, strict=True)]
         # there is no autoregressive decoder to score the text, so the graph's probabilities are used
         if self.model.ar is None:
             own = vertex_evidence(lattice.emissions, path.vertices, path.tokens)
             seen = [row | new for row, new in zip(seen, own, strict=True)]
         return tokens, hidden, [2 if strategy == "reranked" else 1] * len(tokens), seen
 
-    def _graphs_own(self, lattice: Lattice) -> Rows:
+    def _graph_evidence(self, lattice: Lattice) -> Rows:
         """Compute evidence for a text of the autoregressive decoder: the log-probability of the path that the graph
         itself would choose."""
         guided = getattr(self.model, "written", None) is not None
@@ -430,7 +432,7 @@ class SpeechTranslator:
             collapse=self.decoding.collapse,
         )
 
-    def _likeliest(self, paths: LatticePath, source: Source) -> tuple[LatticePath, list[Reading]]:
+    def _rerank(self, paths: LatticePath, source: EncodedSpeech) -> tuple[LatticePath, list[Reading]]:
         """Choose the best of several paths for each row: the one with the highest sum of beam search score and ln P of
         its text by the autoregressive decoder, which scores all texts in one pass. Returns: the chosen paths, and the
         decoder's scores of their texts.
@@ -439,10 +441,10 @@ class SpeechTranslator:
         """
         rows = len(source.states)
         count = len(paths.scores) // rows
-        _, texts = _spoken(paths)
+        _, texts = _spoken_units(paths)
         repeated = source.select([row for row in range(rows) for _ in range(count)])
         assert paths.beams is not None  # only for type checkers: a beam search always sets `beams`
-        read = readings(self.baseline, texts, repeated)
+        read = score_texts(self.baseline, texts, repeated)
         worth = paths.beams + paths.beams.new_tensor([sum(logprobs) for logprobs, _ in read])
         best = torch.arange(rows, device=worth.device) * count + worth.view(rows, count).argmax(-1)
         return paths.select(best), [read[row] for row in best.tolist()]
@@ -460,14 +462,14 @@ class SpeechTranslator:
         return voices
 
 
-def _spoken(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
+def _spoken_units(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
     """Return for each path the steps at which it emits a unit that is not special: their indices (N,), and the units'
     ids."""
     keep = [row.nonzero()[:, 0] for row in paths.tokens >= SPECIALS]  # padding is -1
     return keep, [row[steps].tolist() for row, steps in zip(paths.tokens, keep, strict=True)]
 
 
-def _within(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
+def _cut_to_limits(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
     """Cut each translation (a list of unit ids) to its maximum length, and remove special units. limits: the maximum
     number of units of each."""
     return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]

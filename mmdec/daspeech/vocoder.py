@@ -209,7 +209,7 @@ class MelKind:
         return frames * self.hop * SAMPLE_RATE // self.sample_rate
 
 
-OURS = MelKind()
+OUR_MELS = MelKind()
 SPEECHT5 = MelKind(f_min=80.0, f_max=7600.0, log10=True)  # microsoft/speecht5_hifigan, 16 kHz
 ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # espnet/fastspeech2_conformer_hifigan
 
@@ -225,7 +225,7 @@ class HifiGanVocoder(nn.Module):
     """
 
     def __init__(
-        self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind, given: MelKind = OURS
+        self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind, given: MelKind = OUR_MELS
     ) -> None:
         super().__init__()
         self.generator = generator
@@ -247,7 +247,7 @@ class HifiGanVocoder(nn.Module):
         return samples * (torch.arange(size, device=mel.device) < ends[:, None])
 
 
-def adapt_mel(mel: Tensor, kind: MelKind, given: MelKind = OURS) -> Tensor:
+def adapt_mel(mel: Tensor, kind: MelKind, given: MelKind = OUR_MELS) -> Tensor:
     """Convert log mels (B, F, 80) of the kind `given`, whose logarithm must be natural, to the kind `kind`, (B, F',
     80). The conversion goes through the magnitudes of a linear spectrum.
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol
 
-from mmdec.demo.sentences import sentence, status
+from mmdec.demo.sentences import error_sentence, status
 
 DECODERS = 2  # requests that decode at the same time; the others wait in the page's queue
 TICK = 0.2  # seconds after which a generator checks whether it was closed
@@ -24,7 +24,7 @@ _running = 0
 _counting = threading.Lock()
 
 
-class Stopped(Exception):
+class WorkStopped(Exception):
     """Raised in the work when its visitor has stopped the request, or has gone."""
 
 
@@ -39,7 +39,7 @@ class Tell(Protocol):
         ...
 
 
-def running() -> int:
+def count_running() -> int:
     """Count the requests whose work has not ended."""
     with _counting:
         return _running
@@ -56,7 +56,7 @@ def updates(work: Callable[[Tell], None]) -> Generator[Update, None, None]:
 
     def tell(*, first: bool = False, **values: Any) -> None:
         if stop.is_set():
-            raise Stopped
+            raise WorkStopped
         if values:
             told.put(values)
         while first and told.unfinished_tasks and not stop.wait(LOOK):
@@ -87,10 +87,10 @@ def _run(work: Callable[[Tell], None], tell: Tell, told: queue.Queue[Update | No
         with _slots:
             tell()
             work(tell)
-    except Stopped:
+    except WorkStopped:
         pass
     except Exception as error:
-        told.put({"status": status(sentence(error), "error")})
+        told.put({"status": status(error_sentence(error), "error")})
     finally:
         with _counting:
             _running -= 1

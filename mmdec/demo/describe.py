@@ -19,8 +19,8 @@ import numpy as np
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
 from mmdec.demo.layout import Controls, bind, connect, intro, run_and_stop, sample_button, say_waiting, status_line
-from mmdec.demo.race import against_plain, listener, milliseconds, race_html, run_in_turn
-from mmdec.demo.sentences import confidence, require, said, status
+from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
+from mmdec.demo.sentences import confidence_html, output_html, require, status
 from mmdec.tasks.call import Round
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.vision.answer import Description, read_image, to_pil
@@ -31,7 +31,7 @@ MAX_NEW_TOKENS = 200
 MAX_LETTERS = 500  # the most characters of a question
 MAX_PIXELS = 16_000_000  # the most pixels of an upload: visitors share the machine, so fewer than the library accepts
 SIDE = 1024  # pixels; a longer side is scaled down once, not again for each drafter that is compared
-SENT = 640  # the longest side in pixels of the picture that the browser gets
+MAX_SENT_SIDE = 640  # the longest side in pixels of the picture that the browser gets
 QUESTION = "Describe this image."
 NOTE = (
     "A small model answers questions about drawn pictures: menus, timetables, streets, rooms, tickets, maps. A drafter "
@@ -73,7 +73,7 @@ def picture(path: str | Path | None) -> np.ndarray:
     return np.array(smaller)
 
 
-def checked(question: str | None) -> str:
+def check_question(question: str | None) -> str:
     """Return a question without spaces around it. Raises InputError if it is empty or too long."""
     text = (question or "").strip()
     require(bool(text), "The question must be text, but is empty. Ask something about the picture.")
@@ -102,12 +102,12 @@ def decode(
         drafter=drafter,
         num_speculative_tokens=nodes,
         max_new_tokens=MAX_NEW_TOKENS,
-        on_round=listener(tell, tokenizer, rounds, asked(question) if live else None),
+        on_round=round_listener(tell, tokenizer, rounds, question_html(question) if live else None),
     )
     return result, rounds
 
 
-def asked(question: str) -> str:
+def question_html(question: str) -> str:
     """Write the question as HTML, to be put above its answer."""
     return f'<p class="mm-from">{escape(question)}</p>'
 
@@ -117,8 +117,8 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
     calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
     drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
-        f'<div class="mm-said">{asked(question)}'
-        f"{said(result.text)}{confidence(result.confidence, 'answers', calibrated)}{drawn}"
+        f'<div class="mm-said">{question_html(question)}'
+        f"{output_html(result.text)}{confidence_html(result.confidence, 'answers', calibrated)}{drawn}"
         f'<p class="mm-note">Answered in {milliseconds(result.timings["total"])}.</p></div>'
     )
 
@@ -129,7 +129,7 @@ def work(tell: Tell, path: str | None, question: str | None, chosen: list[str]) 
     path: the uploaded file. chosen: names of the drafters to compare.
     """
     tell(status=status("Reading the picture …", "busy"), text="", race="")
-    answered(tell, picture(path), Path(str(path)).name, checked(question), chosen)
+    show_answer(tell, picture(path), Path(str(path)).name, check_question(question), chosen)
 
 
 def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
@@ -139,7 +139,7 @@ def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
     """
     sample = shipped.pictures()[number]
     tell(status=status("Looking …", "busy"), text="", race="", source=str(sample.path), question=sample.question)
-    answered(tell, picture(sample.path), f"Drawn picture: {sample.text}", sample.question, chosen, sample.answer)
+    show_answer(tell, picture(sample.path), f"Drawn picture: {sample.text}", sample.question, chosen, sample.answer)
 
 
 def preview(tell: Tell, path: str | None) -> None:
@@ -148,7 +148,7 @@ def preview(tell: Tell, path: str | None) -> None:
         tell(picture=picture_html(picture(path), Path(path).name), status=status("Now ask a question about it."))
 
 
-def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
+def show_answer(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
     """Answer with the first drafter, showing the text as it is accepted. Then time all drafters and plain decoding in
     turn, without showing text, because updates of the page would slow decoding down, and compare them (the race).
 
@@ -162,7 +162,7 @@ def answered(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: l
     *drafted, (_, plain) = run_in_turn(tell, "Answered.", ways).items()
     notes = drafters()
     named = [(drafter, notes.get(drafter) or "A drafter.", runs) for drafter, runs in drafted]
-    lanes = against_plain(load_vlm(DEFAULT_MODEL).tokenizer, named, plain)
+    lanes = compare_with_plain(load_vlm(DEFAULT_MODEL).tokenizer, named, plain)
     # the texts are equal and the passes nearly so: one drafter is drawn, the others are rows of a table
     lanes = [replace(lane, brief=0 < index < len(drafted)) for index, lane in enumerate(lanes)]
     tell(
@@ -219,26 +219,26 @@ def tab() -> None:
 def data_address(pixels: np.ndarray) -> str:
     """Write the picture (H, W, 3) uint8 as a data URL."""
     picture = to_pil(pixels)
-    picture.thumbnail((SENT, SENT))
+    picture.thumbnail((MAX_SENT_SIDE, MAX_SENT_SIDE))
     written = io.BytesIO()
     picture.save(written, format="PNG")
     return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode("ascii")
 
 
-def side_of(tokens: int) -> int | None:
+def grid_side(tokens: int) -> int | None:
     """Return the side of the square grid that this number of visual tokens forms, as for LLaVA; None if it is no
     square."""
     side = math.isqrt(tokens)
     return side if tokens and side * side == tokens else None
 
 
-def kept_svg(kept: Sequence[float]) -> str:
+def visual_tokens_svg(kept: Sequence[float]) -> str:
     """Draw the grid of visual tokens as SVG, and darken those that the drafter uses less.
 
     kept: for each visual token, row by row, how much of it the drafter uses, from 0 to 1.
     Returns: "" if the tokens form no square grid.
     """
-    side = side_of(len(kept))
+    side = grid_side(len(kept))
     if side is None:
         return ""
     most = max(*kept, 1e-6)
@@ -251,7 +251,7 @@ def kept_svg(kept: Sequence[float]) -> str:
     return f'<svg class="mm-kept" aria-hidden="true" viewBox="0 0 {side} {side}">{cells}</svg>'
 
 
-def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
+def visual_tokens_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
     """Write a sentence on how many visual tokens the drafter uses.
 
     compressor: name of the drafter's image compressor; None: it has none.
@@ -262,7 +262,7 @@ def kept_sentence(compressor: str | None, kept: Sequence[float] | None, drafter:
     whole = sum(value > 0.0 for value in kept)
     how = f" {COMPRESSED.get(compressor, f'Its gate chose the compressor “{compressor}”.')}" if compressor else ""
     drawn = ""
-    if side_of(len(kept)) and min(kept) < max(kept):
+    if grid_side(len(kept)) and min(kept) < max(kept):
         drawn = "Darker squares are those it left out." if whole < len(kept) else "Darker squares count for less."
     return f"{drafter} reads {whole} of {len(kept)} visual tokens.{how} {drawn}".strip()
 
@@ -276,8 +276,8 @@ def read_html(drafted: Sequence[tuple[str, str | None, Sequence[float] | None]])
     if not drafted:
         return ""
     items = "".join(
-        f"<li>{kept_svg(kept) if kept and min(kept) < max(kept) else ''}"
-        f"<span>{escape(kept_sentence(compressor, kept, drafter))}</span></li>"
+        f"<li>{visual_tokens_svg(kept) if kept and min(kept) < max(kept) else ''}"
+        f"<span>{escape(visual_tokens_sentence(compressor, kept, drafter))}</span></li>"
         for drafter, compressor, kept in drafted
     )
     return (

@@ -16,7 +16,7 @@ MAX_BYTES = 20_000_000  # the most bytes of an upload
 MAX_FORM = 100_000  # the most bytes besides the file in an upload's request
 MAX_MESSAGE = 1_000_000  # the most bytes of any other request
 TOTAL_BYTES = 1_000_000_000  # the most bytes that the server stores for all visitors at one time
-LEAST = 4096  # bytes that a smaller file is counted as, because it takes a whole block on the disk
+DISK_BLOCK_BYTES = 4096  # bytes that a smaller file is counted as, because it takes a whole block on the disk
 AGE = 3600  # seconds after which uploads and sounds are deleted
 LOCAL = ("localhost", "127.0.0.1", "::1")
 UPLOAD = "/gradio_api/upload"
@@ -40,7 +40,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @final
-class Guard:
+class RequestGuard:
     """An ASGI application that checks requests and passes them to another ASGI application.
 
     host: the address that the server listens on. names: function that returns further host names of the page, such as a
@@ -65,16 +65,16 @@ class Guard:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         path = scope["path"].rstrip("/")
-        if not self._known(headers, scope):
+        if not self._is_own_page(headers, scope):
             await refuse(scope, send, 403, "This page is not served at this address, or for pages of other sites.")
         elif any(path == closed or path.startswith(f"{closed}/") for closed in CLOSED):
             await refuse(scope, send, 404, "Not found.")
         elif "transfer-encoding" in headers:
             await refuse(scope, send, 411, "A request must say how long it is.")
         else:
-            await self._bounded(scope, receive, send, path, _length(headers))
+            await self._limit_request(scope, receive, send, path, _length(headers))
 
-    def _known(self, headers: MutableMapping[str, str], scope: Scope) -> bool:
+    def _is_own_page(self, headers: MutableMapping[str, str], scope: Scope) -> bool:
         """Return whether a request's `Host` is this page's address, and its `Origin` is this page or missing."""
         host, origin = headers.get("host", ""), headers.get("origin")
         names = {name.lower() for name in self._names()}
@@ -83,7 +83,7 @@ class Guard:
             return False
         return origin is None or origin.lower().partition("://")[2] == host.lower() or name_of(origin) in names
 
-    async def _bounded(self, scope: Scope, receive: Receive, send: Send, path: str, length: int | None) -> None:
+    async def _limit_request(self, scope: Scope, receive: Receive, send: Send, path: str, length: int | None) -> None:
         """Pass on a request unless it is too large, or an upload for which the server has stored too much.
 
         path: the request's path. length: bytes that the request declares for its body; None: not a number.
@@ -98,7 +98,7 @@ class Guard:
             return
         self._arriving += length
         try:
-            kept = await asyncio.to_thread(held, uploads_folder())
+            kept = await asyncio.to_thread(clean_uploads, uploads_folder())
             if kept + self._arriving > self._total:
                 await refuse(scope, send, 503, "Too many files are kept here now. Please try again in an hour.")
             else:
@@ -154,7 +154,7 @@ def uploads_folder() -> Path:
     return Path(os.environ["GRADIO_TEMP_DIR"])
 
 
-def held(folder: Path, now: Callable[[], float] = time.time) -> int:
+def clean_uploads(folder: Path, now: Callable[[], float] = time.time) -> int:
     """Count the bytes of all files in the folder, at least a disk block for each. Also delete remains of broken uploads
     that are older than `AGE` seconds, because Gradio does not delete them.
 
@@ -169,7 +169,7 @@ def held(folder: Path, now: Callable[[], float] = time.time) -> int:
                 if path.parent == folder and now() - state.st_mtime > AGE:
                     path.unlink()
                 else:
-                    total += max(state.st_size, LEAST)
+                    total += max(state.st_size, DISK_BLOCK_BYTES)
             except FileNotFoundError:  # Gradio or another request deleted it meanwhile
                 continue
     return total

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.demo.background import DECODERS, updates
 from mmdec.demo.sentences import require, status
-from mmdec.tasks.inputs import read
+from mmdec.tasks.inputs import read_audio
 
 RATE = 16_000  # sample rate in Hz of what `recording` returns
 MAX_SECONDS = 60.0  # seconds of the longest recording
@@ -62,7 +62,7 @@ def recording(path: str | Path | None) -> Tensor:
     """Read an uploaded recording as samples (T,), 16 kHz mono. Raises InputError if it is missing, damaged or too
     long."""
     require(bool(path), "Record something, choose a file, or press one of the samples first.")
-    return read(str(path), max_seconds=MAX_SECONDS)
+    return read_audio(str(path), max_seconds=MAX_SECONDS)
 
 
 def playable(samples: Tensor | np.ndarray) -> np.ndarray:
@@ -193,13 +193,13 @@ def bind(
         say_waiting(button.click, outputs["status"], f"{tab}-results")
     events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
     for number, button in enumerate(controls.samples):
-        events.append(connect(button.click, numbered(sample_work, number), controls.settings, outputs))
+        events.append(connect(button.click, bind_sample(sample_work, number), controls.settings, outputs))
     for event in events:
         event.failure(None, None, outputs["status"], js=f"() => {json.dumps(FAILED)}")
     bind_stop(controls.stop, outputs["status"], events)
 
 
-def numbered(sample_work: Work, number: int) -> Work:
+def bind_sample(sample_work: Work, number: int) -> Work:
     """Return a function that does `sample_work` for one sample: its argument `number` is set, and the other arguments
     are passed on."""
     return lambda tell, *values: sample_work(tell, number, *values)

@@ -21,7 +21,7 @@ from starlette.middleware import Middleware
 
 from mmdec.demo import describe, samples, transcribe, translate
 from mmdec.demo.background import DECODERS
-from mmdec.demo.guard import AGE, MAX_BYTES, Guard, private_uploads
+from mmdec.demo.guard import AGE, MAX_BYTES, RequestGuard, private_uploads
 from mmdec.demo.layout import style, theme
 
 TABS = (translate, transcribe, describe)  # modules of the tabs, in the page's order
@@ -60,7 +60,7 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
 
     return {
         "server_name": host,
-        "app_kwargs": {"middleware": [Middleware(Guard, host=host, names=known)]},
+        "app_kwargs": {"middleware": [Middleware(RequestGuard, host=host, names=known)]},
         "css": style(),
         "theme": theme(),
         "max_file_size": MAX_BYTES,

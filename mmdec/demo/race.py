@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 from mmdec.demo.background import Tell
 from mmdec.demo.sentences import status
 from mmdec.tasks.call import Round
-from mmdec.tasks.comparison import faster
+from mmdec.tasks.comparison import speedup_words
 from mmdec.vision.answer import Description
 from mmdec.whisper.transcript import Transcript
 
-Decoded = Transcript | Description
+DecodingResult = Transcript | Description
 Run = TypeVar("Run")
 # Factors from which the page chooses how much slower than real time it shows a race; below 1: faster.
 PACES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-SHOWN = 7.0  # maximum seconds that the animation of the slowest way of decoding takes
+MAX_ANIMATION_SECONDS = 7.0  # maximum seconds that the animation of the slowest way of decoding takes
 AGAIN = (
     "const race=this.closest('.mm-race');race.classList.remove('mm-go');void race.offsetWidth;"
     "race.classList.add('mm-go')"
@@ -33,10 +33,10 @@ AGAIN = (
 REFRESH = 0.15  # seconds between two updates of text that is still being decoded
 TURNS = 5  # the most timed runs of each way of decoding
 MIN_TURNS = 3  # timed runs of each way, however long they take
-ENOUGH = 15.0  # seconds after which no further turn begins once there were MIN_TURNS
+ENOUGH_SECONDS = 15.0  # seconds after which no further turn begins once there were MIN_TURNS
 BARS = 60  # the most passes that a bar chart shows
 BAR, HIGH, LABEL = 20, 36, 14  # pixels of a bar chart: width per pass, height of the highest bar, height of its labels
-EVERY = 5  # of more than twice as many passes, only every fifth has its number below its bar
+LABEL_INTERVAL = 5  # of more than twice as many passes, only every fifth has its number below its bar
 BROKEN = "\ufffd"  # tokenizers decode half a character to this; such text is hidden until the rest comes
 
 
@@ -82,7 +82,7 @@ class Lane:
     @property
     def speed(self) -> str:
         """Compare the time with the baseline's in words; "" without a baseline."""
-        return "" if self.baseline is None else faster(self.seconds, self.baseline)
+        return "" if self.baseline is None else speedup_words(self.seconds, self.baseline)
 
     @property
     def verdict(self) -> str:
@@ -107,7 +107,7 @@ def run_in_turn(tell: Tell, head: str, ways: Mapping[str, Callable[[], Run]]) ->
         run()
     start = time.monotonic()
     for turn in range(1, TURNS + 1):
-        if turn > MIN_TURNS and time.monotonic() - start > ENOUGH:
+        if turn > MIN_TURNS and time.monotonic() - start > ENOUGH_SECONDS:
             break
         tell(status=status(f"{head} The race, turn {turn} of up to {TURNS} …", "busy"))
         for name, run in ways.items():
@@ -128,7 +128,7 @@ def pace(lanes: Sequence[Lane]) -> float:
     """Choose how much slower than real time the page shows the race: the largest factor from `PACES` with which no way
     of decoding takes more than `SHOWN` seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)
-    return max((factor for factor in PACES if factor * longest <= SHOWN), default=PACES[0])
+    return max((factor for factor in PACES if factor * longest <= MAX_ANIMATION_SECONDS), default=PACES[0])
 
 
 def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
@@ -287,7 +287,7 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
             f"<title>pass {number}: {count} {escape(unit[:-1] if count == 1 else unit)}</title></rect>"
             f'<text x="{middle:g}" y="{bottom - high - 3:.1f}">{count}</text>'
         )
-        if len(counts) <= 2 * EVERY or number == 1 or number % EVERY == 0:
+        if len(counts) <= 2 * LABEL_INTERVAL or number == 1 or number % LABEL_INTERVAL == 0:
             bars.append(f'<text class="mm-tick" x="{middle:g}" y="{bottom + LABEL - 2}">{number}</text>')
     label = f"{unit} settled in each of {len(steps)} passes: {', '.join(map(str, counts[:40]))}"
     width, height = BAR * len(counts), bottom + LABEL
@@ -333,7 +333,7 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
     return timeline
 
 
-def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
+def round_listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
     """Make a callback for decoding that stores every round in `rounds`, and raises Stopped if the work was stopped.
 
     tell: reports to the page.
@@ -353,10 +353,10 @@ def listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None =
     return on_round
 
 
-def against_plain(
+def compare_with_plain(
     tokenizer: Any,
-    drafted: Iterable[tuple[str, str, Sequence[tuple[Decoded, Sequence[Round]]]]],
-    plain: Sequence[tuple[Decoded, Sequence[Round]]],
+    drafted: Iterable[tuple[str, str, Sequence[tuple[DecodingResult, Sequence[Round]]]]],
+    plain: Sequence[tuple[DecodingResult, Sequence[Round]]],
 ) -> list[Lane]:
     """Make a `Lane` for each drafter, with a comparison with plain decoding; and, as the last one, a `Lane` for plain
     decoding.
@@ -365,7 +365,7 @@ def against_plain(
     plain: (result, rounds) of each run of plain decoding.
     """
 
-    def timelines(runs: Sequence[tuple[Decoded, Sequence[Round]]]) -> list[list[Step]]:
+    def timelines(runs: Sequence[tuple[DecodingResult, Sequence[Round]]]) -> list[list[Step]]:
         return [steps(tokenizer, rounds) for _, rounds in runs]
 
     text, per_pass = plain[0][0].tokens, plain[0][0].tokens_per_round

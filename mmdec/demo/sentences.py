@@ -22,14 +22,14 @@ _FOLDER = re.compile(r"'[^'\n]*[/\\]([^'/\\\n]*)'")
 _COMMAND = re.compile(r"with `ffmpeg [^`]*`")  # advice that does not help visitors: they do not have the server's file
 _LIMIT = 400  # the most characters of a message
 LONG = 90  # characters; longer texts are set in a smaller font
-UNSURE = 0.5  # a confidence below this is shown with a warning
+UNSURE_CONFIDENCE = 0.5  # a confidence below this is shown with a warning
 
 WHEEL = '<span class="mm-wheel" aria-hidden="true"></span>'
 
 log = logging.getLogger(__name__)
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """Write an error as one line for visitors. Errors that are not mmdec's own are logged; their text is not shown."""
     if not isinstance(error, MmdecError):
         log.error("the demo failed", exc_info=error)
@@ -43,13 +43,13 @@ def sentence(error: BaseException) -> str:
     return text if len(text) <= _LIMIT else f"{text[: _LIMIT - 1].rstrip()}…"
 
 
-def said(text: str) -> str:
+def output_html(text: str) -> str:
     """Write a model's output as HTML; a long text gets a smaller font."""
     kind = "mm-text mm-long" if len(text) > LONG else "mm-text"
     return f'<p class="{kind}" lang="en">{escape(text)}</p>'
 
 
-def confidence(value: float | None, what: str, calibrated: bool) -> str:
+def confidence_html(value: float | None, what: str, calibrated: bool) -> str:
     """Write a confidence, 0 to 1, in words; "" if there is none.
 
     what: the unit that is right or wrong, "words" or "answers". calibrated: whether the confidence was fitted to data
@@ -61,7 +61,7 @@ def confidence(value: float | None, what: str, calibrated: bool) -> str:
     share = f"Confidence {percent} %: of 100 {what} that come out like this, about {percent} are right."
     if not calibrated:
         share = f"Confidence {percent} %, as the model itself sees it: nobody has compared that with the truth."
-    if value >= UNSURE:
+    if value >= UNSURE_CONFIDENCE:
         return f'<p class="mm-note">{share}</p>'
     return (
         f'<p class="mm-note mm-unsure"><strong>The model is unsure of this: it may well be wrong.</strong> {share}</p>'

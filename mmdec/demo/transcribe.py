@@ -29,8 +29,8 @@ from mmdec.demo.layout import (
     sample_button,
     status_line,
 )
-from mmdec.demo.race import against_plain, listener, milliseconds, race_html, run_in_turn
-from mmdec.demo.sentences import UNSURE, confidence, said, sentence, status
+from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
+from mmdec.demo.sentences import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
 from mmdec.tasks.call import Round
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
@@ -59,7 +59,7 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
     """
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
-    on_round = listener(tell, tokenizer, rounds, "" if live else None)
+    on_round = round_listener(tell, tokenizer, rounds, "" if live else None)
     nodes = None if drafter is None else DRAFT
     result = transcribe(
         samples, sample_rate=RATE, drafter=drafter, num_speculative_tokens=nodes, timestamps="word", on_round=on_round
@@ -72,8 +72,8 @@ def text_html(result: Transcript, spoken: str = "") -> str:
     calibrated = bool(read_calibrations(load_transcriber().directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
-        f'<div class="mm-said">{said(result.text)}'
-        f"{confidence(result.confidence, 'words', calibrated)}{truth}"
+        f'<div class="mm-said">{output_html(result.text)}'
+        f"{confidence_html(result.confidence, 'words', calibrated)}{truth}"
         f'<p class="mm-note">{result.seconds:.1f} s of English in {milliseconds(result.timings["total"])}.</p>'
         f"<details><summary>Words at their times</summary><p>{words_html(result)}</p></details></div>"
     )
@@ -90,7 +90,7 @@ def words_html(result: Transcript) -> str:
 def work(tell: Tell, path: str | None) -> None:
     """Transcribe the upload at `path`, and report to the page by `tell`."""
     tell(status=status("Reading the recording …", "busy"), text="", race="")
-    transcribed(tell, recording(path))
+    show_transcription(tell, recording(path))
 
 
 def sample_work(tell: Tell, number: int) -> None:
@@ -98,10 +98,10 @@ def sample_work(tell: Tell, number: int) -> None:
     sample = shipped.english()[number]
     samples = recording(sample.path)
     tell(status=status("Transcribing …", "busy"), text="", race="", source=(RATE, playable(samples)))
-    transcribed(tell, samples, sample.text)
+    show_transcription(tell, samples, sample.text)
 
 
-def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
+def show_transcription(tell: Tell, samples: Tensor, spoken: str = "") -> None:
     """Show the text as it is accepted. Then time decoding with drafts and plain decoding in turn, without showing text,
     because updates of the page would slow decoding down, and compare them (the race).
 
@@ -112,7 +112,7 @@ def transcribed(tell: Tell, samples: Tensor, spoken: str = "") -> None:
     ways = {"drafts": partial(decode, tell, samples, AUTO), "plain": partial(decode, tell, samples, None)}
     runs = run_in_turn(tell, "Transcribed.", ways)
     drafts = ("With drafts", "Several tokens in a pass, guessed and checked.", runs["drafts"])
-    lanes = against_plain(load_transcriber().tokenizer, [drafts], runs["plain"])
+    lanes = compare_with_plain(load_transcriber().tokenizer, [drafts], runs["plain"])
     tell(
         status=status(f"Done. {lanes[0].name}: {lanes[0].verdict}.", "done"),
         race=race_html(lanes, "tokens", start=START),
@@ -153,15 +153,19 @@ def shortened(text: str) -> str:
 PIECE = 0.5  # seconds of sound that the browser sends at once
 READY = "Press Record and speak English. Text is grey until a pause makes it final."
 LISTENING = "Listening. What you said last may still change."
-UNDERSTOOD = 0.12  # text with a lower confidence is not shown; a hum has 0.10, music 0.04, two clear words 0.15
-STRANGE = '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
+MIN_SHOWN_CONFIDENCE = (
+    0.12  # text with a lower confidence is not shown; a hum has 0.10, music 0.04, two clear words 0.15
+)
+NO_SPEECH_NOTE = (
+    '<p class="mm-note mm-unsure">Something was heard that is no speech, or that this model does not know.</p>'
+)
 ENDED = "The recording has ended. All of the text is final."
 
 Sound = tuple[int, np.ndarray]  # rate in Hz, samples (T,) or (T, channels)
 
 
 @dataclass
-class Talk:
+class LiveRecording:
     """One visitor's recording: its transcriber, its final texts, and the text that may still change."""
 
     live: LiveTranscriber
@@ -173,11 +177,11 @@ class Talk:
         """Add updates of the transcriber. Final text of low confidence is replaced by a note; provisional text is
         hidden."""
         for update in updates:
-            sure = (update.transcript.confidence or 0.0) >= UNDERSTOOD
+            sure = (update.transcript.confidence or 0.0) >= MIN_SHOWN_CONFIDENCE
             self.provisional = update.text if sure and not update.final else ""
             if update.final and update.text:
-                shown = _final(update.transcript) if sure else STRANGE
-                self.final += [shown] if self.final[-1:] != [STRANGE] or sure else []
+                shown = _final(update.transcript) if sure else NO_SPEECH_NOTE
+                self.final += [shown] if self.final[-1:] != [NO_SPEECH_NOTE] or sure else []
 
     @property
     def html(self) -> str:
@@ -188,11 +192,11 @@ class Talk:
 
 def _final(result: Transcript) -> str:
     """Write a final text as HTML, with its confidence where that is low."""
-    low = (result.confidence or 0.0) < UNSURE
-    return said(result.text) + (confidence(result.confidence, "words", result.calibrated) if low else "")
+    low = (result.confidence or 0.0) < UNSURE_CONFIDENCE
+    return output_html(result.text) + (confidence_html(result.confidence, "words", result.calibrated) if low else "")
 
 
-def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None]:
+def transcribe_piece(sound: Sound | None, talk: LiveRecording | None) -> tuple[str, str, LiveRecording | None]:
     """Transcribe a piece of sound from the microphone.
 
     sound: (rate in Hz, samples); None: nothing arrived. talk: the recording so far; None: this is its first piece.
@@ -201,18 +205,18 @@ def heard(sound: Sound | None, talk: Talk | None) -> tuple[str, str, Talk | None
     try:
         if sound is None:
             return status(LISTENING, "busy"), "" if talk is None else talk.html, talk
-        talk = talk or Talk(LiveTranscriber(sample_rate=sound[0], model=load_transcriber()))
+        talk = talk or LiveRecording(LiveTranscriber(sample_rate=sound[0], model=load_transcriber()))
         if talk.ended:
             return status(ENDED, "done"), talk.html, talk
         talk.add(talk.live.feed(sound[1]))
     except InputError as error:
-        return status(sentence(error), "error"), "" if talk is None else talk.html, None
+        return status(error_sentence(error), "error"), "" if talk is None else talk.html, None
     if talk.live.seconds >= MAX_SECONDS:  # the demo's limit is reached: later sound is ignored
-        return *ended(talk)[:2], talk
+        return *end_recording(talk)[:2], talk
     return status(LISTENING, "busy"), talk.html, talk
 
 
-def ended(talk: Talk | None) -> tuple[str, str, None]:
+def end_recording(talk: LiveRecording | None) -> tuple[str, str, None]:
     """End a recording: decode the sound that is left.
 
     Returns: the status line and the text, both as HTML, and None, so that the next recording begins anew.
@@ -239,5 +243,5 @@ def microphone(tab: str) -> None:
         "show_progress": "hidden",
         "api_visibility": "private",
     }
-    source.stream(heard, [source, talk], stream_every=PIECE, time_limit=2 * MAX_SECONDS, **common)
-    source.stop_recording(ended, [talk], **common)
+    source.stream(transcribe_piece, [source, talk], stream_every=PIECE, time_limit=2 * MAX_SECONDS, **common)
+    source.stop_recording(end_recording, [talk], **common)

@@ -31,7 +31,7 @@ from mmdec.demo.layout import (
     status_line,
 )
 from mmdec.demo.race import Lane, Step, lane_of, milliseconds, race_html, run_in_turn
-from mmdec.demo.sentences import confidence, said, status
+from mmdec.demo.sentences import confidence_html, output_html, status
 
 WAYS = {  # a way of decoding, as the page names it -> its strategy
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",
@@ -58,7 +58,7 @@ START = "The clock starts when the French sound has been encoded, which all shar
 GRAPH_ALONE = "lookahead"  # the graph's strategy in the race, unless another one was chosen
 ID = "mm-translate"
 VERTICES = 96  # the most vertices that are drawn
-STRONG = 0.05  # least probability of a link that is drawn
+MIN_LINK_PROBABILITY = 0.05  # least probability of a link that is drawn
 LINKS = 3  # the most links that are drawn from a vertex, besides the path's
 STEP, RADIUS, DOT = 34, 13, 5  # in pixels: minimum distance between vertices, half height of a label, radius of a dot
 LETTER = 7.5  # pixels: width of a letter in a label
@@ -148,8 +148,8 @@ def text_html(result: Translation, french: str = "") -> str:
     )
     spent = sum(result.timings.values())
     return (
-        f'<div class="mm-said">{heard}{said(result.text)}'
-        f"{confidence(result.confidence, 'words', bool(load().calibrations))}"
+        f'<div class="mm-said">{heard}{output_html(result.text)}'
+        f"{confidence_html(result.confidence, 'words', bool(load().calibrations))}"
         f'<p class="mm-note">{result.seconds_source:.1f} s of French, translated and spoken in '
         f"{milliseconds(spent)}.</p>"
         f"<details><summary>Time of each stage</summary><table><tbody>{rows}</tbody></table></details></div>"
@@ -160,7 +160,7 @@ def work(tell: Tell, path: str | None, way: str) -> None:
     """Translate the upload at `path`, and report to the page by `tell`. way: a key of `WAYS`, the way of decoding to
     show first."""
     tell(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
-    translated(tell, recording(path), way)
+    show_translation(tell, recording(path), way)
 
 
 def sample_work(tell: Tell, number: int, way: str) -> None:
@@ -168,11 +168,11 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
     sample = shipped.french()[number]
     samples = recording(sample.path)
     tell(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
-    translated(tell, samples, way, sample.text)
+    show_translation(tell, samples, way, sample.text)
     tell(source=(RATE, playable(samples)))
 
 
-def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
+def show_translation(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
     """Show sound and text of the chosen way first. Then decode in several ways in turn, to compare their speed (the
     race), and draw the graph.
 
@@ -202,7 +202,7 @@ def translated(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
     )
 
 
-def own_way() -> str:
+def default_way() -> str:
     """Return the key of `WAYS` whose strategy is the default in the model's config.json."""
     return next(way for way, strategy in WAYS.items() if strategy == load().decoding.strategy)
 
@@ -225,7 +225,7 @@ def tab() -> None:
                 source = recording_input(ID, "French")
                 run, stop = run_and_stop(ID, "Translate")
                 with gr.Accordion("How English is decoded", open=False):
-                    way = gr.Radio(list(WAYS), value=own_way(), label="Decode")
+                    way = gr.Radio(list(WAYS), value=default_way(), label="Decode")
             with gr.Column(scale=3, min_width=300, elem_id=f"{ID}-results"):
                 line = status_line("Press a sample, or record a phrase and press Translate.")
                 text = gr.HTML()
@@ -271,7 +271,11 @@ def vertices(graph: Graph) -> list[Vertex]:
         values, units = graph.emissions[index].exp().topk(min(3, len(graph.units)))
         emits = [(graph.units[unit], value) for unit, value in zip(units.tolist(), values.tolist(), strict=True)]
         links, ahead = graph.links[index].exp().topk(min(LINKS, len(graph.links)))
-        leads = [(to, value) for to, value in zip(ahead.tolist(), links.tolist(), strict=True) if value >= STRONG]
+        leads = [
+            (to, value)
+            for to, value in zip(ahead.tolist(), links.tolist(), strict=True)
+            if value >= MIN_LINK_PROBABILITY
+        ]
         to = after.get(index)
         follows = None if to is None else (to, float(graph.links[index, to].exp()))
         drawn.append(Vertex(index, emits, leads, chosen.get(index), follows))

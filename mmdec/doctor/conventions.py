@@ -120,7 +120,7 @@ class Folder:
         return None if held is None else read_tensors(self.path, "drafter")[held].float()
 
 
-def altered(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
+def reconfigure(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
     """Build a network that shares the weights of `network`, but has another configuration.
 
     tensors: weights, by name, that replace the network's, or that only the new configuration has.
@@ -170,8 +170,8 @@ def other_layers(
     three = isinstance(reader.network.config, Eagle3Config)
     published = {"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids]} if three else None
     remedy = folder.set({"layers": list(ids)}, published if -1 not in ids else None)
-    now = f"outputs of {_listed(reader.layers)}"
-    return Variant(convention, now, f"{name}: {_listed(ids)}", _with(reader, layers=ids), remedy, tries=tries)
+    now = f"outputs of {_layer_names(reader.layers)}"
+    return Variant(convention, now, f"{name}: {_layer_names(ids)}", _with(reader, layers=ids), remedy, tries=tries)
 
 
 def _layers(reader: Reader, folder: Folder, depth: int) -> Iterator[Variant]:
@@ -244,7 +244,7 @@ def _norms(reader: Reader, folder: Folder) -> Iterator[Variant]:
             ones = {
                 name: torch.ones(count, dtype=weight.dtype, device=weight.device) for name, count in tensors.items()
             }
-            mended = replace(reader, network=altered(network, ones, **{flag: True}))
+            mended = replace(reader, network=reconfigure(network, ones, **{flag: True}))
             text = f"Put {listed} into the folder, as trained; weights of one were tried."
             said = Remedy({key: True} if key else {}, text)
             yield Variant("norms", f"no norm of {where[flag]}", "a norm with weights of one", mended, said)
@@ -304,7 +304,7 @@ def _ends(reader: Reader, folder: Folder) -> Iterator[Variant]:
             weights = f"the first {config.hidden_size} columns of `fc.weight`"
             fused = network.fc.weight.clone()
             fused[:, : config.hidden_size] *= factor
-            scaled = replace(reader, network=altered(network, {"fc.weight": fused}))
+            scaled = replace(reader, network=reconfigure(network, {"fc.weight": fused}))
         remedy = Remedy(text=f"In the folder's tensors, multiply {weights} by {factor:.6g}.")
         yield Variant("embedding scale", "as the embedding gives it", name, scaled, remedy)
     if isinstance(network, Eagle3):
@@ -331,21 +331,25 @@ def _eagle3_ends(reader: Reader, network: Eagle3) -> Iterator[Variant]:
     target's tokens."""
     config, output = network.config, reader.output
     if config.own_embedding and config.hidden_size == config.target_size:
-        shared = replace(reader, network=altered(network, own_embedding=False))
+        shared = replace(reader, network=reconfigure(network, own_embedding=False))
         remedy = Remedy(text="Leave `embed_tokens.weight` out of the folder's tensors.")
         yield Variant("embedding", "the folder's", "the model's", shared, remedy)
     ids = network.token_ids(torch.arange(network.vocabulary, device=output.weight.device))
     legal = bool(((ids >= 0) & (ids < config.vocab_size)).all())
     if config.hidden_size == config.target_size and legal:
-        tied = replace(reader, network=altered(network, {"lm_head.weight": output.weight[ids].clone()}))
-        rows = "the rows of the drafted tokens in the model's LM head" if config.mapped else "the model's LM head"
+        tied = replace(reader, network=reconfigure(network, {"lm_head.weight": output.weight[ids].clone()}))
+        rows = (
+            "the rows of the drafted tokens in the model's LM head"
+            if config.has_draft_vocabulary
+            else "the model's LM head"
+        )
         remedy = Remedy(text=f"Replace `lm_head.weight` by {rows}.")
         yield Variant("LM head", "its own", "tied to the model's", tied, remedy)
-    if config.mapped:
+    if config.has_draft_vocabulary:
         table = cast(Tensor, network.d2t)
         own = torch.arange(len(table), device=table.device)
         if int(table.min()) >= 0 and int(table.max()) < config.vocab_size and len(table.unique()) == len(table):
-            read = replace(reader, network=altered(network, {"d2t": table - own}))
+            read = replace(reader, network=reconfigure(network, {"d2t": table - own}))
             remedy = Remedy(text="`d2t` holds tokens: subtract `torch.arange(len(d2t))` from it, or add `t2d`.")
             yield Variant("d2t", "offsets", "tokens", read, remedy)
 
@@ -399,7 +403,7 @@ def _columns(reader: Reader, folder: Folder, target: Any, pictures: bool) -> Ite
 
 
 def _with(reader: Reader, **changes: Any) -> Reader:
-    return replace(reader, network=altered(reader.network, **changes))
+    return replace(reader, network=reconfigure(reader.network, **changes))
 
 
 def _linear(weight: Tensor) -> nn.Linear:
@@ -409,5 +413,5 @@ def _linear(weight: Tensor) -> nn.Linear:
     return head
 
 
-def _listed(layers: tuple[int, ...]) -> str:
+def _layer_names(layers: tuple[int, ...]) -> str:
     return ", ".join("the final norm" if layer == -1 else str(layer) for layer in layers)

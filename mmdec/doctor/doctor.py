@@ -27,22 +27,22 @@ from transformers import PreTrainedModel
 from mmdec.doctor import searches
 from mmdec.doctor.conventions import Folder, Remedy, Variant, variants
 from mmdec.doctor.own_texts import (
-    Asked,
+    DoctorPrompt,
     Model,
     OwnText,
     Reader,
+    answer_prompt,
     chain_rounds,
     decoding_rounds,
     has_template,
     inputs_of,
-    own_text,
     right_tokens,
 )
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
-from mmdec.hub.provenance import hardware
+from mmdec.hub.provenance import measurement_conditions
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.decoder import DecoderTarget
@@ -53,7 +53,7 @@ from mmdec.types import Drafter, Needs
 TOKENS = 128  # the most tokens of an answer
 CHAINS = range(1, 8)  # lengths of the chains to measure
 TREES = ((8, 4), (16, 5), (32, 6), (60, 7))  # (nodes below the root, depth); the last is EAGLE-2's
-LEAST_GAIN, MOST_MENDS = 0.01, 4  # of reported changes: minimum rise of the share of accepted tokens; maximum number
+MIN_GAIN, MAX_FINDINGS = 0.01, 4  # of reported changes: minimum rise of the share of accepted tokens; maximum number
 FEW, BLOCK = 10, 32  # if there are fewer texts than FEW, they are cut into blocks of BLOCK places
 MOST_PAIRS = 16  # maximum number of prompts that are answered twice, with and without the chat template
 TEMPLATE = "chat template"
@@ -71,7 +71,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """How the share of accepted tokens changes if one setting of how a draft network is run is changed.
 
     verdict: "off": the share rises, so apply `remedy`; "worse": it falls; else "no measurable effect".
@@ -89,7 +89,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Rounds:
+class TokensPerRound:
     """Tokens per round, the bonus token included, with drafts of one size."""
 
     nodes: int
@@ -117,10 +117,10 @@ class Examination:
     template: bool  # whether the prompts went through the chat template
     acceptance: Share  # accepted share of first drafted tokens
     mended: Share | None  # accepted share of first drafted tokens with the changes of `findings`; None: not measured
-    findings: list[Tried]
-    conventions: list[Tried]  # other changes that were tried, one at a time, on top of those of `findings`
+    findings: list[Trial]
+    conventions: list[Trial]  # other changes that were tried, one at a time, on top of those of `findings`
     depths: list[float]  # [k]: of the chains whose first k tokens were accepted, the share whose next one is accepted
-    rounds: list[Rounds]
+    rounds: list[TokensPerRound]
     notes: list[str]
     measured_on: dict[str, Any]  # description of the hardware and of software versions
 
@@ -128,7 +128,7 @@ class Examination:
 def examine(
     drafter: str | Path,
     model: Model,
-    prompts: Sequence[Asked],
+    prompts: Sequence[DoctorPrompt],
     *,
     template: bool = True,
     tokens: int = TOKENS,
@@ -154,17 +154,17 @@ def examine(
     folder = Folder.of(drafter_by_name(drafter, "drafter") or Path(drafter))
     templates = [template and has_template(model)]
     layers, reader = {-1}, None
-    if isinstance(loaded, TreeGrowing) and not isinstance(loaded.network, DFlash):
+    if isinstance(loaded, NetworkDrafter) and not isinstance(loaded.network, DFlash):
         ends: Any = model.model
         reader = Reader(loaded.network, ends.get_input_embeddings(), ends.get_output_embeddings())
         templates += [not template] * has_template(model)
         columns = len(prompts) * (inputs_of(model, prompts[0], templates[0])["input_ids"].shape[1] + tokens)
-        layers |= {*reader.layers, *searches.searchable(model.model, columns)}
+        layers |= {*reader.layers, *searches.searchable_layers(model.model, columns)}
         layers |= {layer for one in variants(reader, folder, model.model, True) for layer in one.reader.layers}
 
-    def written(asked: Asked, applied: bool) -> OwnText | None:
+    def written(asked: DoctorPrompt, applied: bool) -> OwnText | None:
         needs = Needs(layers=tuple(sorted(layers)), embeds=True)
-        return own_text(target, inputs_of(model, asked, applied), loaded, tokens, needs)
+        return answer_prompt(target, inputs_of(model, asked, applied), loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
     answers = [written(asked, templates[0]) for asked in prompts]
@@ -180,18 +180,18 @@ def examine(
             if other is not None and text is not None:
                 pairs.append((text, other))
     log("the drafter is measured")
-    pictures = sum(_pictured(text) for text in texts)
-    findings, tried, better, notes = list[Tried](), list[Tried](), reader, list[str]()
+    pictures = sum(_has_pictures(text) for text in texts)
+    findings, tried, better, notes = list[Trial](), list[Trial](), reader, list[str]()
     if reader is None:
         notes.append(
             "Conventions are tried for networks that continue the model's features; "
             f"{loaded.name.partition('-')[0]} is none."
         )
     else:
-        findings, tried, better = find_mends(reader, folder, model.model, texts)
+        findings, tried, better = find_remedies(reader, folder, model.model, texts)
         if isinstance(model, LoadedVlm) and not pictures:
             notes.append("No prompt has a picture: conventions of pictures were not tried.")
-        if not texts[0].context.features.keys() >= searches.searchable(model.model, 0):
+        if not texts[0].context.features.keys() >= searches.searchable_layers(model.model, 0):
             notes.append(searches.UNSEARCHED)
     mends = len(findings)
     if better is not None and pairs:
@@ -212,24 +212,24 @@ def examine(
         places=sum(text.places for text in texts),
         pictures=pictures,
         template=templates[0],
-        acceptance=accepted(_first(reader, texts) if reader is not None else _hits(model.model, loaded, texts)),
-        mended=accepted(_first(better, texts)) if better is not None and mends else None,
+        acceptance=accepted_share(_first(reader, texts) if reader is not None else _hits(model.model, loaded, texts)),
+        mended=accepted_share(_first(better, texts)) if better is not None and mends else None,
         findings=findings,
         conventions=tried,
         depths=depths,
         rounds=rounds,
         notes=notes,
-        measured_on=hardware(
+        measured_on=measurement_conditions(
             device=model.model.device, dtype=model.model.dtype, batch=1, threads=torch.get_num_threads()
         ),
     )
 
 
-def _pictured(text: OwnText) -> bool:
+def _has_pictures(text: OwnText) -> bool:
     return text.context.visual is not None and bool(text.context.visual.any())
 
 
-def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried:
+def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:
     """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
     target gives its token similar probabilities.
 
@@ -246,13 +246,13 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried
         if applied
         else "Give prompts through the chat template (`apply_chat_template`, a server's chat endpoint)."
     )
-    return Tried(
+    return Trial(
         TEMPLATE,
         names[applied],
         names[not applied],
         1,
-        accepted(right[0]),
-        accepted(right[1]),
+        accepted_share(right[0]),
+        accepted_share(right[1]),
         gain,
         verdict(gain.value, certain),
         Remedy(text=remedy),
@@ -261,20 +261,22 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Tried
 
 def _rounds(
     model: PreTrainedModel, drafter: Drafter, reader: Reader | None, texts: Sequence[OwnText]
-) -> tuple[list[Rounds], list[float]]:
+) -> tuple[list[TokensPerRound], list[float]]:
     """Measure tokens a round of chains and trees, and acceptance by depth. reader: runs the drafter's network, so that
     chains are counted without decoding; None: everything is decoded, and acceptance by depth is not measured."""
     places = sum(text.places for text in texts)
 
-    def decoded(nodes: int, depth: int) -> Rounds:
+    def decoded(nodes: int, depth: int) -> TokensPerRound:
         count = sum(decoding_rounds(model, drafter, text, nodes, depth) for text in texts)
-        return Rounds(nodes, depth, places / count)
+        return TokensPerRound(nodes, depth, places / count)
 
     trees = [decoded(nodes, depth) for nodes, depth in TREES]
     if reader is None:
         return [*(decoded(length, length) for length in CHAINS), *trees], []
     right = [right_tokens(reader, text, CHAINS[-1]) for text in texts]
-    chains = [Rounds(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS]
+    chains = [
+        TokensPerRound(length, length, places / sum(chain_rounds(own, length) for own in right)) for length in CHAINS
+    ]
     return [*chains, *trees], by_depth(right)
 
 
@@ -284,20 +286,23 @@ def _hits(model: PreTrainedModel, drafter: Drafter, texts: Sequence[OwnText]) ->
     return [(np.arange(count) < text.places - count).astype(float) for text, count in zip(texts, rounds, strict=True)]
 
 
-def find_mends(
+def find_remedies(
     reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
-) -> tuple[list[Tried], list[Tried], Reader]:
+) -> tuple[list[Trial], list[Trial], Reader]:
     """Find the settings in which a network is run otherwise than in its training, one after another.
 
     reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
     Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
     """
-    findings, done, given = list[Tried](), set[str](), reader
-    pictures, recorded = any(_pictured(text) for text in texts), texts[0].context.features.keys()
+    findings, done, given = list[Trial](), set[str](), reader
+    pictures, recorded = any(_has_pictures(text) for text in texts), texts[0].context.features.keys()
     while True:
         todo = [
             variant
-            for tried in (variants(reader, folder, model, pictures), searches.searched(reader, folder, model, texts))
+            for tried in (
+                variants(reader, folder, model, pictures),
+                searches.search_variants(reader, folder, model, texts),
+            )
             for variant in tried
             if variant.convention not in done and recorded >= {*variant.reader.layers}
         ]
@@ -305,7 +310,7 @@ def find_mends(
         readings = sum(variant.tries for variant in todo)
         rows = [_try(variant, now, texts, readings) for variant in todo]
         best = max(rows, key=lambda row: (row.verdict == OFF) * row.gain.value, default=None)
-        if best is None or best.verdict != OFF or len(done) == MOST_MENDS:
+        if best is None or best.verdict != OFF or len(done) == MAX_FINDINGS:
             lost = _lost_head(given, texts) if _lost_head(reader, texts) else None
             # with a wrong LM head, the gains of other changes mean nothing
             return ([lost], [], given) if lost else (findings, rows, reader)
@@ -314,34 +319,34 @@ def find_mends(
         reader = todo[rows.index(best)].reader
 
 
-def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Tried | None:
+def _lost_head(reader: Reader, texts: Sequence[OwnText]) -> Trial | None:
     """Return the finding that the network was trained with another LM head; None if its own LM head may be right."""
-    fits = searches.fitted_head(reader, texts)
+    fits = searches.fit_head(reader, texts)
     if fits is None:
         return None
-    before, after = (accepted(hits) for hits in fits)
+    before, after = (accepted_share(hits) for hits in fits)
     differences = [y - x for x, y in zip(*fits, strict=True)]
     gain, certain = mean(differences), mean(differences, 0.01)
     if verdict(gain.value, certain) != OFF or after.value < searches.LOST * before.value:
         return None
     now, remedy = searches.head_remedy(reader)
-    return Tried("LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, OFF, remedy)
+    return Trial("LM head", now, "one fitted to the other half of the texts", 1, before, after, gain, OFF, remedy)
 
 
-def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Tried:
+def _try(variant: Variant, now: Sequence[list[Tensor]], texts: Sequence[OwnText], count: int) -> Trial:
     """Measure a variant. now[i][k]: (n,) bool, whether token k + 1 of text i's chains is right without the variant.
     count: number of all variants that are tried, for Bonferroni's interval."""
     before = [_of_depth(right, variant.depth) for right in now]
     after = [_of_depth(right_tokens(variant.reader, text, variant.depth), variant.depth) for text in texts]
     differences = [y - x for x, y in zip(before, after, strict=True)]
     gain, certain = mean(differences), mean(differences, 0.05 / count)
-    return Tried(
+    return Trial(
         variant.convention,
         variant.now,
         variant.tried,
         variant.depth,
-        accepted(before),
-        accepted(after),
+        accepted_share(before),
+        accepted_share(after),
         gain,
         verdict(gain.value, certain),
         variant.remedy,
@@ -375,7 +380,7 @@ def by_depth(right: Sequence[Sequence[Tensor]]) -> list[float]:
     return shares
 
 
-def accepted(right: Sequence[np.ndarray]) -> Share:
+def accepted_share(right: Sequence[np.ndarray]) -> Share:
     """Compute the share of places that are right, with its interval. right: for each text (n,), 1 or 0."""
     found = mean(right)
     return Share(found.value, max(found.low, 0.0), min(found.high, 1.0))
@@ -417,9 +422,9 @@ def student(chance: float, freedom: int) -> float:
 
 def verdict(gain: float, certain: Share) -> str:
     """Return "off", "worse" or "no measurable effect". certain: the gain with an interval for all tried changes."""
-    if gain >= LEAST_GAIN and certain.low > 0:
+    if gain >= MIN_GAIN and certain.low > 0:
         return OFF
-    return WORSE if gain <= -LEAST_GAIN and certain.high < 0 else NOTHING
+    return WORSE if gain <= -MIN_GAIN and certain.high < 0 else NOTHING
 
 
 @torch.inference_mode()

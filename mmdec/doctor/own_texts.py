@@ -25,22 +25,27 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from mmdec.bench.language_models import INSTRUCTIONS
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
-from mmdec.drafters.eagle.network import DraftNetwork, Pair, Prompted
+from mmdec.drafters.eagle.network import DraftNetwork, KeyValues, PromptInput
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
-from mmdec.hub.find import find
-from mmdec.pretrained.language_model import FILES, LoadedLanguageModel, is_language_model, load_language_model
+from mmdec.hub.find import find_model
+from mmdec.pretrained.language_model import (
+    LANGUAGE_MODEL_FILES,
+    LoadedLanguageModel,
+    is_language_model,
+    load_language_model,
+)
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm, reads_images
 from mmdec.targets.decoder import DecoderTarget
-from mmdec.targets.ropes import longest
+from mmdec.targets.ropes import max_positions
 from mmdec.training.corpora.chats import SYSTEM, read_chats
 from mmdec.training.corpora.text_files import evenly_spaced
 from mmdec.types import Context, Drafter, Needs
-from mmdec.vision.describe import read_question, render, tensors, user_message
+from mmdec.vision.describe import model_inputs, read_question, render_chat, user_message
 
-LEAST = 2  # a prompt is left out if its answer has fewer tokens
+MIN_ANSWER_TOKENS = 2  # a prompt is left out if its answer has fewer tokens
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class OwnText:
         return len(self.answer) - 1
 
 
-def own_text(
+def answer_prompt(
     target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
 ) -> OwnText | None:
     """Let the target answer a prompt greedily, and run the target over prompt and answer. Returns None for an answer of
@@ -74,13 +79,13 @@ def own_text(
     """
     model: Any = target.model
     begin = inputs["input_ids"].shape[1]
-    most = longest(model.config.get_text_config(decoder=True))
+    most = max_positions(model.config.get_text_config(decoder=True))
     room = tokens if most is None else min(tokens, most - max(target.prompt_positions(inputs)))
-    if room < LEAST:
+    if room < MIN_ANSWER_TOKENS:
         raise InputError(f"`data` must have prompts shorter than the model's {most} positions, but one has {begin}.")
     written = generate(model, inputs, drafter, max_new_tokens=room, **_greedy(model)).sequences
     answer: list[int] = written[0, begin:].tolist()
-    if len(answer) < LEAST:
+    if len(answer) < MIN_ANSWER_TOKENS:
         return None
     added = len(answer) - 1
     whole = {
@@ -135,11 +140,11 @@ class Reader:
         """Return the target's layers whose features the network reads."""
         return self.network.config.layers
 
-    def drafter(self) -> TreeGrowing | None:
+    def drafter(self) -> NetworkDrafter | None:
         """Build a drafter that runs the network in this way. None if `late` is set: no drafter can read inputs late."""
         if self.late:
             return None
-        drafter = TreeGrowing(self.network, self.embedding, self.output)
+        drafter = NetworkDrafter(self.network, self.embedding, self.output)
         if self.scale != 1.0:
             drafter.embedding = Scaled(drafter.embedding, self.scale)
         return drafter
@@ -162,7 +167,7 @@ class Reader:
             features = features.roll(1, 0)
         return embeds, features, visual
 
-    def positions(self, text: OwnText, prompted: Prompted) -> tuple[Tensor, int]:
+    def positions(self, text: OwnText, prompted: PromptInput) -> tuple[Tensor, int]:
         """Return the rotary positions of the M inputs that the network computes for the prompt (M < P), and that of the
         first root.
 
@@ -202,7 +207,7 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
     for step in range(min(depth, count)):
         if step:
             # the chains after all roots at once: a chain attends to the text up to its root, and to itself
-            states = _followed(reader, embeds[begin + step :], hidden[0, :-1], prompted.carry)
+            states = _next_inputs(reader, embeds[begin + step :], hidden[0, :-1], prompted.carry)
             mask = _chain_mask(len(prompted.states), count, step, states)
             hidden, pair = network.layer(states[None], own[None, step:], past, mask)
             past = torch.cat([past[0], pair[0]], 2), torch.cat([past[1], pair[1]], 2)
@@ -211,7 +216,7 @@ def right_tokens(reader: Reader, text: OwnText, depth: int) -> list[Tensor]:
     return found
 
 
-def _at_roots(reader: Reader, text: OwnText) -> tuple[Prompted, Tensor, Tensor, Pair, Tensor]:
+def _at_roots(reader: Reader, text: OwnText) -> tuple[PromptInput, Tensor, Tensor, KeyValues, Tensor]:
     """Run the network over a text.
 
     Returns: the network's inputs for the prompt; the embeddings (L, H); the states (1, N, H) from which the first
@@ -221,7 +226,7 @@ def _at_roots(reader: Reader, text: OwnText) -> tuple[Prompted, Tensor, Tensor, 
     embeds, features, visual = reader.rows(text)
     prompted = network.prompt(embeds[:begin], features[:begin], visual[:begin])
     positions, start = reader.positions(text, prompted)
-    past: Pair | None = None
+    past: KeyValues | None = None
     if len(prompted.states):
         _, past = network.layer(prompted.states[None], positions)
     own = torch.arange(start, start + text.places, device=embeds.device)
@@ -250,7 +255,7 @@ def surprise(reader: Reader, text: OwnText) -> Tensor:
     return -logits.log_softmax(-1)[known[:, 0], known[:, 1]].cpu()
 
 
-def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
+def _next_inputs(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Tensor:
     """Compute the draft network's input (n, H) at the next token of n drafted chains.
 
     embeds: (n, H) embeddings of the tokens. hidden: (n, H), the network's output at the tokens before them. carry: what
@@ -259,7 +264,7 @@ def _followed(reader: Reader, embeds: Tensor, hidden: Tensor, carry: Any) -> Ten
     network = reader.network
     if isinstance(network, Eagle3) and network.config.mask_token is not None:
         token = torch.tensor(network.config.mask_token, device=embeds.device)
-        return network.masked(reader.table(token) * reader.scale).expand(len(embeds), -1)
+        return network.masked_input(reader.table(token) * reader.scale).expand(len(embeds), -1)
     return network.follow(embeds, hidden, carry)
 
 
@@ -318,7 +323,7 @@ BEGINNINGS = (  # for models without a chat template, which continue a text
 
 
 @dataclass(frozen=True)
-class Asked:
+class DoctorPrompt:
     """One prompt. system: the system message; "": none. images: the files of its pictures."""
 
     text: str
@@ -335,20 +340,22 @@ def load_target(
 ) -> Model:
     """Load a language model with its tokenizer, or a model that reads images with its processor. model: name, folder or
     hub id."""
-    folder = find(model, None, FILES)
+    folder = find_model(model, None, LANGUAGE_MODEL_FILES)
     sees = reads_images(folder) and any((folder / name).is_file() for name in PROCESSORS)
     if is_language_model(folder) and not sees:
         return load_language_model(model, device, dtype)
     return load_vlm(model, device, dtype)
 
 
-def built_in(chat: bool) -> list[Asked]:
+def built_in_prompts(chat: bool) -> list[DoctorPrompt]:
     """Return the prompts to use if no file is given: instructions if `chat`, for a model with a chat template, or
     beginnings of texts."""
-    return [Asked(text) for text in ([one.messages[0]["content"] for one in INSTRUCTIONS] if chat else BEGINNINGS)]
+    return [
+        DoctorPrompt(text) for text in ([one.messages[0]["content"] for one in INSTRUCTIONS] if chat else BEGINNINGS)
+    ]
 
 
-def read_prompts(path: Path, limit: int | None) -> list[Asked]:
+def read_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
     """Read the prompts of a file: .txt with one on each line, or .jsonl or .json of chats.
 
     limit: take this many, evenly spaced; None: all.
@@ -357,7 +364,7 @@ def read_prompts(path: Path, limit: int | None) -> list[Asked]:
     Raises: InputError for a file in none of these formats, naming the line or row.
     """
     return [
-        Asked(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)
+        DoctorPrompt(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)
         for chat in evenly_spaced(read_chats(path), limit)
     ]
 
@@ -367,13 +374,13 @@ def has_template(model: Model) -> bool:
     return isinstance(model, LoadedVlm) or bool(getattr(model.tokenizer, "chat_template", None))
 
 
-def inputs_of(model: Model, asked: Asked, template: bool) -> dict[str, Any]:
+def inputs_of(model: Model, asked: DoctorPrompt, template: bool) -> dict[str, Any]:
     """Make the model's inputs for a prompt, a batch of one. template: whether the chat template is applied.
 
     Raises: InputError if the prompt has pictures, but the model cannot read pictures.
     """
     if isinstance(model, LoadedVlm):
-        return _seen(model, asked, template)
+        return _vision_inputs(model, asked, template)
     if asked.images:
         raise InputError(
             f"`model` must read images for these prompts, but {type(model.model).__name__} does not. Leave `image` out."
@@ -391,11 +398,11 @@ def inputs_of(model: Model, asked: Asked, template: bool) -> dict[str, Any]:
     return {name: taken[name].to(model.model.device) for name in ("input_ids", "attention_mask")}
 
 
-def _seen(vlm: LoadedVlm, asked: Asked, template: bool) -> dict[str, Any]:
+def _vision_inputs(vlm: LoadedVlm, asked: DoctorPrompt, template: bool) -> dict[str, Any]:
     question = read_question(asked.images, asked.text)
     said = vlm.plain.hide([*filter(None, (asked.system, asked.text))])
     text = "\n".join([*[vlm.image_token] * len(asked.images), *said])
     if template:
         system = {"role": "system", "content": [{"type": "text", "text": asked.system}]}
-        text = render(vlm, [*[system] * bool(asked.system), user_message(question)])
-    return tensors(vlm, [text], [question])
+        text = render_chat(vlm, [*[system] * bool(asked.system), user_message(question)])
+    return model_inputs(vlm, [text], [question])

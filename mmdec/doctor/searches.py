@@ -25,10 +25,10 @@ from mmdec.doctor.conventions import (
     Folder,
     Remedy,
     Variant,
-    altered,
     layer_rules,
     other_base,
     other_layers,
+    reconfigure,
 )
 from mmdec.doctor.own_texts import OwnText, Reader, right_tokens, root_states, surprise
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
@@ -47,14 +47,16 @@ UNSEARCHED = "The features of all layers need over 8 GiB, so that layers were no
 LOST = 2.0  # an LM head is lost if a fitted head is right at least this many times as often
 
 
-def searchable(model: PreTrainedModel, columns: int) -> set[int]:
+def searchable_layers(model: PreTrainedModel, columns: int) -> set[int]:
     """Return all layers of a target; none if their features at `columns` tokens need over `MOST_BYTES`."""
     config = model.config.get_text_config(decoder=True)
     needed = columns * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize
     return {*range(config.num_hidden_layers)} if needed <= MOST_BYTES else set()
 
 
-def searched(reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]) -> Iterator[Variant]:
+def search_variants(
+    reader: Reader, folder: Folder, model: PreTrainedModel, texts: Sequence[OwnText]
+) -> Iterator[Variant]:
     """Yield the best base of rotary positions and the best layers that a search finds, unless they are already tried
     variants.
 
@@ -80,7 +82,7 @@ def _best_base(reader: Reader, folder: Folder, target: object, texts: Sequence[O
 
     def cost(theta: float) -> float:
         if theta not in costs:
-            costs[theta] = _cost(replace(reader, network=altered(network, rope_theta=theta)), texts)
+            costs[theta] = _cost(replace(reader, network=reconfigure(network, rope_theta=theta)), texts)
         return float(costs[theta].mean())
 
     rope = getattr(target, "rope_parameters", None) or {}
@@ -112,7 +114,7 @@ def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[Own
 
     def cost(ids: tuple[int, ...]) -> float:
         if ids not in costs:
-            surprises = _cost(replace(reader, network=altered(reader.network, layers=ids)), texts)
+            surprises = _cost(replace(reader, network=reconfigure(reader.network, layers=ids)), texts)
             costs[ids] = float(surprises.mean()) if len(surprises) else 0.0
         return costs[ids]
 
@@ -128,7 +130,7 @@ def _best_layers(reader: Reader, folder: Folder, depth: int, texts: Sequence[Own
         yield other_layers(reader, folder, best, f"the best of {len(costs)} tried", tries=len(costs))
 
 
-def fitted_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+def fit_head(reader: Reader, texts: Sequence[OwnText]) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """Compare the network's own LM head with a head that is fitted to its states on the other half of the texts.
 
     The fitted head is a ridge regression on the tokens in its dual form: one system with as many equations as places.

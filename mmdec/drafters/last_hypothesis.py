@@ -14,7 +14,7 @@ from typing import final
 
 from torch import Tensor
 
-from mmdec.core.tree import joined, trees_from_lists
+from mmdec.core.tree import merge_chains, trees_from_lists
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LONGEST = 4  # at most this many of the newest tokens are compared to find where an earlier text continues
@@ -68,7 +68,7 @@ class LastHypothesis:
             sizes = [plan.depth if row.places[0].sure else UNSURE, *[OLDER * place.sure for place in row.places[1:]]]
             found = zip(self._texts, row.places, sizes, strict=True)
             tails = [text[place.at : place.at + min(size, plan.depth)] for text, place, size in found]
-            trees.append(joined([*tails, self._ending[: plan.depth]], plan.nodes))
+            trees.append(merge_chains([*tails, self._ending[: plan.depth]], plan.nodes))
         return trees_from_lists(roots, trees)
 
     def update(self, memory: list[_Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -76,14 +76,14 @@ class LastHypothesis:
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.text = [*row.text[1 - LONGEST :], token]
-                row.places = [_followed(*pair, row.text) for pair in zip(self._texts, row.places, strict=True)]
+                row.places = [_advance(*pair, row.text) for pair in zip(self._texts, row.places, strict=True)]
 
     def select(self, memory: list[_Row], live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory[:] = [memory[index] for index in live.tolist()]
 
 
-def _followed(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:
+def _advance(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:
     """Return the new place in an earlier text after the row got one more token.
 
     tokens: the earlier text. place: the place before. text: the row's newest tokens, the new one last.

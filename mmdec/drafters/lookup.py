@@ -16,7 +16,7 @@ from typing import final
 
 from torch import Tensor
 
-from mmdec.core.tree import joined, trees_from_lists
+from mmdec.core.tree import merge_chains, trees_from_lists
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -27,7 +27,7 @@ PRIOR_WEIGHT = 4.0  # the assumed initial chance that a match predicts correctly
 
 
 @final
-class Row:
+class NgramIndex:
     """One batch row's text (prompt and new tokens), the last positions of its n-grams, and how often a match of each
     length predicted the next token correctly."""
 
@@ -114,7 +114,7 @@ class Lookup:
     """A drafter that copies from the prompt, from the encoder's input ids and from the new text. It has no weights,
     fits every target and takes microseconds."""
 
-    needs = Needs(stops=True)
+    needs = Needs(may_stop_early=True)
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         """max_ngram, min_ngram: longest and shortest n-gram, in tokens, that counts as a match."""
@@ -128,7 +128,7 @@ class Lookup:
     def check(self, target: Target) -> None:
         """Accept every target."""
 
-    def start(self, context: Context) -> list[Row]:
+    def start(self, context: Context) -> list[NgramIndex]:
         """Return the state of each batch row, which begins with the prompt without padding. For an encoder-decoder
         model of text it begins with prompt, encoder input, prompt, so that the first draft copies the beginning of the
         encoder input."""
@@ -136,31 +136,31 @@ class Lookup:
         prompts = [[t for t, kept in zip(row, mask, strict=True) if kept] for row, mask in texts]
         if context.source is not None:
             prompts = [[*own, *source, *own] for own, source in zip(prompts, context.source, strict=True)]
-        return [Row(prompt, self._longest) for prompt in prompts]
+        return [NgramIndex(prompt, self._longest) for prompt in prompts]
 
-    def propose(self, memory: list[Row], roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: list[NgramIndex], roots: Tensor, plan: Plan) -> Draft:
         """Draft the text after the longest match, if it is likely enough to be accepted. If the plan allows a tree,
         also draft the texts after shorter matches, as branches."""
         if plan.threshold:
             chances = [row.chances(self._shortest, plan.depth) for row in memory]
             first, expected = sum(own[0] for own in chances if own), sum(map(sum, chances))
-            if first < plan.threshold * len(memory) or expected < plan.least * len(memory):
+            if first < plan.threshold * len(memory) or expected < plan.min_expected_accepted * len(memory):
                 return trees_from_lists(roots, [([], [])] * len(memory))
         return trees_from_lists(roots, [self._tree(row, plan) for row in memory])
 
-    def update(self, memory: list[Row], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: list[NgramIndex], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens of this round to each batch row's text."""
         for row, tokens, length in zip(memory, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             for token in tokens[:length]:
                 row.add(token)
 
-    def select(self, memory: list[Row], live: Tensor) -> None:
+    def select(self, memory: list[NgramIndex], live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory[:] = [memory[index] for index in live.tolist()]
 
-    def _tree(self, row: Row, plan: Plan) -> tuple[list[int], list[int]]:
+    def _tree(self, row: NgramIndex, plan: Plan) -> tuple[list[int], list[int]]:
         """Draft a tree of copies for one batch row: after the longest match, and after shorter ones. Returns: tokens
         and parents' indices of the nodes below the root; parent 0 is the root."""
         depth = min(plan.depth, plan.nodes)
         matches = row.matches(self._shortest)[: 1 if plan.nodes <= depth else None]
-        return joined([row.copy(at, depth) for at in matches], plan.nodes)
+        return merge_chains([row.copy(at, depth) for at in matches], plan.nodes)

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from mmdec.compat import CACHE
-from mmdec.core.tree import single
-from mmdec.drafters.eagle.kv_cache import Waiting
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.tree import root_only
+from mmdec.drafters.eagle.kv_cache import PendingTokens
 from mmdec.drafters.eagle.tree import Levels
 from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
+DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
 
 
 @dataclass
-class HeadMemory:
+class MtpState:
     """The drafter's state of one `generate` call: the head's key-value cache, and the accepted tokens that the head has
     not processed."""
 
@@ -45,7 +45,7 @@ class HeadMemory:
     step: None = None
 
 
-class Shape:
+class NetworkAdapter:
     """Gives an MTP head the attributes of a draft network that `Levels`, which grows trees, reads. The head's
     vocabulary is the target's."""
 
@@ -69,11 +69,11 @@ class Mtp:
 
     needs = Needs(layers=(-1,))
 
-    def __init__(self, head: Any, width: int = WIDTH) -> None:
+    def __init__(self, head: Any, width: int = DEFAULT_TREE_WIDTH) -> None:
         """head: transformers' `MtpModel` with one layer. width: maximum nodes of a tree level that get children."""
         self.head, self.width = head.eval(), width
         self.embedding: nn.Module = head.embed_tokens
-        self.network: Any = Shape(head.shared_head.out_features)
+        self.network: Any = NetworkAdapter(head.shared_head.out_features)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Mtp:
@@ -122,38 +122,38 @@ class Mtp:
                 f"{target.device}, but this head is for {' x '.join(map(str, weight.shape))} on {weight.device}."
             )
 
-    def start(self, context: Context) -> HeadMemory:
+    def start(self, context: Context) -> MtpState:
         """Return the drafter's state for one `generate` call. The head is not run yet."""
         features = context.features[-1]
         fresh = features.shape[1]
         mask, tokens = context.mask[:, -fresh:], context.tokens[:, -fresh:]
         seen = mask.new_zeros(len(mask), 0)
-        memory = HeadMemory(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
+        memory = MtpState(DynamicCache(), seen, torch.full_like(tokens[:, 0], context.past + 1))
         # The target's hidden state at the last prompt token is read together with the first generated token, which
         # `update` brings.
         memory.queue.append((tokens[:, 1:], features[:, :-1], mask[:, :-1]))
         return memory
 
-    def update(self, memory: HeadMemory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: MtpState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's hidden states. The head processes them before the next draft."""
-        part = Waiting.of(scores.features[-1], verdict, verdict.lengths.tolist())
+        part = PendingTokens.of(scores.features[-1], verdict, verdict.lengths.tolist())
         exists = torch.arange(part.tokens.shape[1], device=part.tokens.device) < verdict.lengths[:, None]
         memory.queue.append((part.tokens, part.features, exists))
 
-    def select(self, memory: HeadMemory, live: Tensor) -> None:
+    def select(self, memory: MtpState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.seen.shape[1]:
             memory.cache.batch_select_indices(live)
         memory.seen, memory.positions = memory.seen[live], memory.positions[live]
         memory.queue = [(tokens[live], features[live], exists[live]) for tokens, features, exists in memory.queue]
 
-    def propose(self, memory: HeadMemory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: MtpState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
-            return single(roots)
+            return root_only(roots)
         hidden = self._take_in(memory)
-        levels = HeadLevels(self, memory)
+        levels = MtpLevels(self, memory)
         if plan.temperature is not None:
             return levels.drawn(roots, hidden, plan)
         if plan.nodes <= plan.depth:
@@ -164,7 +164,7 @@ class Mtp:
         """Return logits (..., V) of hidden states (..., H), by the target's LM head."""
         return self.head.shared_head(hidden)
 
-    def _take_in(self, memory: HeadMemory) -> Tensor:
+    def _take_in(self, memory: MtpState) -> Tensor:
         """Run the MTP head over the accepted tokens that it has not processed yet. Returns the head's hidden state (B,
         1, H) at the last token of each batch row."""
         if memory.drafted:
@@ -184,7 +184,7 @@ class Mtp:
         last = (exists * torch.arange(size, device=tokens.device)).argmax(1)
         return hidden[torch.arange(rows, device=tokens.device), last][:, None]
 
-    def run(self, memory: HeadMemory, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
+    def run(self, memory: MtpState, tokens: Tensor, features: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
         """Run the head over n tokens in each batch row, and add their keys and values to the cache.
 
         tokens, positions: (B, n), token ids and position ids. features: (B, n, H), hidden states at the tokens before.
@@ -199,14 +199,14 @@ class Mtp:
             position_embeddings=self.head.rotary_emb(embeds, position_ids=positions.clamp(min=0)),
             attention_mask=mask[:, None],
             position_ids=positions.clamp(min=0),
-            **{CACHE: memory.cache},
+            **{CACHE_ARGUMENT: memory.cache},
         )
 
 
-class HeadLevels(Levels):
+class MtpLevels(Levels):
     """Grows one draft with the MTP head, which is run once for each level of the tree."""
 
-    def __init__(self, drafter: Mtp, memory: HeadMemory) -> None:
+    def __init__(self, drafter: Mtp, memory: MtpState) -> None:
         super().__init__(cast(Any, drafter), cast(Any, memory))
         self.seen: Tensor | None = None  # (B, n, T) bool: which of the draft's T nodes the newest level's n nodes see
 
@@ -216,7 +216,7 @@ class HeadLevels(Levels):
         tokens: (B, n), the nodes' tokens. features: (B, n, H), hidden states of their parents. above: (B, n), indices
             of the parents in the level above; None for children of the root.
         """
-        drafter, memory = cast(Mtp, self.drafter), cast(HeadMemory, self.memory)
+        drafter, memory = cast(Mtp, self.drafter), cast(MtpState, self.memory)
         rows, size = tokens.shape
         own = torch.eye(size, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         if self.seen is not None:

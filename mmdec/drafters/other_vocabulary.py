@@ -22,7 +22,9 @@ from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 LOOKBEHIND = 10  # number of last target tokens that are encoded again with a draft, because tokens may merge
-HELD = 4  # number of last tokens that the small model does not cache, because more text may change their encoding
+UNCACHED_TOKENS = (
+    4  # number of last tokens that the small model does not cache, because more text may change their encoding
+)
 NEAR = 3  # the re-encoded end of the text may have at most this many tokens more or fewer than before
 RESTARTS = 8  # maximum times per `generate` call that the small model re-reads the text after cached tokens changed
 LONGEST = 4.0  # the small model drafts at most this many tokens for each token that the target shall get
@@ -30,7 +32,7 @@ UNDECODED = "\ufffd"  # a tokenizer writes this character for bytes that are not
 
 
 @dataclass
-class Memory:
+class OtherVocabularyState:
     """The drafter's state of one `generate` call: the target's texts, and the small model's cache."""
 
     texts: list[list[int]]  # each batch row's tokens of the target, without padding and image placeholders
@@ -61,7 +63,7 @@ class OtherVocabulary:
         self._model, self._positions, self._size = model, positions, size
         self._tokenizer, self._target_tokenizer = tokenizer, target_tokenizer
         self._special, self._target_special = set(tokenizer.all_special_ids), set(target_tokenizer.all_special_ids)
-        self.needs = Needs(stops=True)
+        self.needs = Needs(may_stop_early=True)
 
     @property
     def name(self) -> str:
@@ -74,32 +76,34 @@ class OtherVocabulary:
                 f"`drafter` must be on the target's device, {target.device}, but is on {self._model.device}. Move it."
             )
 
-    def start(self, context: Context) -> Memory:
+    def start(self, context: Context) -> OtherVocabularyState:
         """Return the state of each batch row: its prompt without padding and image placeholders."""
         mask = context.mask if context.pictures is None else context.mask & ~context.pictures
         rows = zip(context.tokens.tolist(), mask.tolist(), strict=True)
-        return Memory([[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows])
+        return OtherVocabularyState(
+            [[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows]
+        )
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: OtherVocabularyState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Append the new tokens of this round to the rows' texts."""
         for text, tokens, length in zip(memory.texts, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             text += tokens[:length]
 
-    def select(self, memory: Memory, live: Tensor) -> None:
+    def select(self, memory: OtherVocabularyState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory.texts = [memory.texts[row] for row in live.tolist()]
         if memory.session is not None:
             self._model.select(memory.session, live)
             memory.kept = [memory.kept[row] for row in live.tolist()]
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: OtherVocabularyState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain of the likeliest tokens in each batch row; none where the text ends in an incomplete UTF-8
         character."""
         depth = min(plan.depth, plan.nodes)
         none: list[list[int]] = [[] for _ in memory.texts]
         if depth < 1 or memory.restarts > RESTARTS:
             return chains(roots, none)
-        written = [self._decoded(self._target_tokenizer, text) for text in memory.texts]
+        written = [self._decode(self._target_tokenizer, text) for text in memory.texts]
         encoded = [self._tokenizer(text.rstrip(UNDECODED))["input_ids"] for text in written]
         able = [len(ids) > 1 and not text.endswith(UNDECODED) for text, ids in zip(written, encoded, strict=True)]
         # The small model's pass needs two tokens at least: all but the last go to the cache, and the last one is
@@ -114,14 +118,14 @@ class OtherVocabulary:
         if steps < 1 or not any(able) or not self._follow(memory, read):
             return chains(roots, none)
         threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
-        added = self._continued(memory, read, able, steps, threshold)
+        added = self._continue_texts(memory, read, able, steps, threshold)
         drafted = [
-            self._translated(text, ids, new)[:depth] if new else []
+            self._to_target_tokens(text, ids, new)[:depth] if new else []
             for text, ids, new in zip(memory.texts, read, added, strict=True)
         ]
         return chains(roots, drafted)
 
-    def _follow(self, memory: Memory, read: list[list[int]]) -> bool:
+    def _follow(self, memory: OtherVocabularyState, read: list[list[int]]) -> bool:
         """Make the small model's cache hold the beginning of each batch row's text. If the cache holds other tokens, it
         is refilled.
 
@@ -132,7 +136,7 @@ class OtherVocabulary:
         if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
             return True
         memory.restarts += memory.session is not None
-        memory.kept = [ids[: max(len(ids) - HELD, 1)] for ids in read]
+        memory.kept = [ids[: max(len(ids) - UNCACHED_TOKENS, 1)] for ids in read]
         width = max(map(len, memory.kept))
         rows_ids = [[0] * (width - len(ids)) + ids for ids in memory.kept]
         mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in memory.kept]
@@ -145,8 +149,8 @@ class OtherVocabulary:
         keep_columns(self._model, memory.session, [[0] for _ in read])
         return memory.restarts <= RESTARTS
 
-    def _continued(
-        self, memory: Memory, read: list[list[int]], able: list[bool], steps: int, threshold: float
+    def _continue_texts(
+        self, memory: OtherVocabularyState, read: list[list[int]], able: list[bool], steps: int, threshold: float
     ) -> list[list[int]]:
         """Continue the rows' texts greedily with the small model.
 
@@ -163,7 +167,9 @@ class OtherVocabulary:
             last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
             ends = logits[torch.arange(len(last), device=logits.device), last].float()
             # remove the new tokens and the text's last `HELD` tokens from the cache
-            stable = [max(len(ids) - HELD - len(kept), 0) for kept, ids in zip(memory.kept, read, strict=True)]
+            stable = [
+                max(len(ids) - UNCACHED_TOKENS - len(kept), 0) for kept, ids in zip(memory.kept, read, strict=True)
+            ]
             keep_columns(self._model, memory.session, [list(range(count)) for count in stable])
             memory.kept = [ids[: len(kept) + count] for kept, ids, count in zip(memory.kept, read, stable, strict=True)]
             values, tokens = ends.log_softmax(-1).max(-1)
@@ -180,27 +186,27 @@ class OtherVocabulary:
                 break
         return added
 
-    def _translated(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
+    def _to_target_tokens(self, text: list[int], ids: list[int], new: list[int]) -> list[int]:
         """Return the target's tokens for a continuation; [] if a token would span the text's end.
 
         text: the target's tokens so far. ids: the same text as the small model's tokens. new: the small model's tokens
             of the continuation.
         """
-        before = self._decoded(self._tokenizer, ids)
-        after = self._decoded(self._tokenizer, ids + new).rstrip(UNDECODED)
+        before = self._decode(self._tokenizer, ids)
+        after = self._decode(self._tokenizer, ids + new).rstrip(UNDECODED)
         if not after.startswith(before) or len(after) == len(before):
             return []
         tail = text[-LOOKBEHIND:]
         starts = [index + 1 for index, token in enumerate(tail) if token in self._target_special]
         tail = tail[starts[-1] :] if starts else tail
-        end = self._decoded(self._target_tokenizer, tail)
+        end = self._decode(self._target_tokenizer, tail)
         whole = self._target_tokenizer(end + after[len(before) :], add_special_tokens=False)["input_ids"]
         for count in sorted(range(len(tail) - NEAR, len(tail) + NEAR + 1), key=lambda count: abs(count - len(tail))):
-            if 0 <= count < len(whole) and self._decoded(self._target_tokenizer, whole[:count]) == end:
+            if 0 <= count < len(whole) and self._decode(self._target_tokenizer, whole[:count]) == end:
                 found = whole[count:]
                 return found[: next((at for at, token in enumerate(found) if token >= self._size), len(found))]
         return []
 
     @staticmethod
-    def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    def _decode(tokenizer: Any, ids: list[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from mmdec.core.tree import Path, likeliest_paths, top_indices, trees_from_lists
-from mmdec.drafters.lookup import FADE, Row
+from mmdec.drafters.lookup import FADE, NgramIndex
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 8  # maximum successors (likely next tokens) that are stored for each token
+MAX_SUCCESSORS = 8  # maximum successors (likely next tokens) that are stored for each token
 NODES = 80  # nodes of the largest tree
 HIT = 0.85  # assumed chance that one of a token's stored successors is the next token
 # The assumed chance that the k-th successor is right falls as 1 / k^1.7. With it, the largest tree has levels of 8, 21,
@@ -54,7 +54,7 @@ class Successors:
         self._groups: dict[int, int] = {}  # token -> number of the group of its best successor
         # for each group: number of predictions, and of correct ones
         self._told, self._right = [TOLD] * len(RIGHT), [TOLD * share for share in RIGHT]
-        self.rows: list[Row] = []
+        self.rows: list[NgramIndex] = []
 
     def chance(self, token: int) -> float:
         """Return the chance in [0, 1] that the token's best successor is right: the share that was right in its
@@ -95,7 +95,7 @@ class Successors:
         self._groups[token] = bisect(LEADS, lead)
 
     def put_first(self, token: int, successor: int) -> None:
-        self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:WIDTH]
+        self._seen[token] = [successor, *(t for t in self.of(token) if t != successor)][:MAX_SUCCESSORS]
 
 
 @final
@@ -103,14 +103,14 @@ class Recycling:
     """A drafter that proposes trees of tokens that the target found likely after the same token earlier. It has no
     weights; it may hold initial successors."""
 
-    needs = Needs(stops=True)
+    needs = Needs(may_stop_early=True)
 
     def __init__(self, warm: Tensor | None = None) -> None:
         """warm: (V, 8) int64, initial successors (likely next tokens) of each token, the best first, -1 for none. None:
         tokens begin without successors."""
-        if warm is not None and (warm.ndim != 2 or warm.shape[1] != WIDTH or warm.is_floating_point()):
+        if warm is not None and (warm.ndim != 2 or warm.shape[1] != MAX_SUCCESSORS or warm.is_floating_point()):
             raise InputError(
-                f"`warm` must be a (V, {WIDTH}) matrix of token ids, but is {tuple(warm.shape)} {warm.dtype}. "
+                f"`warm` must be a (V, {MAX_SUCCESSORS}) matrix of token ids, but is {tuple(warm.shape)} {warm.dtype}. "
                 "Give each token's successors, -1 for none."
             )
         self._warm = None if warm is None else warm.to("cpu", torch.long, copy=True)
@@ -137,7 +137,7 @@ class Recycling:
             for token, successor in pairwise(text):
                 memory.count(token, successor)
                 memory.put_first(token, successor)
-            memory.rows.append(Row(text, LONGEST))
+            memory.rows.append(NgramIndex(text, LONGEST))
         return memory
 
     def propose(self, memory: Successors, roots: Tensor, plan: Plan) -> Draft:
@@ -173,7 +173,7 @@ class Recycling:
             for token in said[:length]:
                 memory.count(row.text[-1], token)
                 row.add(token)
-        best = top_indices(scores.logits, WIDTH)
+        best = top_indices(scores.logits, MAX_SUCCESSORS)
         two = scores.logits.gather(2, best[..., :2]).float()
         leads = (two[..., 0] - two[..., -1]).tolist()
         trees = zip(
@@ -202,7 +202,7 @@ def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
     chances: for each token, the chance that it and all tokens before it are right.
     """
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
-    return chain[: len(chances)] if sum(chances) >= plan.least else []
+    return chain[: len(chances)] if sum(chances) >= plan.min_expected_accepted else []
 
 
 @lru_cache(maxsize=64)
@@ -211,6 +211,6 @@ def tree_template(nodes: int, depth: int) -> tuple[Path, ...]:
 
     Returns: for each node, the ranks along its path from the root; rank k is a token's k-th best successor, from 0.
     """
-    total = sum((rank + 1) ** -DECAY for rank in range(WIDTH))
-    chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(WIDTH)]
+    total = sum((rank + 1) ** -DECAY for rank in range(MAX_SUCCESSORS))
+    chances = [HIT * (rank + 1) ** -DECAY / total for rank in range(MAX_SUCCESSORS)]
     return tuple(likeliest_paths([chances] * depth, nodes))

@@ -55,7 +55,7 @@ OTHERWISE = "lookup"  # name of the drafter that "auto" chooses if none was trai
 MEDUSA, CTC, TREE_GROWING, FLASH = (
     "mmdec.drafters.medusa.drafter:Medusa",
     "mmdec.drafters.ctc.drafter:Ctc",
-    "mmdec.drafters.eagle.drafter:TreeGrowing",
+    "mmdec.drafters.eagle.drafter:NetworkDrafter",
     "mmdec.drafters.flash.drafter:Flash",
 )
 BUILT_IN = {  # name -> entry; drafter="auto" prefers those that come first
@@ -195,7 +195,7 @@ def network_class(system: str) -> type[DraftNetwork]:
     return network
 
 
-def named_drafter(name: str) -> Drafter:
+def make_drafter(name: str) -> Drafter:
     """Make a drafter from a registered name or a dotted path.
 
     name: a registered name, or "package.module:Class" of a class that needs no arguments.

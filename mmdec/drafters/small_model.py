@@ -29,7 +29,7 @@ from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 
 @dataclass
-class Tree:
+class GrowingTree:
     """One row's draft while it grows: token, parent and value of each node. Node 0 is the root, and a parent comes
     before its children."""
 
@@ -69,7 +69,7 @@ class Tree:
 
 
 @dataclass
-class Memory:
+class SmallModelState:
     """The drafter's state of one `generate` call: the small model's cache, and the tokens that it lacks."""
 
     session: Any
@@ -111,7 +111,7 @@ class SmallModel:
             raise InputError(f"`width` must be at least 1, but is {width}. 10 is EAGLE-2's.")
         self._model, self._width, self._positions, self._images = model, width, positions, images
         self._columns, self._encode = columns, encode
-        self.needs = Needs(memory=memory, stops=True)
+        self.needs = Needs(memory=memory, may_stop_early=True)
 
     @property
     def name(self) -> str:
@@ -141,20 +141,20 @@ class SmallModel:
                 f"`drafter` must be on the target's device, {target.device}, but is on {self._model.device}. Move it."
             )
 
-    def start(self, context: Context) -> Memory:
+    def start(self, context: Context) -> SmallModelState:
         """Run the small model over the prompt. Returns the drafter's state. If the small model cannot read the prompt,
         nothing is drafted in this `generate` call."""
         if self._images:
             try:
-                memory = self._started(context, context.mask, context.images or {})
+                memory = self._run_prompt(context, context.mask, context.images or {})
             except InputError:  # images are missing, do not match the placeholders, or the placeholders are for sound
                 memory = None
             if memory is not None:
                 return memory
         blind = context.mask if context.pictures is None else context.mask & ~context.pictures
-        return self._started(context, blind, {}) or Memory(None, [[] for _ in context.tokens])
+        return self._run_prompt(context, blind, {}) or SmallModelState(None, [[] for _ in context.tokens])
 
-    def _started(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> Memory | None:
+    def _run_prompt(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> SmallModelState | None:
         """Run the small model over the prompt tokens where `mask` (B, P) is True. images: the processor's outputs for
         images, or empty. Returns None if the small model cannot read the prompt."""
         lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
@@ -175,11 +175,13 @@ class SmallModel:
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}
         session, own, _, _ = self._model.prefill(inputs, Needs())
         rows = len(context.tokens)
-        memory = Memory(session, [[] for _ in range(rows)], roots=[place - 1 for place in own.next_position.tolist()])
+        memory = SmallModelState(
+            session, [[] for _ in range(rows)], roots=[place - 1 for place in own.next_position.tolist()]
+        )
         self._commit(memory, [[0] for _ in range(rows)])
         return memory
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: SmallModelState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens in the small model's cache, as far as its last pass has processed them. The other
         new tokens, at least the last one, are stored in `pending`."""
         if memory.session is None:
@@ -206,7 +208,7 @@ class SmallModel:
         memory.pending = [text[len(path) :] for text, path in zip(texts, paths, strict=True)]
         self._commit(memory, paths)
 
-    def select(self, memory: Memory, live: Tensor) -> None:
+    def select(self, memory: SmallModelState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.session is None:
             return
@@ -214,7 +216,7 @@ class SmallModel:
         memory.pending = [memory.pending[row] for row in live.tolist()]
         memory.roots = [memory.roots[row] for row in live.tolist()]
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: SmallModelState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token; a chain if `plan.nodes` <= `plan.depth`. With a temperature,
         the tokens are sampled."""
         depth = min(plan.depth, plan.nodes)
@@ -228,7 +230,7 @@ class SmallModel:
             return trees_from_lists(roots, [([], [])] * len(roots))
         drawn = plan.temperature is not None
         threshold = 0.0 if drawn or plan.nodes > plan.depth else plan.threshold
-        trees = [Tree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
+        trees = [GrowingTree([root], values=[1.0 if drawn else 0.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         expanded: list[list[int]] = [[] for _ in trees]
         distributions: list[Tensor] = []  # for each level: (B, L, V), the distributions of the children of its L nodes
@@ -254,10 +256,10 @@ class SmallModel:
             if not any(frontier):
                 break
         best = [tree.best(plan.nodes) for tree in trees]
-        probs = drawn_from(torch.cat(distributions, 1), columns, best, memory.vocab_size) if drawn else None
+        probs = child_distributions(torch.cat(distributions, 1), columns, best, memory.vocab_size) if drawn else None
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
-    def _ingest(self, memory: Memory) -> Tensor:
+    def _ingest(self, memory: SmallModelState) -> Tensor:
         """Run the small model over the accepted tokens that its cache lacks. Returns the logits (B, 1, V) after the
         last one."""
         firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
@@ -267,7 +269,12 @@ class SmallModel:
         return logits[torch.arange(len(last), device=logits.device), last][:, None]
 
     def _grow(
-        self, memory: Memory, roots: Tensor, trees: list[Tree], expanded: list[list[int]], frontier: list[list[int]]
+        self,
+        memory: SmallModelState,
+        roots: Tensor,
+        trees: list[GrowingTree],
+        expanded: list[list[int]],
+        frontier: list[list[int]],
     ) -> Tensor:
         """Run the small model over all nodes so far that get children. First it removes the nodes of the previous pass
         from the cache; accepted text stays.
@@ -291,7 +298,7 @@ class SmallModel:
         nodes = torch.tensor(index, device=logits.device)[..., None]
         return logits.gather(1, nodes.expand(-1, -1, logits.shape[2]))
 
-    def _commit(self, memory: Memory, paths: list[list[int]]) -> None:
+    def _commit(self, memory: SmallModelState, paths: list[list[int]]) -> None:
         """Keep only the nodes `paths[r]` of the last pass in the small model's cache, for each batch row r. Earlier
         text stays. Clear `scored`."""
         keep_columns(self._model, memory.session, paths)
@@ -307,7 +314,7 @@ def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
     model.commit(session, Verdict(path, none, none.bool(), none[:, None], none + 1))
 
 
-def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
+def _best(trees: list[GrowingTree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
     """Add the `width` likeliest children of each node of the newest level to the trees.
 
     frontier: for each batch row, the newest level's nodes. logits: (B, L, V), after these nodes.
@@ -328,7 +335,11 @@ def _best(trees: list[Tree], frontier: list[list[int]], logits: Tensor, width: i
 
 
 def draw_children(
-    trees: list[Tree], frontier: list[list[int]], probs: Tensor, counts: list[int], generator: torch.Generator | None
+    trees: list[GrowingTree],
+    frontier: list[list[int]],
+    probs: Tensor,
+    counts: list[int],
+    generator: torch.Generator | None,
 ) -> list[list[int]]:
     """Sample children of the newest level's nodes without replacement, and add them to the trees. Children go to the
     nodes where acceptance is likeliest.
@@ -364,7 +375,9 @@ def draw_children(
     return following
 
 
-def drawn_from(probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int) -> Tensor:
+def child_distributions(
+    probs: Tensor, columns: list[dict[int, int]], chosen: list[list[int]], vocab_size: int
+) -> Tensor:
     """Return the distributions (B, N, vocab_size) from which the children of the drafted nodes were sampled; 0 for
     nodes without children.
 

@@ -19,21 +19,30 @@ from typing import Any, ClassVar, final
 
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
-from mmdec.core.timing import Stopwatch, timed_passes
+from mmdec.core.timing import Stopwatch, time_passes
 from mmdec.errors import InputError
-from mmdec.evaluation.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
-from mmdec.generation.run import DraftedBy
+from mmdec.evaluation.harness import (
+    Harness,
+    Log,
+    Measurement,
+    Method,
+    count_passes,
+    describe_measurement,
+    no_log,
+    silence_transformers,
+)
+from mmdec.generation.run import DrafterChoice
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks.call import MAX_NEW_TOKENS, BatchError, as_drafter
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import STRICT, Admission
 from mmdec.training.corpora.chats import IMAGE
-from mmdec.training.corpora.image_text import ImageQuestion, asked_of, by_task, read_questions, swapped
+from mmdec.training.corpora.image_text import ImageQuestion, ask_about, by_task, read_questions, swap_pictures
 from mmdec.training.corpora.text_files import check_limit
 from mmdec.training.metrics import text as metrics
-from mmdec.training.metrics.text import claims_held, plain_answer, right_answer, right_in_other_words
+from mmdec.training.metrics.text import count_claims, plain_answer, right_answer, right_in_other_words
 from mmdec.vision.answer import Description
-from mmdec.vision.describe import AUTO, Prompt, describe, read_question, render, tensors, user_message
+from mmdec.vision.describe import AUTO, Prompt, describe, model_inputs, read_question, render_chat, user_message
 
 
 @final
@@ -63,7 +72,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
     def measure(self, inputs: Sequence[ImageQuestion], method: Method) -> Measurement:
         """Answer questions as one batch with this method, and measure it."""
-        with quiet(), counted(self.model.get_decoder()) as passes:
+        with silence_transformers(), count_passes(self.model.get_decoder()) as passes:
             return (
                 self._describe(inputs, method, passes)
                 if method.loop == "mmdec"
@@ -100,13 +109,13 @@ class DescriptionHarness(Harness[ImageQuestion]):
         total, stopwatch = Stopwatch(device), Stopwatch(device)
         read = [read_question(question.images, self.prompt(question)) for question in questions]
         stopwatch.lap()
-        inputs = tensors(vlm, [render(vlm, [user_message(question)]) for question in read], read)
+        inputs = model_inputs(vlm, [render_chat(vlm, [user_message(question)]) for question in read], read)
         features = stopwatch.lap()
-        with timed_passes(self.model.get_encoder("image"), device, lambda seconds, *_: vision.append(seconds)):
+        with time_passes(self.model.get_encoder("image"), device, lambda seconds, *_: vision.append(seconds)):
             generated: Any = self.model.generate(  # type: ignore[operator] # torch's types say it is a tensor
                 **inputs, **self.options, **method.options
             )
-        rows = [_cut(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
+        rows = [_cut_at_end(row, self.model) for row in generated[:, inputs["input_ids"].shape[1] :].tolist()]
         texts = [vlm.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
         rest = stopwatch.lap()
         return Measurement(
@@ -122,7 +131,7 @@ class DescriptionHarness(Harness[ImageQuestion]):
         )
 
 
-def _cut(row: list[int], model: Any) -> list[int]:
+def _cut_at_end(row: list[int], model: Any) -> list[int]:
     """Return a row of tokens up to its first end token, without the padding after it. model: says which tokens end a
     text."""
     ends = model.generation_config.eos_token_id
@@ -136,7 +145,7 @@ EVERY = 50  # questions between two lines of progress
 
 
 @dataclass(frozen=True)
-class Answered:
+class ScoredAnswer:
     """A question with its answer, which is None if the question was refused."""
 
     question: ImageQuestion
@@ -157,7 +166,7 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
     """
     kind = question.scoring
     if kind == "claims":
-        return claims_held(text, question.claims), len(question.claims)
+        return count_claims(text, question.claims), len(question.claims)
     if kind == "exact":
         if question.reference:
             expected = question.answers[0] if question.answers else ""
@@ -173,7 +182,7 @@ def evaluate_vlm(
     *,
     allow_absolute_paths: bool = False,
     prompt: str = PROMPT,
-    drafter: DraftedBy = AUTO,
+    drafter: DrafterChoice = AUTO,
     plan: Nodes = None,
     swap: bool = False,
     limit: int | None = None,
@@ -206,7 +215,7 @@ def evaluate_vlm(
     check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
     check_limit(limit)
     chosen = questions_of(questions, images, prompt, limit, Admission(allow_absolute_paths))
-    chosen = swapped(chosen) if swap else chosen
+    chosen = swap_pictures(chosen) if swap else chosen
     keep_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
     loaded_drafter = as_drafter(vlm, drafter)
@@ -221,11 +230,11 @@ def evaluate_vlm(
         "drafter": named,
         "batch_size": batch_size,
         **_report(answered, worst),
-        "hardware": measured_on(vlm.model, batch_size),
+        "hardware": describe_measurement(vlm.model, batch_size),
     }
 
 
-def _report(answered: Sequence[Answered], worst: int) -> dict[str, Any]:
+def _report(answered: Sequence[ScoredAnswer], worst: int) -> dict[str, Any]:
     """Summarise the answers: right ones, cost, refused questions, and at most `worst` wrong answers."""
     scored = [entry for entry in answered if entry.of]
     return {
@@ -251,7 +260,7 @@ def questions_of(
     limit: number of questions from each task; None: all. admission: which paths in the file are accepted.
     """
     if questions is None and images is not None:
-        return by_task(asked_of(os.fspath(images), prompt), limit)
+        return by_task(ask_about(os.fspath(images), prompt), limit)
     listed = os.fspath(QUESTIONS if questions is None else questions)
     if questions is None and not os.path.isfile(listed):
         raise InputError(f"`questions` must be given where '{listed}' is not there. Name a list of your own.")
@@ -261,7 +270,7 @@ def questions_of(
     return chosen
 
 
-def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
+def _wrong(scored: Sequence[ScoredAnswer]) -> list[dict[str, Any]]:
     """List answers that are wrong, or partly wrong, with the right answers."""
     return [
         {
@@ -280,9 +289,9 @@ def _wrong(scored: Sequence[Answered]) -> list[dict[str, Any]]:
 
 def _answers(
     harness: DescriptionHarness, method: Method, questions: Sequence[ImageQuestion], batch_size: int, log: Log
-) -> list[Answered]:
+) -> list[ScoredAnswer]:
     """Answer and score all questions, in batches."""
-    answered: list[Answered] = []
+    answered: list[ScoredAnswer] = []
     for start in range(0, len(questions), batch_size):
         batch, before = questions[start : start + batch_size], len(answered)
         errors: dict[int, InputError] = {}
@@ -294,14 +303,14 @@ def _answers(
             right, of = score(question, answer.text if answer else "")
             reason = str(errors[index]) if index in errors else ""
             other = answer is not None and not right and _in_other_words(question, answer.text)
-            answered.append(Answered(question, answer, 0.0 if answer is None else right, of, reason, other))
+            answered.append(ScoredAnswer(question, answer, 0.0 if answer is None else right, of, reason, other))
         if len(answered) // EVERY > before // EVERY or len(answered) == len(questions):
             log(f"answered {len(answered)} of {len(questions)}")
     return answered
 
 
-def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
-    tasks: dict[str, list[Answered]] = defaultdict(list)
+def _by_task(answered: Sequence[ScoredAnswer]) -> dict[str, dict[str, Any]]:
+    tasks: dict[str, list[ScoredAnswer]] = defaultdict(list)
     for entry in answered:
         tasks[entry.question.task].append(entry)
     return {
@@ -316,7 +325,7 @@ def _by_task(answered: Sequence[Answered]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _rate(answered: Sequence[Answered]) -> dict[str, Any]:
+def _rate(answered: Sequence[ScoredAnswer]) -> dict[str, Any]:
     """Compute the rate of right answers, with its interval. For descriptions, n is the number of claims."""
     right: Any = sum(entry.right for entry in answered)  # VQA accuracy gives fractions, which `Rate` accepts
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()
@@ -330,7 +339,7 @@ def _in_other_words(question: ImageQuestion, text: str) -> bool:
     )
 
 
-def _any_words(answered: Sequence[Answered]) -> dict[str, Any]:
+def _any_words(answered: Sequence[ScoredAnswer]) -> dict[str, Any]:
     """Compute the rate of answers that are right, in the reference's words or in other words."""
     right: Any = sum(entry.right + entry.other_words for entry in answered)
     return metrics.Rate(right, sum(entry.of for entry in answered)).summary()

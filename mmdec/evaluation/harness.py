@@ -20,8 +20,8 @@ from transformers.utils import logging
 
 from mmdec.core.budget import Nodes
 from mmdec.errors import InputError, MmdecError
-from mmdec.generation.run import DraftedBy
-from mmdec.hub.provenance import hardware
+from mmdec.generation.run import DrafterChoice
+from mmdec.hub.provenance import measurement_conditions
 
 PLAN = re.compile(r"(\d+)(?:x(\d+))?")
 GREEDY = "greedy"
@@ -34,14 +34,16 @@ def no_log(line: str) -> None:
     """Drop a progress message."""
 
 
-def measured_on(network: nn.Module, batch: int | Sequence[int] = 1, threads: int | None = None) -> dict[str, Any]:
+def describe_measurement(
+    network: nn.Module, batch: int | Sequence[int] = 1, threads: int | None = None
+) -> dict[str, Any]:
     """Describe a measurement of this network: machine, versions, dtype, batch, threads, commit and date.
 
     threads: None: torch's present number.
     """
     weight = next(network.parameters())
     count = torch.get_num_threads() if threads is None else threads
-    return hardware(device=weight.device, dtype=weight.dtype, batch=batch, threads=count)
+    return measurement_conditions(device=weight.device, dtype=weight.dtype, batch=batch, threads=count)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Method:
         return cls(GREEDY, "transformers")
 
     @classmethod
-    def drafted(cls, name: str, drafter: DraftedBy, nodes: Nodes = None) -> Method:
+    def drafted(cls, name: str, drafter: DrafterChoice, nodes: Nodes = None) -> Method:
         """Make the method of decoding by mmdec.
 
         drafter: a name or the object; None: plain decoding.
@@ -146,7 +148,7 @@ class Harness(ABC, Generic[Input]):
 
 
 @contextmanager
-def counted(module: nn.Module) -> Iterator[list[int]]:
+def count_passes(module: nn.Module) -> Iterator[list[int]]:
     """Yield a list that gets one entry for each pass through the module."""
     passes: list[int] = []
     hook = module.register_forward_hook(lambda *_: passes.append(1))
@@ -157,7 +159,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Silence transformers: some of its loops print a line at each step, and printing would be timed, too."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from mmdec.core.timing import Stopwatch
-from mmdec.daspeech.heard_checkpoint import HeardParts
+from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.piece_reader import unit_limits
 from mmdec.daspeech.translator import SPECIALS, SpeechTranslator
 from mmdec.errors import InputError
@@ -32,7 +32,7 @@ FRENCH, ENGLISH = "fr", "en"
 
 @final
 @dataclass(frozen=True)
-class Said:
+class SpokenTranslation:
     """One system's translation of a recording: its text, and its sound if it speaks. `evaluate_speech` scores it."""
 
     text: str
@@ -70,9 +70,9 @@ class Judge:
         """Transcribe a French recording."""
         return self._write(recording, FRENCH)
 
-    def translated(self, recording: Path) -> Said:
+    def translated(self, recording: Path) -> SpokenTranslation:
         """Translate a French recording by the judge alone, as text only."""
-        return Said(self._write(recording, FRENCH, task="translate"))
+        return SpokenTranslation(self._write(recording, FRENCH, task="translate"))
 
     def _write(self, audio: Path | np.ndarray, language: str, **options: Any) -> str:
         call = {"model": self._whisper, "language": language, "drafter": None, "threads": self._threads, **options}
@@ -88,7 +88,7 @@ class Cascade:
     read: Callable[[str], str]  # French text to English text
     speak: Callable[[str], np.ndarray]  # English text to samples (T,) of 16 kHz
 
-    def __call__(self, recording: Path) -> Said:
+    def __call__(self, recording: Path) -> SpokenTranslation:
         clock = Stopwatch()
         with clock.stage("recogniser"):
             french = self.hear(recording)
@@ -96,23 +96,23 @@ class Cascade:
             english = self.read(french) if french else ""
         with clock.stage("voice"):
             sound = self.speak(english)
-        return Said(english, sound, timings=dict(clock.seconds))
+        return SpokenTranslation(english, sound, timings=dict(clock.seconds))
 
 
-def judged_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], Said]]:
+def comparison_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], SpokenTranslation]]:
     """Make the systems to compare with our translator: name -> function that translates a recording.
 
     One is the judge's own translation. If our translator has French text in between, there is also a cascade: the
     judge's French transcript, our text encoder with its autoregressive decoder, and our voice.
     """
-    systems: dict[str, Callable[[Path], Said]] = {judge.name: judge.translated}
-    if isinstance(translator.parts, HeardParts):
+    systems: dict[str, Callable[[Path], SpokenTranslation]] = {judge.name: judge.translated}
+    if isinstance(translator.parts, PieceTranslatorParts):
         systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))
     return systems
 
 
 @torch.inference_mode()
-def read(parts: HeardParts, text: str) -> str:
+def read(parts: PieceTranslatorParts, text: str) -> str:
     """Translate French text to English text with a translator's text encoder and autoregressive decoder.
 
     parts: the translator's networks. text: its case and punctuation are removed, because the recogniser that the

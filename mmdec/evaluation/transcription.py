@@ -24,21 +24,30 @@ from torch import Tensor
 
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.core.budget import Nodes
-from mmdec.core.timing import Stopwatch, timed_passes
+from mmdec.core.timing import Stopwatch, time_passes
 from mmdec.drafters.medusa.checkpoint import WEIGHTS
 from mmdec.errors import InputError
-from mmdec.evaluation.harness import Harness, Log, Measurement, Method, counted, measured_on, no_log, quiet
+from mmdec.evaluation.harness import (
+    Harness,
+    Log,
+    Measurement,
+    Method,
+    count_passes,
+    describe_measurement,
+    no_log,
+    silence_transformers,
+)
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.tasks.inputs import Audio, read
+from mmdec.tasks.inputs import Audio, read_audio
 from mmdec.tasks.threads import keep_threads
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.librispeech import Utterance, read_recordings, read_utterances
 from mmdec.training.corpora.text_files import check_limit, evenly_spaced
 from mmdec.training.metrics import text as metrics
 from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, word_edits
-from mmdec.whisper.checkpoint import DEFAULT_MODEL, HEADS, LoadedWhisper, load_whisper
-from mmdec.whisper.request import Spoken, TranscriptionRequest
+from mmdec.whisper.checkpoint import DEFAULT_MODEL, MEDUSA, LoadedWhisper, load_whisper
+from mmdec.whisper.request import TextOptions, TranscriptionRequest
 from mmdec.whisper.transcribe import transcribe
 
 
@@ -55,7 +64,7 @@ class TranscriptionHarness(Harness[Tensor]):
 
     def read(self, audio: Audio) -> Tensor:
         """Read a recording as `transcribe` does: 16 kHz (T,). Raises InputError if `transcribe` would refuse it."""
-        return self._request(1).check(read(audio))
+        return self._request(1).check(read_audio(audio))
 
     def is_long(self, samples: Tensor) -> bool:
         """Return whether samples (T,) fill more than one window: then transformers' long-form code decodes them."""
@@ -68,7 +77,11 @@ class TranscriptionHarness(Harness[Tensor]):
     def measure(self, inputs: Sequence[Tensor], method: Method) -> Measurement:
         """Decode recordings (T,) of 16 kHz as one batch; recordings of more than a window form a batch of their own."""
         measure = self._transcribe if method.loop == "mmdec" else self._generate
-        with quiet(), counted(self.model.get_decoder()) as passes, counted(self.model.get_encoder()) as windows:
+        with (
+            silence_transformers(),
+            count_passes(self.model.get_decoder()) as passes,
+            count_passes(self.model.get_encoder()) as windows,
+        ):
             measurement = measure(inputs, method)
         return replace(measurement, passes=len(passes), windows=len(windows))
 
@@ -112,13 +125,13 @@ class TranscriptionHarness(Harness[Tensor]):
         tokens: list[list[int]] = [[] for _ in recordings]
         device, features, rest, encoder = self.model.device, 0.0, 0.0, list[float]()
         whole, stopwatch = Stopwatch(device), Stopwatch(device)
-        samples = [read(recording, SAMPLE_RATE) for recording in recordings]
+        samples = [read_audio(recording, SAMPLE_RATE) for recording in recordings]
         request = self._request(len(recordings))
         with ExitStack() as stack:
             for network in (self.model, *method.networks):
                 if network.config.is_encoder_decoder:
                     stack.enter_context(
-                        timed_passes(network.get_encoder(), device, lambda seconds, *_: encoder.append(seconds))
+                        time_passes(network.get_encoder(), device, lambda seconds, *_: encoder.append(seconds))
                     )
             for batch in request.batches(dict(enumerate(map(len, samples))), len(samples)):
                 stopwatch.lap()
@@ -143,7 +156,9 @@ class TranscriptionHarness(Harness[Tensor]):
 
     def _request(self, recordings: int) -> TranscriptionRequest:
         plain = Speculation(DecodingOptions(drafter=None))
-        return TranscriptionRequest.of(self.whisper, plain, self.options, recordings, Spoken(language=self.language))
+        return TranscriptionRequest.of(
+            self.whisper, plain, self.options, recordings, TextOptions(language=self.language)
+        )
 
 
 ENGLISH = ("en", "english")
@@ -151,7 +166,7 @@ EVERY = 50  # utterances between two lines of progress
 
 
 @dataclass(frozen=True)
-class Transcribed:
+class ScoredTranscript:
     """One utterance and its transcript, which is empty if the recording was refused."""
 
     row: Utterance
@@ -220,12 +235,12 @@ def evaluate_asr(
         "language": language,
         "normaliser": normaliser_name,
         **_report(transcribed, measured, normalise, worst),
-        "hardware": measured_on(whisper.model, batch_size),
+        "hardware": describe_measurement(whisper.model, batch_size),
     }
 
 
 def _report(
-    transcribed: Sequence[Transcribed],
+    transcribed: Sequence[ScoredTranscript],
     measured: Mapping[str, Sequence[Measurement]],
     normalise: Callable[[str], str],
     worst: int,
@@ -263,7 +278,7 @@ def normaliser(tokenizer: Any, language: str | None) -> tuple[Callable[[str], st
 
 
 def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan: Nodes, plain: bool) -> list[Method]:
-    own = whisper.directory is not None and (whisper.directory / HEADS / WEIGHTS).is_file()
+    own = whisper.directory is not None and (whisper.directory / MEDUSA / WEIGHTS).is_file()
     if heads is None and not own:
         return [Method.greedy()]
     drafted = Method.drafted("medusa", whisper.heads(heads), plan)
@@ -272,12 +287,12 @@ def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan:
 
 def _decode_all(
     harness: TranscriptionHarness, methods: Sequence[Method], rows: Sequence[Utterance], batch_size: int, log: Log
-) -> tuple[list[Transcribed], dict[str, list[Measurement]]]:
+) -> tuple[list[ScoredTranscript], dict[str, list[Measurement]]]:
     """Decode all utterances.
 
     Returns: for each utterance, the transcript by the first method; and method's name -> the measurement of each batch.
     """
-    transcribed: list[Transcribed] = []
+    transcribed: list[ScoredTranscript] = []
     measured: dict[str, list[Measurement]] = {method.name: [] for method in methods}
     for start in range(0, len(rows), batch_size):
         before = len(transcribed)
@@ -291,7 +306,7 @@ def _decode(
     harness: TranscriptionHarness,
     methods: Sequence[Method],
     rows: Sequence[Utterance],
-    transcribed: list[Transcribed],
+    transcribed: list[ScoredTranscript],
     measured: dict[str, list[Measurement]],
 ) -> None:
     """Decode one batch by all methods in turn; each recording of more than a window is decoded alone.
@@ -303,7 +318,7 @@ def _decode(
         try:
             recordings.append((row, harness.read(row.path)))
         except InputError as error:
-            transcribed.append(Transcribed(row, "", 0.0, error=str(error)))
+            transcribed.append(ScoredTranscript(row, "", 0.0, error=str(error)))
     short = [pair for pair in recordings if not harness.is_long(pair[1])]
     for batch in [short, *([pair] for pair in recordings if harness.is_long(pair[1]))]:
         if not batch:
@@ -317,11 +332,11 @@ def _decode(
             measured[method.name].append(result)
         drafted, greedy = results[0], results[-1]
         for (row, samples), text, a, b in zip(batch, drafted.texts, drafted.tokens, greedy.tokens, strict=True):
-            transcribed.append(Transcribed(row, text, len(samples) / SAMPLE_RATE, identical=a == b))
+            transcribed.append(ScoredTranscript(row, text, len(samples) / SAMPLE_RATE, identical=a == b))
 
 
 def _speedup(
-    transcribed: Sequence[Transcribed], drafted: Sequence[Measurement], greedy: Sequence[Measurement]
+    transcribed: Sequence[ScoredTranscript], drafted: Sequence[Measurement], greedy: Sequence[Measurement]
 ) -> dict[str, Any]:
     accepted = [result for result in transcribed if not result.error]
     return {
@@ -334,7 +349,7 @@ def _speedup(
     }
 
 
-def _scores(transcribed: Sequence[Transcribed], normalise: Callable[[str], str]) -> dict[str, Any]:
+def _scores(transcribed: Sequence[ScoredTranscript], normalise: Callable[[str], str]) -> dict[str, Any]:
     plain = [(normalise(result.row.text), normalise(result.text)) for result in transcribed]
     raw = [(" ".join(result.row.text.split()), " ".join(result.text.split())) for result in transcribed]
     return {
@@ -347,14 +362,16 @@ def _scores(transcribed: Sequence[Transcribed], normalise: Callable[[str], str])
     }
 
 
-def _by_speaker(transcribed: Sequence[Transcribed], normalise: Callable[[str], str]) -> dict[str, dict[str, Any]]:
+def _by_speaker(transcribed: Sequence[ScoredTranscript], normalise: Callable[[str], str]) -> dict[str, dict[str, Any]]:
     edits: dict[str, list[Edits]] = defaultdict(list)
     for result in transcribed:
         edits[result.row.speaker].append(word_edits(normalise(result.row.text), normalise(result.text)))
     return {speaker: {"n": len(rows), "wer": rate(rows)["value"]} for speaker, rows in sorted(edits.items())}
 
 
-def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], count: int) -> list[dict[str, Any]]:
+def _worst(
+    transcribed: Sequence[ScoredTranscript], normalise: Callable[[str], str], count: int
+) -> list[dict[str, Any]]:
     """List the `count` transcripts with most errors; among equal numbers of errors, shorter references come first."""
     scored = [(word_edits(normalise(result.row.text), normalise(result.text)), result) for result in transcribed]
     scored.sort(key=lambda pair: (-pair[0].errors, pair[0].length))
@@ -372,7 +389,7 @@ def _worst(transcribed: Sequence[Transcribed], normalise: Callable[[str], str], 
     ]
 
 
-def _cost(calls: Sequence[Measurement], transcribed: Sequence[Transcribed]) -> dict[str, Any]:
+def _cost(calls: Sequence[Measurement], transcribed: Sequence[ScoredTranscript]) -> dict[str, Any]:
     """Sum up the seconds, passes and rounds of one method's calls. calls: one measurement for each batch."""
     if not calls:
         return {}

@@ -24,7 +24,7 @@ from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.checkpoint import DEFAULT_MODEL
 from mmdec.daspeech.translate import load, translate_speech
 from mmdec.errors import InputError
-from mmdec.evaluation.harness import Log, measured_on, no_log
+from mmdec.evaluation.harness import Log, describe_measurement, no_log
 from mmdec.io.audio import SAMPLE_RATE, load_audio, resample
 from mmdec.training.corpora.admission import Admission
 from mmdec.training.corpora.cvss import corpus_lexicon, read_pairs
@@ -39,7 +39,7 @@ NOISE_LEVEL = 0.1  # standard deviation of the noises' samples; full scale is 1
 NORMALISATION = "lower case, no punctuation, numbers in words, on both sides"
 
 
-class Spoken(Protocol):
+class TranslationLike(Protocol):
     """A translation of one recording: an mmdec.Translation, or an object with the same properties."""
 
     @property
@@ -62,28 +62,30 @@ class English(Protocol):
     def transcribe(self, samples: np.ndarray) -> str: ...  # (T,) of 16 kHz
 
 
-System = Callable[[Path], Spoken]  # a speech translator: a function from a French recording to its translation
+TranslationSystem = Callable[
+    [Path], TranslationLike
+]  # a speech translator: a function from a French recording to its translation
 
 
 @dataclass(frozen=True)
-class Systems:
+class ComparedSystems:
     """The systems to compare, by name. Statistical tests compare each system with the first."""
 
     name: str  # the model's name
-    runs: Mapping[str, System]
+    runs: Mapping[str, TranslationSystem]
     machine: Mapping[str, Any]  # description of the hardware and of software versions, for the report
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
 
-    def beside(self, others: Mapping[str, System]) -> Systems:
+    def beside(self, others: Mapping[str, TranslationSystem]) -> ComparedSystems:
         """Return a copy with further systems at the end."""
-        return Systems(self.name, {**self.runs, **others}, self.machine)
+        return ComparedSystems(self.name, {**self.runs, **others}, self.machine)
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceClip:
     """One recording to translate."""
 
     clip: Path
@@ -98,7 +100,7 @@ class SpeechCorpus:
     """The recordings to translate. lexicon: the English words' pronunciations; None: unknown."""
 
     split: str
-    rows: tuple[Source, ...]
+    rows: tuple[SourceClip, ...]
     skipped: Mapping[str, Sequence[str]] = field(default_factory=lambda: {})  # reason -> rows that were left out
     lexicon: metrics.Lexicon | None = None
 
@@ -126,7 +128,7 @@ def cvss_corpus(
     source = Path(common_voice) if common_voice is not None else root / "cv" / "fr"
     usable, skipped = read_pairs(source, target, split, scoring=True, admission=Admission(allow_absolute_paths))
     rows = tuple(
-        Source(row.clip, row.references, tuple(row.units), row.recording, row.translation)
+        SourceClip(row.clip, row.references, tuple(row.units), row.recording, row.translation)
         for row in evenly_spaced(usable, limit)
     )
     return SpeechCorpus(split, rows, skipped.names, corpus_lexicon(root))
@@ -158,12 +160,12 @@ def manifest_corpus(
             f"{' or '.join(names) or 'one, for there is none'}. Its first is '{utterances[0].path.stem}'."
         )
     references = references_of([row.path.stem for row in chosen], folders, split)
-    rows = tuple(Source(row.path, accepted) for row, accepted in zip(chosen, references, strict=True))
+    rows = tuple(SourceClip(row.path, accepted) for row, accepted in zip(chosen, references, strict=True))
     return SpeechCorpus(split, rows)
 
 
 def evaluate_speech(
-    corpus: SpeechCorpus, systems: Systems, judge: English | None = None, log: Log = no_log
+    corpus: SpeechCorpus, systems: ComparedSystems, judge: English | None = None, log: Log = no_log
 ) -> dict[str, Any]:
     """Score speech translators. Returns a JSON-ready report.
 
@@ -220,7 +222,7 @@ def own_systems(
     strategies: Sequence[str] | None = None,
     device: str | None = None,
     threads: int = 2,
-) -> Systems:
+) -> ComparedSystems:
     """Make one system for each strategy of our translator, which runs through `mmdec.translate_speech`.
 
     model: None: the shipped model. strategies: None: those in `COMPARED`; a model without a graph decoder has only
@@ -236,10 +238,12 @@ def own_systems(
     runs = {
         strategy: partial(translate_speech, model=loaded, strategy=strategy, threads=threads) for strategy in strategies
     }
-    return Systems(loaded.name, runs, measured_on(loaded.model, threads=threads))
+    return ComparedSystems(loaded.name, runs, describe_measurement(loaded.model, threads=threads))
 
 
-def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: metrics.Lexicon | None) -> dict[str, Any]:
+def _text_scores(
+    rows: Sequence[SourceClip], outputs: Sequence[Output], lexicon: metrics.Lexicon | None
+) -> dict[str, Any]:
     texts, references = [output.text for output in outputs], [row.references for row in rows]
     right = metrics.exact(texts, references)
     several = [len({metrics.normalise(text) for text in accepted}) > 1 for accepted in references]
@@ -264,7 +268,7 @@ def _text_scores(rows: Sequence[Source], outputs: Sequence[Output], lexicon: met
     return scores
 
 
-def _nearest(pairs: Sequence[tuple[Sequence[str], Source]], lexicon: metrics.Lexicon) -> dict[str, Any]:
+def _nearest(pairs: Sequence[tuple[Sequence[str], SourceClip]], lexicon: metrics.Lexicon) -> dict[str, Any]:
     """Compute the phone error rate of translations. Each is compared with the reference recording and with the
     pronunciations of the reference texts; the reference with the fewest errors counts.
 
@@ -300,7 +304,9 @@ def _speed(outputs: Sequence[Output], seconds: Sequence[float]) -> dict[str, Any
     }
 
 
-def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: Log) -> dict[str, list[Output]]:
+def _translate_all(
+    systems: Mapping[str, TranslationSystem], rows: Sequence[SourceClip], log: Log
+) -> dict[str, list[Output]]:
     outputs: dict[str, list[Output]] = {name: [] for name in systems}
     for system in systems.values():
         _translate(system, rows[0].clip)  # not timed, because first calls take longer than later ones
@@ -312,7 +318,7 @@ def _translate_all(systems: Mapping[str, System], rows: Sequence[Source], log: L
     return outputs
 
 
-def _translate(system: System, clip: Path) -> Output:
+def _translate(system: TranslationSystem, clip: Path) -> Output:
     # measures CPU time and wall clock; it waits for no GPU, because `system` returns results on the CPU
     stopwatch = Stopwatch()
     try:
@@ -337,7 +343,7 @@ def _seconds(path: Path) -> float:
 def add_asr_bleu(
     report: dict[str, Any],
     judge: English,
-    rows: Sequence[Source],
+    rows: Sequence[SourceClip],
     outputs: Mapping[str, Sequence[Output]],
     log: Log,
 ) -> None:
@@ -365,7 +371,7 @@ def add_asr_bleu(
                 heard[name].append(known[key])
     if not heard:
         return
-    alike = {name: metrics.heard_alike(transcripts, references) for name, transcripts in heard.items()}
+    alike = {name: metrics.normalise_all_for_asr(transcripts, references) for name, transcripts in heard.items()}
     compared = metrics.paired_scores(
         {name: texts for name, (texts, _) in alike.items()}, next(accepted for _, accepted in alike.values())
     )
@@ -378,7 +384,7 @@ def add_asr_bleu(
             row[f"{name}, heard"] = transcript
 
 
-def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Source], log: Log) -> float | None:
+def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[SourceClip], log: Log) -> float | None:
     """Add to the report the judge's errors on the reference recordings. Returns the recordings' ASR-BLEU; None if some
     row has no recording."""
     recordings = [row.recording for row in rows if row.recording is not None]
@@ -400,10 +406,10 @@ def _add_recordings(report: dict[str, Any], judge: English, rows: Sequence[Sourc
 
 def _shuffled_score(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> float | None:
     """Compute ASR-BLEU of each transcript against another sentence's references: a lower bound."""
-    return metrics.asr_bleu(shuffled(transcripts), references).value if len(transcripts) > 1 else None
+    return metrics.asr_bleu(shift_by_half(transcripts), references).value if len(transcripts) > 1 else None
 
 
-def shuffled(items: Sequence[str]) -> list[str]:
+def shift_by_half(items: Sequence[str]) -> list[str]:
     """Reorder items so that none keeps its place. Items move by half the list, because neighbours may be equal."""
     half = max(1, len(items) // 2)
     return [*items[half:], *items[:half]]

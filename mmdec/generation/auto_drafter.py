@@ -26,21 +26,24 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import lies_inside, read_settings
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
-from mmdec.drafters.registry import OTHERWISE, auto_names, named_drafter
+from mmdec.drafters.registry import OTHERWISE, auto_names, make_drafter
 from mmdec.errors import InputError
-from mmdec.hub.find import drafter_folder, model_folders, version
+from mmdec.hub.find import drafter_folder, model_folders, path_version
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter
 
-SHIPPED = "drafters.json"
-FORMAT = "mmdec shipped drafters 1"
-VALUES = 2  # number of values of each weight matrix that are compared to recognise a model
-ROUNDED, TINY = 2**-8, 1e-7  # relative and absolute tolerance for equal weights that were rounded to another dtype
+SHIPPED_FILE = "drafters.json"
+SHIPPED_FORMAT = "mmdec shipped drafters 1"
+VALUES_PER_MATRIX = 2  # number of values of each weight matrix that are compared to recognise a model
+RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = (
+    2**-8,
+    1e-7,
+)  # relative and absolute tolerance for equal weights that were rounded to another dtype
 
 Load = Callable[[Path], Drafter]
 _loaded: WeakKeyDictionary[nn.Module, dict[object, Drafter]] = WeakKeyDictionary()
@@ -60,9 +63,9 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
     """
     folder = folder or source_folder(model)
     heads: list[Ctc] = []
-    for path in (*_own(model, folder), *_shipped(model)):
+    for path in (*_adjacent_folders(model, folder), *_shipped_folders(model)):
         try:
-            drafter = (load or partial(_once, model))(path)
+            drafter = (load or partial(_load_once, model))(path)
             drafter.check(target_of(model))
         except InputError as error:
             warn_once(model, f'drafter="auto" passes over {path.name}, because it cannot be used: {error}')
@@ -76,16 +79,16 @@ def auto_drafter(model: PreTrainedModel, folder: Path | None = None, load: Load 
             break
     if len(heads) > 1:
         return CtcByLanguage(heads)
-    return heads[0] if heads else named_drafter(OTHERWISE)
+    return heads[0] if heads else make_drafter(OTHERWISE)
 
 
-def _own(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
+def _adjacent_folders(model: PreTrainedModel, folder: Path | None) -> Iterator[Path]:
     """Yield the folders of drafters inside the model's folder or next to it, the preferred drafter first."""
     if folder is not None:
         home = folder.resolve()
         names = auto_names(speech=hasattr(model.config, "num_mel_bins"))
-        if (home / SHIPPED).is_file():  # lists the folder's drafters, the preferred one first
-            names = tuple(name for name in read_settings(home / SHIPPED).get("drafters", ()) if name in names)
+        if (home / SHIPPED_FILE).is_file():  # lists the folder's drafters, the preferred one first
+            names = tuple(name for name in read_settings(home / SHIPPED_FILE).get("drafters", ()) if name in names)
         for name in names:
             path = drafter_folder(folder, name)
             if path is not None and (path.parent != home or lies_inside(path, home)):
@@ -99,39 +102,42 @@ def shipped_folder(model: PreTrainedModel) -> Path | None:
 
 def _matches_of(model: PreTrainedModel) -> list[Path]:
     """Find each `drafters.json` that was shipped for this model's weights."""
-    files = {file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED}")}
-    return [file for file in files.values() if match(model, file)]
+    files = {
+        file.parent.name: file for home in reversed(model_folders()) for file in home.glob(f"[!.]*/{SHIPPED_FILE}")
+    }
+    return [file for file in files.values() if is_shipped_for(model, file)]
 
 
-def _shipped(model: PreTrainedModel) -> Iterator[Path]:
+def _shipped_folders(model: PreTrainedModel) -> Iterator[Path]:
     """Yield the folders of drafters that are shipped for the model's weights."""
     for file in _matches_of(model):
         yield from (file.parent / name for name in read_settings(file)["drafters"])
 
 
-def match(model: PreTrainedModel, file: Path) -> bool:
+def is_shipped_for(model: PreTrainedModel, file: Path) -> bool:
     """Return whether the drafters that a `drafters.json` lists were shipped for this model's weights, in any dtype.
 
     file: the `drafters.json`. A damaged file matches no model.
     """
-    key = version(file)
+    key = path_version(file)
     with _lock:
         known = _matches.setdefault(model, {})
         if key not in known:
             try:
                 settings = read_settings(file)
-                known[key] = settings.get("format") == FORMAT and _match(model, settings)
+                known[key] = settings.get("format") == SHIPPED_FORMAT and _values_match(model, settings)
             except (InputError, KeyError, TypeError, ValueError):
                 known[key] = False
         return known[key]
 
 
-def _match(model: PreTrainedModel, settings: dict[str, Any]) -> bool:
+def _values_match(model: PreTrainedModel, settings: dict[str, Any]) -> bool:
     if settings["network"] != network_shape(model):
         return False
     own, theirs = values_of(model), settings["values"]
     return len(own) == len(theirs) and all(
-        abs(mine - value) <= ROUNDED * abs(value) + TINY for mine, value in zip(own, theirs, strict=True)
+        abs(mine - value) <= RELATIVE_TOLERANCE * abs(value) + ABSOLUTE_TOLERANCE
+        for mine, value in zip(own, theirs, strict=True)
     )
 
 
@@ -149,18 +155,23 @@ def values_of(model: PreTrainedModel) -> list[float]:
     cannot be read or a value is not finite."""
     parts: list[Tensor] = []
     for _, value in sorted(model.state_dict().items()):
-        if not isinstance(value, Tensor) or value.ndim < 2 or not value.is_floating_point() or value.numel() < VALUES:
+        if (
+            not isinstance(value, Tensor)
+            or value.ndim < 2
+            or not value.is_floating_point()
+            or value.numel() < VALUES_PER_MATRIX
+        ):
             continue
         if value.is_meta or value.layout is not torch.strided or type(value) not in (Tensor, nn.Parameter):
             return []
         flat = value.reshape(-1)
-        places = torch.arange(1, VALUES + 1, device=value.device) * (len(flat) // (VALUES + 1))
+        places = torch.arange(1, VALUES_PER_MATRIX + 1, device=value.device) * (len(flat) // (VALUES_PER_MATRIX + 1))
         parts.append(flat[places].float().cpu())
     values = [float(value) for value in torch.cat(parts).numpy()] if parts else []
     return values if all(map(math.isfinite, values)) else []
 
 
-def ship(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str]) -> Path:
+def write_shipped(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str]) -> Path:
     """Write `drafters.json`, by which the drafters in `folder` are found for every copy of these weights.
 
     model: the loaded model that they draft for. name: the model's name in messages, such as its hub id.
@@ -169,17 +180,17 @@ def ship(folder: Path, model: PreTrainedModel, name: str, drafters: Sequence[str
     """
     values = [float(f"{value:.6g}") for value in values_of(model)]
     content = {
-        "format": FORMAT,
+        "format": SHIPPED_FORMAT,
         "model": name,
         "drafters": list(drafters),
         "network": network_shape(model),
         "values": values,
     }
-    return write_whole(folder / SHIPPED, (json.dumps(content) + "\n").encode())
+    return write_atomically(folder / SHIPPED_FILE, (json.dumps(content) + "\n").encode())
 
 
-def _once(model: PreTrainedModel, folder: Path) -> Drafter:
-    key = (version(folder), model.device, model.dtype)
+def _load_once(model: PreTrainedModel, folder: Path) -> Drafter:
+    key = (path_version(folder), model.device, model.dtype)
     with _lock:
         drafters = _loaded.setdefault(model, {})
         if key not in drafters:

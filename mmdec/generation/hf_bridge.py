@@ -32,7 +32,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.loop import Round
 from mmdec.core.sampling import (
     BatchCollector,
@@ -61,7 +61,7 @@ BATCH_BOUND = (  # transformers' processors that work only on the whole batch: t
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 # transformers' criteria whose result for a batch row depends only on that row, so that drafts are possible in a batch
-CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 OTHER_LOOPS = (
     "penalty_alpha",
     "dola_layers",
@@ -78,7 +78,7 @@ def setting(config: GenerationConfig, name: str) -> Any:
     return getattr(config, name)
 
 
-def check(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) -> None:
+def check_config(target: HfTarget, config: GenerationConfig, synced_gpus: bool | None) -> None:
     """Raise InputError for options under which drafts cannot be verified."""
     if (beams := setting(config, "num_beams")) != 1:
         raise InputError(
@@ -114,7 +114,7 @@ def pad_token(config: GenerationConfig) -> int:
     return 0 if token is None else int(token)
 
 
-def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
+def fallback_reasons(processors: Iterable[Any], criteria: Iterable[Any], batch: int) -> list[str]:
     """Return the reasons why only transformers' own loop can decode, as sentences without a full stop; empty if drafts
     are possible.
 
@@ -124,8 +124,8 @@ def stock_alone(processors: Iterable[Any], criteria: Iterable[Any], batch: int) 
     batch: number of rows.
     """
     criteria = list(criteria)
-    foreign = [each for each in processors if not _row_wise(each, _is_stock(each))]
-    foreign += [each for each in criteria if not _row_wise(each, type(each) in CRITERIA)]
+    foreign = [each for each in processors if not _is_row_wise(each, _is_stock(each))]
+    foreign += [each for each in criteria if not _is_row_wise(each, type(each) in ROW_WISE_CRITERIA)]
     faults: list[str] = []
     if foreign:
         names = ", ".join(
@@ -154,12 +154,12 @@ def _function(given: Any) -> Any:
     return vars(given)["_prefix_allowed_tokens_fn"] if type(given) is PrefixConstrainedLogitsProcessor else given
 
 
-def _row_wise(given: Any, known: bool) -> bool:
+def _is_row_wise(given: Any, known: bool) -> bool:
     function = _function(given)
     return (known and function is given) or bool(getattr(function, ROW_WISE, False))
 
 
-def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
+def stop_conditions(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
     """Return the conditions that end a batch row as one `Stop` object: the maximum length, the EOS token ids, and all
     other stopping criteria, which are called after each token. batch: number of rows."""
     limit, eos, others = 2**31, set[int](), list[Criterion]()
@@ -169,7 +169,7 @@ def stop(criteria: Iterable[Any], config: GenerationConfig, batch: int) -> Stop:
         elif type(criterion) is EosTokenCriteria:
             eos |= set(int_list(criterion.eos_token_id.flatten()))
         else:
-            own = batch > 1 and type(criterion) not in CRITERIA
+            own = batch > 1 and type(criterion) not in ROW_WISE_CRITERIA
             others.append(WholeBatchCriterion(criterion, batch) if own else criterion)
     if limit == 2**31 and setting(config, "max_length") is not None:
         limit = int(setting(config, "max_length"))
@@ -187,7 +187,7 @@ class _AllowedTokens(WholeBatch):
 
 
 @final
-class Results:
+class OutputRecorder:
     """The logits processors of one `generate` call, and recorders of the scores and raw logits that the caller asked
     for."""
 
@@ -271,7 +271,7 @@ class StockRun:
         """model, input_ids, config, processors, criteria, inputs: what `model.generate` passes to its decoding loop.
         seed: seed of torch's global generator while the loop runs; None: it is not seeded."""
         self.rows = len(input_ids)
-        if setting(config, "prefill_chunk_size") is not None and inputs.get(CACHE) is None:
+        if setting(config, "prefill_chunk_size") is not None and inputs.get(CACHE_ARGUMENT) is None:
             # transformers' loop cannot read a prompt in chunks without a cache; chunks only save memory
             config = copy.copy(config)
             config.prefill_chunk_size = None
@@ -290,7 +290,7 @@ class StockRun:
         return self._result
 
     def _run(self) -> Iterator[Round]:
-        record = _Record(self._criteria, self._ids, self._model.device)
+        record = _RoundRecorder(self._criteria, self._ids, self._model.device)
         random: Any = torch.random  # typed as `Any`, because `torch.random` has no types
         gpus = [self._ids.device] if self._ids.device.type == "cuda" else []
         with torch.no_grad(), random.fork_rng(gpus, enabled=self._seed is not None):
@@ -307,7 +307,7 @@ class StockRun:
 
 
 @final
-class _Record(StoppingCriteriaList):
+class _RoundRecorder(StoppingCriteriaList):
     """The caller's stopping criteria as a list that also records each call as a `Round`: transformers calls it once for
     each new token."""
 

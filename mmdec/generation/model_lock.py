@@ -60,7 +60,7 @@ class ModelLock:
     def read(self) -> Generator[Hold]:
         """Hold the lock for reading, together with other readers. Yields a `Hold`. Any thread may leave the context."""
         with self._changed:
-            if not self._held(self._readers | self._writers):
+            if not self._is_holder(self._readers | self._writers):
                 self._changed.wait_for(lambda: not self._writers and not self.waiting)
             hold = Hold()
             self._readers.add(hold)
@@ -75,8 +75,8 @@ class ModelLock:
     def write(self) -> Generator[Hold]:
         """Hold the lock for writing, alone. Yields a `Hold`. Raises InputError if this thread is reading the model."""
         with self._changed:
-            if not self._held(self._writers):
-                if self._held(self._readers):
+            if not self._is_holder(self._writers):
+                if self._is_holder(self._readers):
                     raise InputError(
                         "`model` must not be decoding in the thread that changes it, but is. Finish or close its "
                         "stream first."
@@ -97,7 +97,7 @@ class ModelLock:
                 self._changed.notify_all()
 
     @staticmethod
-    def _held(holds: set[Hold]) -> bool:
+    def _is_holder(holds: set[Hold]) -> bool:
         current = threading.current_thread()
         # iterate over a copy, because the garbage collector may close a generator meanwhile, which changes the set
         return any(hold.thread is current for hold in list(holds))

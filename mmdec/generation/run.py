@@ -30,13 +30,13 @@ from mmdec.checks.arguments import (
     did_you_mean,
     show,
 )
-from mmdec.compat import CACHE
-from mmdec.core.budget import Nodes, learned
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.budget import Nodes, make_budget
 from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.loop import Round, decode
-from mmdec.core.sampling import KeyedSample, Sequences, most_probable, stock_sample
+from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.verify import LOSSY, MatchRule, ResidualRule, Rule, RuleName, Stream, TypicalRule
+from mmdec.core.verify import LOSSY_RULES, MatchRule, ResidualRule, Rule, RuleName, SamplingState, TypicalRule
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.other_vocabulary import OtherVocabulary
@@ -49,26 +49,36 @@ from mmdec.drafters.registry import (
     import_dotted,
     is_dotted,
     loader_names,
-    named_drafter,
+    make_drafter,
 )
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, warn_once
-from mmdec.generation.hf_bridge import Results, StockRun, check, pad_token, setting, stock_alone, stop
+from mmdec.generation.hf_bridge import (
+    OutputRecorder,
+    StockRun,
+    check_config,
+    fallback_reasons,
+    pad_token,
+    setting,
+    stop_conditions,
+)
 from mmdec.generation.model_lock import reading
 from mmdec.hub.find import drafter_by_name
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.small_model import small_drafter, small_target
 from mmdec.targets.hf_target import HfTarget, Output
-from mmdec.targets.quantization_check import siblings_matter
+from mmdec.targets.quantization_check import siblings_change_logits
 from mmdec.targets.registry import target_of
 from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 RULES: tuple[RuleName, ...] = ("greedy", "sampled", "residual", "typical")
-DraftedBy = Drafter | PreTrainedModel | str | os.PathLike[str] | None
-NOTED_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
+DrafterChoice = Drafter | PreTrainedModel | str | os.PathLike[str] | None
+MIN_WARNING_ROUNDS = 20  # a call of at least this many rounds warns if its drafts brought nothing
 # Drafters that find nothing in some texts, without any fault: they are noted after this many rounds with drafts.
 SELECTIVE, SELECTIVE_ROUNDS = (Lookup, Recycling, Ctc, CtcByLanguage), 10
-LITTLE = 0.1  # accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
+LOW_ACCEPTANCE = (
+    0.1  # accepted tokens a row and round below which a half-precision dtype on a CPU is named as the cause
+)
 _statistics = DecodingStatistics()
 
 
@@ -83,7 +93,7 @@ class DecodingOptions:
     """The decoding options of `generate`, `stream`, `speculate` and other calls, checked: drafter, acceptance rule,
     draft size, seed, statistics. `mmdec.generate` explains each."""
 
-    drafter: DraftedBy = AUTO
+    drafter: DrafterChoice = AUTO
     rule: RuleName | None = None
     num_speculative_tokens: Nodes = None
     seed: int | None = None
@@ -111,7 +121,7 @@ class DecodingOptions:
     @property
     def lossless(self) -> bool:
         """Return whether the acceptance rule keeps the model's output or its distribution; False only for "typical"."""
-        return self.rule not in LOSSY
+        return self.rule not in LOSSY_RULES
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,7 @@ class PreparedRun:
     pad: int  # id of the token that pads shorter rows
     target: HfTarget
     inputs: Mapping[str, Any]  # the model's inputs by name
-    results: Results
+    results: OutputRecorder
 
     @property
     def rows(self) -> int:
@@ -235,43 +245,43 @@ class Speculation:
         """
         if self.options.streamer is not None and len(input_ids) > 1:
             raise InputError(f"`streamer` must serve one row, but the batch has {len(input_ids)}. Use `mmdec.stream`.")
-        check(target, generation_config, synced_gpus)
+        check_config(target, generation_config, synced_gpus)
         drafter = self.drafter_for(model)
         if drafter is not None:
             drafter.check(target)
         name, batch, options = self._rule_name(generation_config), len(input_ids), self.options
         if options.num_speculative_tokens == 0:
             drafter = None  # drafting is turned off: even telling the drafter about accepted tokens would waste time
-        together = (drafter is not None or batch > 1) and siblings_matter(model, target)
+        together = (drafter is not None or batch > 1) and siblings_change_logits(model, target)
         # in a batch, processors run row by row: they must read one row alone and not count calls
-        faults = stock_alone(logits_processor, stopping_criteria, batch) if batch > 1 else []
-        faults += target.stock_alone(generation_config, {"input_ids": input_ids, **inputs})
+        faults = fallback_reasons(logits_processor, stopping_criteria, batch) if batch > 1 else []
+        faults += target.fallback_reasons(generation_config, {"input_ids": input_ids, **inputs})
         self._warn(faults)
         if faults or (together and batch > 1):
-            forget(inputs.get(CACHE))
+            drop_chat_state(inputs.get(CACHE_ARGUMENT))
             loop = (logits_processor, stopping_criteria, inputs, options.seed)
             return StockRun(model, input_ids, generation_config, *loop)
         if together:
             drafter = None
         inputs = {"input_ids": input_ids, **target.prepare_inputs(input_ids, generation_config, inputs)}
-        results = Results(target, input_ids, logits_processor, generation_config)
-        criteria = stop(stopping_criteria, generation_config, batch)
+        results = OutputRecorder(target, input_ids, logits_processor, generation_config)
+        criteria = stop_conditions(stopping_criteria, generation_config, batch)
         text = Sequences(input_ids, criteria, results.processors, results.steps)
         rule = self._rule(name, generation_config, batch)
         statistics = default_statistics() if options.statistics is None else options.statistics
-        budget, shape = learned(statistics, target, drafter, options.num_speculative_tokens)
+        budget, shape = make_budget(statistics, target, drafter, options.num_speculative_tokens)
         keeps = target.keeps_cache(inputs, generation_config)
-        cache = inputs.get(CACHE) if keeps and len(input_ids) == 1 else None
-        if cache is not None and drafter is not None and drafter.needs.travels:
+        cache = inputs.get(CACHE_ARGUMENT) if keeps and len(input_ids) == 1 else None
+        if cache is not None and drafter is not None and drafter.needs.keeps_state_between_turns:
             drafter = ConversationTurn(drafter, target.name, cache)
         else:
-            forget(cache)
+            drop_chat_state(cache)
         rounds = decode(target, inputs, text, rule, drafter, budget, shape)
         if drafter is not None:
-            rounds = _noting(rounds, drafter, model)
+            rounds = _warn_of_useless_drafts(rounds, drafter, model)
         pad = pad_token(generation_config)
         if keeps:
-            rounds = _extending(rounds, target, inputs, text, pad)
+            rounds = _extend_cache(rounds, target, inputs, text, pad)
         return PreparedRun(text, rounds, pad, target, inputs, results)
 
     def _warn(self, faults: list[str]) -> None:
@@ -301,12 +311,12 @@ class Speculation:
             # The seed is drawn from torch's global generator. So `torch.manual_seed` makes the output repeatable.
             seed = int(torch.randint(2**62, ()))
         if name == "residual":
-            return ResidualRule(Stream(cast(int, seed), float(setting(config, "temperature") or 1.0)))
-        choice = most_probable if not sampled else stock_sample if seed is None else KeyedSample(seed)
+            return ResidualRule(SamplingState(cast(int, seed), float(setting(config, "temperature") or 1.0)))
+        choice = most_probable if not sampled else transformers_sample if seed is None else KeyedSample(seed)
         return TypicalRule(choice) if name == "typical" else MatchRule(choice, name)
 
 
-def _noting(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -> Iterator[Round]:
+def _warn_of_useless_drafts(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -> Iterator[Round]:
     """Yield the rounds unchanged. After the last one, warn about drafts that brought nothing, once for each model and
     reason."""
     count = tried = drafted = accepted = rows = 0
@@ -316,7 +326,7 @@ def _noting(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -
             drafted, accepted = drafted + sum(round_.drafted), accepted + sum(round_.accepted)
         yield round_
     halved = model.device.type == "cpu" and model.dtype in (torch.float16, torch.bfloat16)
-    if count < NOTED_ROUNDS or accepted > (LITTLE * rows if halved else 0):
+    if count < MIN_WARNING_ROUNDS or accepted > (LOW_ACCEPTANCE * rows if halved else 0):
         return
     if isinstance(drafter, SELECTIVE) and tried < SELECTIVE_ROUNDS and not halved:
         return
@@ -336,7 +346,7 @@ def _noting(rounds: Iterator[Round], drafter: Drafter, model: PreTrainedModel) -
     warn_once(model, message, f"{drafter.name}: {reason}", stacklevel=3)
 
 
-def _extending(
+def _extend_cache(
     rounds: Iterator[Round], target: HfTarget, inputs: Mapping[str, Any], text: Sequences, pad: int
 ) -> Iterator[Round]:
     """Yield the rounds unchanged. After the last one, when all rows have ended, fill the caller's key-value cache as
@@ -373,29 +383,29 @@ def _folder(choice: str | os.PathLike[str]) -> Path | None:
     )
 
 
-def _drafter(choice: DraftedBy) -> Drafter | None:
+def _drafter(choice: DrafterChoice) -> Drafter | None:
     if choice is None:
         return None
     if isinstance(choice, PreTrainedModel):
         small_target(choice)  # raises InputError if mmdec cannot use this model; the drafter is made later
         return None
-    drafter = named_drafter(choice) if isinstance(choice, str) else choice
+    drafter = make_drafter(choice) if isinstance(choice, str) else choice
     check_drafter(drafter)
     return drafter  # type: ignore[return-value] # `check_drafter` has checked its type
 
 
 # cache object of a chat -> (target's name, drafter's name, drafter's state after the last turn). The state is not an
 # attribute of the cache object, because a copy of the cache would copy it, too.
-_memories: WeakKeyDictionary[Any, tuple[str, str, Any]] = WeakKeyDictionary()
+_chat_states: WeakKeyDictionary[Any, tuple[str, str, Any]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def forget(cache: Any) -> None:
+def drop_chat_state(cache: Any) -> None:
     """Drop the drafter's state that is stored for a chat's cache. Called if the state does not cover all of the cache's
     text."""
     if cache is not None:
         with _lock:
-            _memories.pop(cache, None)
+            _chat_states.pop(cache, None)
 
 
 @final
@@ -420,32 +430,32 @@ class ConversationTurn(ForwardingDrafter):
         """Start the drafter with its state of the previous turn, if there is one. Returns the new state, and stores
         it."""
         with _lock:
-            stored = _memories.pop(self._cache, None)  # `pop`, so that two calls never share it
+            stored = _chat_states.pop(self._cache, None)  # `pop`, so that two calls never share it
         if stored is not None and stored[:2] == (self._target, self.name):
-            context = replace(context, carried=stored[2])
+            context = replace(context, previous_state=stored[2])
         memory = super().start(context)
         with _lock:
-            _memories[self._cache] = self._target, self.name, memory
+            _chat_states[self._cache] = self._target, self.name, memory
         return memory
 
     def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        with self._whole():
+        with self._forget_on_error():
             return super().propose(memory, roots, plan)
 
     def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        with self._whole():
+        with self._forget_on_error():
             super().update(memory, draft, scores, verdict)
 
     def select(self, memory: Any, live: Tensor) -> None:
-        with self._whole():
+        with self._forget_on_error():
             super().select(memory, live)
 
     @contextmanager
-    def _whole(self) -> Generator[None]:
+    def _forget_on_error(self) -> Generator[None]:
         """Context manager: if the code in the block raises, drop the drafter's stored state, because it may be
         incomplete."""
         try:
             yield
         except Exception:
-            forget(self._cache)
+            drop_chat_state(self._cache)
             raise

@@ -27,22 +27,23 @@ from mmdec.checks.arguments import (
     show,
 )
 from mmdec.checks.devices import PASSED_ON, check_same_dtype
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
 from mmdec.core.statistics import DecodingStatistics
-from mmdec.core.summary import counted, cut_note, rounds_line, three_lines
+from mmdec.core.summary import cut_note, format_result, pluralise, rounds_line
 from mmdec.core.verify import RuleName
 from mmdec.errors import InputError
 from mmdec.generation import register
 from mmdec.generation.hf_bridge import StockRun
 from mmdec.generation.model_lock import read_while, reading
-from mmdec.generation.run import DecodingOptions, DraftedBy, PreparedRun, Speculation
+from mmdec.generation.run import DecodingOptions, DrafterChoice, PreparedRun, Speculation
 from mmdec.targets.hf_target import HfTarget
 from mmdec.targets.registry import target_of
 
 MAX_SEQUENCES = 1024  # maximum of `num_return_sequences`, the texts per prompt, so that memory is not exhausted
-INSTEAD = {  # option that `model.generate` does not pass to a custom loop -> what to use instead, for the error message
+# option that `model.generate` does not pass to a custom loop -> what to use instead, for the error message
+REPLACED_OPTIONS = {
     "assistant_model": "Give it as `drafter`.",
     "streamer": "Iterate over `mmdec.stream`, or call `model.generate(custom_generate=mmdec.speculate(streamer=...))`.",
 }
@@ -80,20 +81,20 @@ class Generation:
         longest = max(
             sum(len(one.tokens[one.rows.index(row)]) for one in self.rounds if row in one.rows) for row in cut
         )
-        return f"{counted(len(cut), 'row')} {cut_note(longest)}"
+        return f"{pluralise(len(cut), 'row')} {cut_note(longest)}"
 
     def __str__(self) -> str:
         """Return three lines: number of tokens, number of rounds, seconds."""
         rows, tokens = len(self.sequences), sum(len(tokens) for round_ in self.rounds for tokens in round_.tokens)
         seconds = {name: sum(getattr(round_, name) for round_ in self.rounds) for name in ("target", "drafter", "core")}
-        what = f"{counted(rows, 'row')}, {counted(tokens, 'new token')}"
-        return three_lines(what, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
+        what = f"{pluralise(rows, 'row')}, {pluralise(tokens, 'new token')}"
+        return format_result(what, rounds_line(len(self.rounds), self.tokens_per_round, self.lossless), seconds)
 
 
 def generate(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
-    drafter: DraftedBy = "auto",
+    drafter: DrafterChoice = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
@@ -139,7 +140,7 @@ def generate(
 def stream(
     model: PreTrainedModel,
     inputs: Tensor | Mapping[str, Any],
-    drafter: DraftedBy = "auto",
+    drafter: DrafterChoice = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
@@ -184,7 +185,7 @@ def rounds_of(
 
 
 def speculate(
-    drafter: DraftedBy = "auto",
+    drafter: DrafterChoice = "auto",
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
     seed: int | None = None,
@@ -212,7 +213,7 @@ def speculate(
 
 
 @dataclass(frozen=True)
-class _Beginning:
+class _Preparation:
     """A custom loop for `model.generate` that prepares decoding and returns the prepared call instead of decoding. So
     rounds can be iterated outside of `model.generate`."""
 
@@ -238,7 +239,7 @@ def _begin(
     remedy = "Load it first; of a PeftModel give `get_base_model()`."
     check_instance("model", model, PreTrainedModel, "a loaded model of transformers", remedy)
     target = target_of(model)
-    if not target.one_run:
+    if not target.decodes_once:
         raise InputError(
             f"`model` must be a language model, but is {type(model).__name__}, whose `generate` may run the decoding "
             "loop several times. Call `model.generate(inputs, custom_generate=mmdec.speculate(drafter))`."
@@ -259,13 +260,13 @@ def _begin(
             ends = StopStringCriteria(tokenizer, strings)
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), ends]
         if heals:
-            named["input_ids"] = healed(named["input_ids"], named.get("attention_mask"), model, tokenizer)
+            named["input_ids"] = heal_tokens(named["input_ids"], named.get("attention_mask"), model, tokenizer)
         prepare: Any = model.generate  # typed as `Any`, because type checkers take attributes of modules for tensors
-        prepared, held_back = target.hold_back({**options, **named})
-        run = prepare(**prepared, custom_generate=_Beginning(speculation, target, held_back))
+        prepared, held_back = target.split_inputs({**options, **named})
+        run = prepare(**prepared, custom_generate=_Preparation(speculation, target, held_back))
         # transformers' own loop needs all inputs, so they must go through `generate`
         if held_back and isinstance(run, StockRun):
-            run = prepare(**options, **named, custom_generate=_Beginning(speculation, target, {}))
+            run = prepare(**options, **named, custom_generate=_Preparation(speculation, target, {}))
     except PASSED_ON:
         raise
     except Exception as error:  # from transformers' preparation, which may raise anything
@@ -363,7 +364,7 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
                 f"`{name}` must be left to `model.generate(..., custom_generate=mmdec.speculate(drafter))`, but is "
                 "given: a `Generation` holds sequences and rounds alone."
             )
-    for name, remedy in INSTEAD.items():
+    for name, remedy in REPLACED_OPTIONS.items():
         if options.get(name) is not None:
             raise InputError(f"`{name}` must be left out, but is {show(options[name])}. {remedy}")
     if twice := sorted(options.keys() & named.keys()):
@@ -379,9 +380,9 @@ def check_options(options: Mapping[str, Any], named: Mapping[str, Any]) -> None:
         if name == "attention_mask" and value is not None and not bool(((value == 0) | (value == 1)).all()):
             raise InputError("`attention_mask` must hold 0 and 1, but holds other numbers. Pass the tokenizer's own.")
     check_callable("prefix_allowed_tokens_fn", options.get("prefix_allowed_tokens_fn"), "a function of a row and ids")
-    cache = {**named, **options}.get(CACHE)
+    cache = {**named, **options}.get(CACHE_ARGUMENT)
     if cache is not None and not isinstance(cache, Cache):
-        raise InputError(f"`{CACHE}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
+        raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is {show(cache)}. Leave it out.")
     for name in ("logits_processor", "stopping_criteria"):
         listed: object = options.get(name)
         if listed is not None and not (isinstance(listed, list) and all(map(callable, cast(list[object], listed)))):
@@ -413,7 +414,7 @@ def tokenizer_options(options: dict[str, Any], model: PreTrainedModel) -> tuple[
     return taken["stop_strings"], bool(taken["token_healing"])
 
 
-def healed(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
+def heal_tokens(ids: Tensor, mask: Tensor | None, model: PreTrainedModel, tokenizer: Any) -> Tensor:
     """Return the token ids (B, P) after transformers' token healing, which replaces the end of each prompt.
 
     Raises: InputError if the number of tokens changes, because the mask (B, P) would no longer fit.

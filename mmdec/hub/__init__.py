@@ -4,12 +4,12 @@ safetensors; only published drafters may be pickles."""
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mmdec.hub.find import find, kind, names
+from mmdec.hub.find import find_model, model_kind, shipped_names
 
 if TYPE_CHECKING:
     from mmdec.daspeech.checkpoint import DEFAULT_MODEL, resolve, save_model
 
-__all__ = ["DEFAULT_MODEL", "find", "kind", "names", "resolve", "save_model"]
+__all__ = ["DEFAULT_MODEL", "find_model", "model_kind", "resolve", "save_model", "shipped_names"]
 
 
 def __getattr__(name: str) -> Any:

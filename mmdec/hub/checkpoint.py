@@ -13,19 +13,19 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mmdec.checks.weights import (
-    INDEX,
-    WHOLE,
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX,
     check_finite_weights,
-    damaged,
     lies_inside,
     read_settings,
     read_weights,
-    shards,
+    report_damage,
+    weight_files,
 )
 from mmdec.errors import InputError
 from mmdec.hub.find import DRAFTER_PICKLES
 
-MAX_BYTES = 16 * 2**30
+MAX_CHECKPOINT_BYTES = 16 * 2**30
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Checkpoint:
 def tensor_names(folder: Path, argument: str) -> frozenset[str]:
     """Return the names of the tensors in a folder. In safetensors files, only the names are read; a pickle is read
     completely."""
-    if (folder / INDEX).is_file() and not (folder / WHOLE).is_file():
-        names = read_settings(folder / INDEX, argument).get("weight_map")
+    if (folder / WEIGHTS_INDEX).is_file() and not (folder / WEIGHTS_FILE).is_file():
+        names = read_settings(folder / WEIGHTS_INDEX, argument).get("weight_map")
         return frozenset(names) if isinstance(names, dict) else frozenset()
-    if (folder / WHOLE).is_file():
+    if (folder / WEIGHTS_FILE).is_file():
         with (
-            damaged(f"`{argument}` must hold whole safetensors, but '{folder / WHOLE}' is damaged"),
-            safe_open(folder / WHOLE, framework="pt") as opened,
+            report_damage(f"`{argument}` must hold whole safetensors, but '{folder / WEIGHTS_FILE}' is damaged"),
+            safe_open(folder / WEIGHTS_FILE, framework="pt") as opened,
         ):
             return frozenset(opened.keys())
     return frozenset(read_tensors(folder, argument)) if _pickle(folder) else frozenset()
@@ -80,17 +80,18 @@ def read_tensors(folder: Path, argument: str) -> dict[str, Tensor]:
     """Return all tensors of a folder by name, from its safetensors, else from its pickle. From the pickle, only tensors
     are read."""
     file = _pickle(folder)
-    if (folder / WHOLE).is_file() or (folder / INDEX).is_file() or file is None:
-        return read_weights(shards(folder, argument), argument)
+    if (folder / WEIGHTS_FILE).is_file() or (folder / WEIGHTS_INDEX).is_file() or file is None:
+        return read_weights(weight_files(folder, argument), argument)
     if not lies_inside(file, folder):
         raise InputError(
             f"`{argument}` must hold its weights in its own folder, but '{file}' lies outside. Copy it there."
         )
-    if file.stat().st_size > MAX_BYTES:
+    if file.stat().st_size > MAX_CHECKPOINT_BYTES:
         raise InputError(
-            f"`{argument}` must hold at most {MAX_BYTES} bytes, but '{file}' has more. Name a draft network's."
+            f"`{argument}` must hold at most {MAX_CHECKPOINT_BYTES} bytes, but '{file}' has more. Name a draft "
+            "network's."
         )
-    with damaged(f"`{argument}` must hold named tensors, but '{file}' does not"):
+    with report_damage(f"`{argument}` must hold named tensors, but '{file}' does not"):
         state = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(state, Mapping) or not all(
             isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from mmdec.checks.arguments import show
-from mmdec.checks.weights import PICKLES, read_settings
+from mmdec.checks.weights import PICKLE_SUFFIXES, read_settings
 from mmdec.errors import InputError
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 # the folders of shipped models: in an installed wheel, and in a checkout of the repository
-FOLDERS = (PACKAGE / "_models", PACKAGE.parent / "models")
+MODEL_FOLDERS = (PACKAGE_FOLDER / "_models", PACKAGE_FOLDER.parent / "models")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.tsv", "*.arpa", "*.md"]
 TOKENIZER_FILES = ("*.txt", "*.model", "*.jinja")  # tokenizer files of a smaller model that drafts
@@ -34,16 +34,18 @@ log = logging.getLogger(__name__)
 
 def model_folders() -> tuple[Path, ...]:
     """Return the folders that hold the shipped models."""
-    return FOLDERS
+    return MODEL_FOLDERS
 
 
-def names(system: str | None = "daspeech") -> list[str]:
+def shipped_names(system: str | None = "daspeech") -> list[str]:
     """Return the names of shipped models. system: return only models of this kind (see `kind`); None: all models."""
-    configs = {path.parent.name: path for folder in reversed(FOLDERS) for path in folder.glob("[!.]*/config.json")}
-    return sorted(name for name, path in configs.items() if system is None or kind(path.parent) == system)
+    configs = {
+        path.parent.name: path for folder in reversed(MODEL_FOLDERS) for path in folder.glob("[!.]*/config.json")
+    }
+    return sorted(name for name, path in configs.items() if system is None or model_kind(path.parent) == system)
 
 
-def kind(directory: Path) -> str:
+def model_kind(directory: Path) -> str:
     """Return the kind of a model or drafter: the value of "system", else of "model_type", in its config.json; else
     ""."""
     try:
@@ -53,7 +55,7 @@ def kind(directory: Path) -> str:
     return str(config.get("system") or config.get("model_type") or "")
 
 
-def find(
+def find_model(
     model: str | os.PathLike[str],
     system: str | None = "daspeech",
     files: Sequence[str] = HUB_FILES,
@@ -69,14 +71,16 @@ def find(
     Returns: the directory. The caller must check its content.
     Raises: InputError if there is no such model, or a download fails.
     """
-    text = path_text(model, "model", f"a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory")
+    text = path_text(
+        model, "model", f"a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a directory"
+    )
     path = Path(text)
-    if path.suffix in PICKLES:
+    if path.suffix in PICKLE_SUFFIXES:
         raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
     if path.is_dir():
         return path
     owner = next((owner for pattern, owner in SHORT_NAMES.items() if pattern.fullmatch(text)), None)
-    for folder in FOLDERS:
+    for folder in MODEL_FOLDERS:
         shipped = folder / text
         # drafters alone may lie in a folder with the name of the model that they draft for
         if re.fullmatch(r"[\w.-]+", text) and shipped.is_dir() and (not owner or (shipped / "config.json").is_file()):
@@ -86,7 +90,8 @@ def find(
     if HUB_ID.fullmatch(text) and not text.startswith("models/"):
         return download(text, files, fetching=fetching)
     raise InputError(
-        f"`model` must be a shipped name ({', '.join(names(system)) or 'none is installed'}), a directory or a hub id, "
+        f"`model` must be a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a directory "
+        "or a hub id, "
         f"but is '{text}'. Check the spelling; mmdec's own models lie in models/ of a checkout, and in its "
         "wheel."
     )
@@ -122,7 +127,7 @@ def drafter_path(
         return Path(text)
     home, _, name = text.partition("/")
     if re.fullmatch(r"[\w-]+", name):
-        for folder in FOLDERS:
+        for folder in MODEL_FOLDERS:
             found = drafter_folder(folder / home, name) if re.fullmatch(r"[\w-][\w.-]*", home) else None
             if found is not None:
                 return found
@@ -162,24 +167,24 @@ def path_text(source: object, argument: str, rule: str) -> str:
 
 
 @final
-class Version(NamedTuple):
+class PathVersion(NamedTuple):
     """A cache key for the content of a path. The key changes if a file at the path is written again."""
 
     path: str
-    changed: int  # modification time of the newest file in nanoseconds; 0: there is no file
+    modified_ns: int  # modification time of the newest file in nanoseconds; 0: there is no file
 
 
-def version(source: str | os.PathLike[str]) -> Version:
+def path_version(source: str | os.PathLike[str]) -> PathVersion:
     """Return a cache key for the current content of a directory or file. source: a path, or another name of a model,
     such as a hub id, whose key never changes."""
     path = Path(source)
     if not path.exists():
-        return Version(os.fspath(source), 0)
+        return PathVersion(os.fspath(source), 0)
     files = path.iterdir() if path.is_dir() else [path]
-    return Version(str(path.resolve()), max((_changed(file) for file in files), default=0))
+    return PathVersion(str(path.resolve()), max((_modified_ns(file) for file in files), default=0))
 
 
-def _changed(file: Path) -> int:
+def _modified_ns(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
     except OSError:  # the link is circular, or its target is missing
@@ -250,6 +255,6 @@ class LoadedModels(Generic[Model]):
 
 def _without_versions(key: Hashable) -> Hashable:
     """Replace each `Version` in a key by its path, so that all versions of a model have the same key."""
-    if isinstance(key, Version):
+    if isinstance(key, PathVersion):
         return key.path
     return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

@@ -30,7 +30,7 @@ PATHS = re.compile(
 )
 
 
-def stamp(device: torch.device | None) -> dict[str, Any]:
+def command_record(device: torch.device | None) -> dict[str, Any]:
     """Describe the running command as JSON data: command line, versions, commit (and whether files differ from the
     commit), date, device.
 
@@ -50,7 +50,7 @@ def stamp(device: torch.device | None) -> dict[str, Any]:
     }
 
 
-def hardware(
+def measurement_conditions(
     *, device: torch.device | None, dtype: torch.dtype | None, batch: int | Sequence[int], threads: int
 ) -> dict[str, Any]:
     """Describe the conditions of a measurement as JSON data: command, versions and commit, the machine, and the
@@ -66,11 +66,11 @@ def hardware(
         "target": None if device is None else str(device),
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "batch": batch if isinstance(batch, int) else sorted(set(batch)),
-        **stamp(device),
+        **command_record(device),
     }
 
 
-def surroundings() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Describe this machine as JSON data: versions of packages, processor, threads and GPUs."""
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -92,7 +92,7 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def weights(folder: Path) -> dict[str, str]:
+def weight_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each safetensors file in a model's folder: path relative to the folder -> hash."""
     hashes = {}
     for path in sorted(folder.rglob("*.safetensors")):

@@ -21,10 +21,10 @@ import torch
 from mmdec.checks.weights import lies_inside
 from mmdec.errors import InputError
 from mmdec.hub.provenance import CARD as CARD  # the model card's file name
-from mmdec.hub.provenance import portable, stamp, weights
+from mmdec.hub.provenance import command_record, portable, weight_hashes
 
 PROVENANCE = "provenance.json"
-MOST_OF_A_TEXT = 2**20  # maximum bytes of a text file that is copied to a new version of a folder
+MAX_TEXT_BYTES = 2**20  # maximum bytes of a text file that is copied to a new version of a folder
 
 
 def new_folder(directory: str | os.PathLike[str]) -> Path:
@@ -36,7 +36,7 @@ def new_folder(directory: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Context manager that yields an empty folder to write in. When the block ends, the folder replaces `target`.
 
     If the block raises, the folder is removed and `target` stays as it was. Raises: InputError if `target` is a file.
@@ -52,7 +52,7 @@ def whole_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     fresh.mkdir()
     try:
         yield fresh
-        readable(fresh)
+        make_readable(fresh)
         if folder.is_dir():
             fresh.chmod(stat.S_IMODE(folder.stat().st_mode))
         _put(fresh, folder, aside)
@@ -65,18 +65,18 @@ def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.de
 
     training: settings and data of the training. device: the device of the weights.
     """
-    text = json.dumps({"training": portable(training), **stamp(device)}, indent=2, default=str)
+    text = json.dumps({"training": portable(training), **command_record(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
-def keep_card(old: Path, fresh: Path) -> None:
+def copy_card(old: Path, fresh: Path) -> None:
     """Copy the model card of the folder `old` to the folder `fresh`, which will replace `old`.
 
     Raises: InputError if the weights of the two folders differ, because the card's figures would then be wrong.
     """
     if not (old / CARD).is_file():
         return
-    if weights(old) != weights(fresh):
+    if weight_hashes(old) != weight_hashes(fresh):
         raise InputError(
             f"`directory` must hold no card of other weights, but '{old}' does. Write to another folder, or "
             f"delete its {CARD} first."
@@ -86,15 +86,15 @@ def keep_card(old: Path, fresh: Path) -> None:
 
 def same_weights(old: Path, fresh: Path) -> bool:
     """Return whether both folders hold the same weights, byte for byte."""
-    return old.is_dir() and weights(old) == weights(fresh)
+    return old.is_dir() and weight_hashes(old) == weight_hashes(fresh)
 
 
-def keep_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
+def copy_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
     """Copy text files that describe the weights from the folder `old` to `fresh`, if they exist. Links that lead out of
     the folder, and large files, are not copied. names: names of the files."""
     for name in names:
         path = old / name
-        if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MOST_OF_A_TEXT:
+        if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MAX_TEXT_BYTES:
             shutil.copyfile(path, fresh / name)
 
 
@@ -147,7 +147,7 @@ def push_folder(
     return str(commit.commit_url)
 
 
-def readable(folder: Path) -> None:
+def make_readable(folder: Path) -> None:
     """Give all files the permissions of their folder (from the user's umask), because safetensors makes them readable
     for the owner only."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from mmdec.checks.arguments import show
-from mmdec.checks.files import open_regular, printable, reason, shown_path
+from mmdec.checks.files import error_reason, open_regular, printable, quote_path
 from mmdec.errors import InputError
 
 # maximum pixels of an image. A small malicious file (a "decompression bomb") can declare more, to fill the memory
@@ -58,11 +58,11 @@ def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     if isinstance(source, np.ndarray):
         return _array(source, "image", max_pixels)
     if isinstance(source, Image.Image):
-        return _checked(lambda: _decode(source, "image", max_pixels), "image")
+        return _call_decoder(lambda: _decode(source, "image", max_pixels), "image")
     if isinstance(source, bytes | bytearray | memoryview):
         return _open(bytes(source), "image", max_pixels)
     if isinstance(source, str | os.PathLike):
-        return _open(_read(source), f"image '{shown_path(source)}'", max_pixels)
+        return _open(_read(source), f"image '{quote_path(source)}'", max_pixels)
     raise InputError(
         f"`image` must be a path, bytes, a PIL image or a uint8 array (H, W, 3), but is {show(source)}. Convert it "
         "first."
@@ -79,7 +79,7 @@ def _array(pixels: np.ndarray, name: str, max_pixels: int) -> np.ndarray:
         raise InputError(
             f"`{name}` must be a uint8 array (H, W, 3), but is {pixels.dtype} {pixels.shape}. Convert it to RGB first."
         )
-    _bound(pixels.shape[1], pixels.shape[0], name, max_pixels)
+    _check_size(pixels.shape[1], pixels.shape[0], name, max_pixels)
     return np.ascontiguousarray(pixels)
 
 
@@ -89,7 +89,8 @@ def _read(path: str | os.PathLike[str]) -> bytes:
             return file.read(MAX_BYTES + 1)
         except OSError as error:
             raise InputError(
-                f"`image` must be a readable file, but '{shown_path(path)}' is not ({reason(error)}). Check the disk."
+                f"`image` must be a readable file, but '{quote_path(path)}' is not ({error_reason(error)}). Check "
+                "the disk."
             ) from None
 
 
@@ -105,10 +106,10 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
             _shrink(image, max_pixels)
             return _decode(image, what, max_pixels, content)
 
-    return _checked(opened, what, len(content))
+    return _call_decoder(opened, what, len(content))
 
 
-def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
+def _call_decoder(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
     """Call `decode`, which uses PIL, and convert any exception to an InputError.
     decode: decodes the image and returns its pixels, (H, W, 3) uint8. what: the image's name in errors. size: the
         file's size in bytes; None if the image is not from a file.
@@ -133,7 +134,7 @@ def _checked(decode: Callable[[], np.ndarray], what: str, size: int | None = Non
             ) from None
 
 
-def _bound(width: int, height: int, what: str, max_pixels: int) -> None:
+def _check_size(width: int, height: int, what: str, max_pixels: int) -> None:
     if width * height > max_pixels or max(width, height) > MAX_RATIO * min(width, height):
         raise InputError(
             f"{what} must have at most {max_pixels} pixels and sides of at most 1 to {MAX_RATIO}, but is {width} x "
@@ -155,7 +156,7 @@ def _decode(image: Image.Image, what: str, max_pixels: int, content: bytes = b""
     """Decode an image to RGB, (H, W, 3) uint8. content: its file; b"" if there is none."""
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
-    _bound(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
+    _check_size(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
     order = _deep_colours(image) if content else None
     image.load()  # a file that is cut off fails here
     upright = _upright(image)

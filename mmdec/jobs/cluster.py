@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, final
 
 from mmdec import InputError
-from mmdec.jobs.many import Part, Work, Worker
+from mmdec.jobs.many import Part, PartWorker, Work
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Actor:
     """A Ray actor: loads the model once, and processes parts of the list."""
 
     def __init__(self, work: Work) -> None:
-        self._worker = Worker(work)
+        self._worker = PartWorker(work)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Process some parts of the list.

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
-from mmdec.checks.files import open_regular, printable, reason, shown_path
+from mmdec.checks.files import error_reason, open_regular, printable, quote_path
 from mmdec.errors import InputError
 
 SUFFIXES = (".tsv", ".jsonl", ".parquet")
@@ -53,7 +53,7 @@ def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
     read = {".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet}[path.suffix.lower()]
     rows = [_row(index, values, options) for index, values in enumerate(read(path, [*PATHS, "id", *options]))]
     if not rows:
-        raise InputError(f"`manifest` must have a row, but '{shown_path(path)}' has none. Write some.")
+        raise InputError(f"`manifest` must have a row, but '{quote_path(path)}' has none. Write some.")
     return rows
 
 
@@ -86,7 +86,7 @@ def _tsv(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, str] | str]:
     if not set(names).intersection(PATHS):
         raise InputError(
             f"`manifest` must name its columns in its first line, one of them {', '.join(PATHS)}, but "
-            f"'{shown_path(path)}' names {printable(', '.join(names)):.100}. Add that line."
+            f"'{quote_path(path)}' names {printable(', '.join(names)):.100}. Add that line."
         )
     for line in lines:
         values = line.split("\t")
@@ -142,7 +142,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
         columns = [name for name in wanted if name in file.schema_arrow.names]
         if not set(columns).intersection(PATHS):
             raise InputError(
-                f"`manifest` must have a column {', '.join(PATHS)}, but '{shown_path(path)}' has none. Rename one."
+                f"`manifest` must have a column {', '.join(PATHS)}, but '{quote_path(path)}' has none. Rename one."
             )
         for batch in file.iter_batches(columns=columns):
             for values in batch.to_pylist():
@@ -151,7 +151,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
         raise
     except Exception as error:  # all exceptions, because pyarrow raises errors of many types
         raise InputError(
-            f"`manifest` must be Parquet, but '{shown_path(path)}' is not ({reason(error):.200}). Write it anew."
+            f"`manifest` must be Parquet, but '{quote_path(path)}' is not ({error_reason(error):.200}). Write it anew."
         ) from error
 
 

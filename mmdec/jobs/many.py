@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
-from mmdec.checks.files import failure, json_text, read_object, shown_path, write_whole
+from mmdec.checks.files import failure_message, json_text, quote_path, read_json_object, write_atomically
 from mmdec.errors import InputError, MmdecError
 from mmdec.jobs.manifest import Row, digest, pyarrow_parquet
 
@@ -35,7 +35,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {  # command -> columns of a list that 
     "transcribe": ("language", "prompt"),
     "describe": ("prompt",),
 }
-FREE = ("threads", "batch_size")  # options that may change when a run is continued, because they do not change results
+CHANGEABLE_OPTIONS = (
+    "threads",
+    "batch_size",
+)  # options that may change when a run is continued, because they do not change results
 BATCH = 8  # batch size, unless the options have `batch_size`
 Part = tuple[int, Sequence[Row]]  # index of a part, and its rows
 Call = Callable[..., Sequence[Any]]  # function: (list of paths, keyword options) -> results
@@ -70,18 +73,18 @@ class Work:
         settings: dict[str, Any] = {"verb": self.verb, "manifest": digest(rows), "rows": len(rows), "part": PART}
         settings |= {name: getattr(self, name) for name in ("model", "table", "files", "dtype", "vocoder")}
         settings = json.loads(
-            json_text(settings | {"options": {k: v for k, v in self.options.items() if k not in FREE}})
+            json_text(settings | {"options": {k: v for k, v in self.options.items() if k not in CHANGEABLE_OPTIONS}})
         )
         file = self.output / "run.json"
-        earlier = read_object(file)
+        earlier = read_json_object(file)
         other = next((name for name in settings if earlier and earlier.get(name) != settings[name]), None)
         if other is not None:
             raise InputError(
-                f"`output` must be a new folder or that of the same run, but '{shown_path(file)}' has another {other}. "
+                f"`output` must be a new folder or that of the same run, but '{quote_path(file)}' has another {other}. "
                 "Name another folder."
             )
         if not earlier:
-            write_whole(file, (json_text(settings, 2) + "\n").encode())
+            write_atomically(file, (json_text(settings, 2) + "\n").encode())
 
     def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
         """Return the parts of a shard that have no results yet. rows: the whole list. shard: (number of the shard from
@@ -106,7 +109,7 @@ class Work:
 
 
 @final
-class Worker:
+class PartWorker:
     """Processes parts of a list. Holds the model, which is loaded once."""
 
     def __init__(self, work: Work, call: Call | None = None) -> None:
@@ -129,17 +132,17 @@ class Worker:
             try:
                 if isinstance(result, str):
                     raise InputError(result)
-                good.append(named | self._saved(number, row, result))
+                good.append(named | self._save_result(number, row, result))
             except InputError as error:
                 bad.append(named | dict(row.options) | {"error": str(error)})
         failed = self._work.output / "failed" / f"{number:06d}.jsonl"
         if bad:
-            write_whole(failed, _json_lines(bad))
+            write_atomically(failed, _json_lines(bad))
         else:
             failed.unlink(missing_ok=True)  # an interrupted attempt may have left this file
         content = _json_lines(good) if self._work.table == "jsonl" else _parquet(good)
         # written last, because this file marks the part as done
-        write_whole(self._work.output / "results" / f"{number:06d}.{self._work.table}", content)
+        write_atomically(self._work.output / "results" / f"{number:06d}.{self._work.table}", content)
         return len(rows), len(bad)
 
     def _results(self, rows: Sequence[Row]) -> dict[int, Any]:
@@ -155,7 +158,7 @@ class Worker:
                 batch = group[start : start + size]
                 paths = [os.path.join(self._work.base, row.path) for row in batch]
                 try:
-                    found = results_of(paths, partial(self._call, **dict(options)))
+                    found = decode_each(paths, partial(self._call, **dict(options)))
                 except InputError as error:
                     if not options:  # the error is not caused by options of the rows, so every batch would fail
                         raise
@@ -163,7 +166,7 @@ class Worker:
                 results |= zip((row.index for row in batch), found, strict=True)
         return results
 
-    def _saved(self, number: int, row: Row, result: Any) -> dict[str, Any]:
+    def _save_result(self, number: int, row: Row, result: Any) -> dict[str, Any]:
         """Write a result's file, if files are wanted. Returns: the result's columns in the table. number: index of the
         part. Raises InputError if the file format cannot hold the result."""
         work, columns = self._work, dict[str, Any](output=None)
@@ -173,18 +176,18 @@ class Worker:
             if work.verb == "translate":
                 result.save(path)
             else:
-                write_whole(path, result.format(work.files[1:]).encode())
+                write_atomically(path, result.format(work.files[1:]).encode())
         return columns | result.to_dict()
 
 
-def run_here(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
+def run_locally(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
     """Process parts one after another in this process. Yields for each part the number of its rows, and the number of
     rows that failed."""
     if parts:
-        yield from map(Worker(work).do, parts)
+        yield from map(PartWorker(work).do, parts)
 
 
-def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
     """Decode a batch. Returns for each input its result, or an error message. If the batch fails, each input is decoded
     by itself."""
     from mmdec.tasks.call import BatchError
@@ -197,16 +200,16 @@ def results_of(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]])
         raise  # the call's arguments are wrong, not an input
     except Exception as error:  # some input causes it: decode each one by itself
         if len(batch) == 1:
-            return [failure(error)]
-        return [result for member in batch for result in results_of([member], call)]
+            return [failure_message(error)]
+        return [result for member in batch for result in decode_each([member], call)]
 
 
 def _public_call(work: Work) -> Call:
     """Load the model for `work.verb`, and return the public call with this model."""
-    from mmdec.checks.devices import check_dtype, quick_dtype
+    from mmdec.checks.devices import check_dtype, fastest_dtype
 
     integers = work.verb == "transcribe"
-    dtype = quick_dtype(work.device) if work.dtype is None else check_dtype(work.dtype, integers)
+    dtype = fastest_dtype(work.device) if work.dtype is None else check_dtype(work.dtype, integers)
     if work.verb == "translate":
         from mmdec.daspeech.translate import load, translate_speech
 

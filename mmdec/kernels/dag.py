@@ -32,9 +32,13 @@ from mmdec.kernels.kernels import runs_on
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")
-CONSERVED = 1e-9  # maximum deviation from 1 of a token's summed posterior; if it is larger, `exact` repeats the sample
-TINY = 2.3e-308  # replaces a divisor of 0: about the smallest normal float64
-TRUSTED = 640.0  # in nats: the maximum `gap` (see `scaled`) for which the fast scan's float64 range is large enough
+MAX_POSTERIOR_ERROR = (
+    1e-9  # maximum deviation from 1 of a token's summed posterior; if it is larger, `exact` repeats the sample
+)
+SMALLEST_NORMAL = 2.3e-308  # replaces a divisor of 0: about the smallest normal float64
+MAX_TRUSTED_GAP = (
+    640.0  # in nats: the maximum `gap` (see `scaled`) for which the fast scan's float64 range is large enough
+)
 
 
 def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor) -> Tensor:
@@ -44,7 +48,7 @@ def dag_marginal(match: Tensor, links: Tensor, target_lengths: Tensor, graph_len
     An impossible sample (fewer vertices than tokens, or no path of finite score) gives -inf and zero gradients. The
     result has the dtype of match, but at least float32.
     """
-    match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
+    match, links, last, ends = _check_arguments(match, links, target_lengths, graph_lengths)
     if _kernels_take(match, links):
         from mmdec.kernels.dag_triton import marginal_triton
 
@@ -69,14 +73,14 @@ def dag_posterior(
     if variant not in ("paper", "released"):
         raise InputError(f'`variant` must be "paper" or "released", but is {variant!r}. The first is the default.')
     with torch.no_grad():
-        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
+        match, links, last, ends = _check_arguments(match, links, target_lengths, graph_lengths)
         if variant == "paper" and _kernels_take(match, links):
             from mmdec.kernels.dag_triton import posterior_triton
 
             return posterior_triton(match, links, last, ends)
         if variant == "paper":
             return forward_backward(match, links, last, ends, counted=False).vertices.to(_result_dtype(match))
-        masked, forward = masked_inputs(match, links, last, ends)
+        masked, forward = mask_inputs(match, links, last, ends)
         alpha, beta, _ = log_alpha_beta(masked, forward, last, ends)
         scores = alpha + beta + masked
         # for a row of scores that are all -inf the softmax is undefined; its result is set to 0
@@ -92,13 +96,13 @@ def dag_best_alignment(match: Tensor, links: Tensor, target_lengths: Tensor, gra
         the sample is impossible.
     """
     with torch.no_grad():
-        match, links, last, ends = _checked(match, links, target_lengths, graph_lengths)
+        match, links, last, ends = _check_arguments(match, links, target_lengths, graph_lengths)
         if _kernels_take(match, links):
             from mmdec.kernels.dag_triton import best_alignment_triton
 
             return best_alignment_triton(match, links, last, ends)
         batch, steps, size = match.shape
-        match, links = masked_inputs(match, links, last, ends)
+        match, links = mask_inputs(match, links, last, ends)
         sources = links.transpose(1, 2).contiguous()  # (B, L, L), [b, j, i]: the link from vertex i to j
         best = torch.full_like(match, NEG_INF)
         best[:, 0, 0] = match[:, 0, 0]
@@ -166,7 +170,7 @@ def _kernels_take(match: Tensor, links: Tensor) -> bool:
     return runs_on(match.device) and torch.float64 not in (match.dtype, links.dtype)
 
 
-def _checked(
+def _check_arguments(
     match: Tensor, links: Tensor, target_lengths: Tensor, graph_lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Check the arguments of the public functions. Returns match, links, and the indices (B,) of the last token and of
@@ -177,9 +181,9 @@ def _checked(
             f"{tuple(match.shape)}. Gather log P(y_t | v_j) from the emissions."
         )
     batch, steps, size = match.shape
-    links = checked_links(links, batch, size)
-    last = checked_lengths("target_lengths", target_lengths, batch, steps, match.device) - 1
-    ends = checked_lengths("graph_lengths", graph_lengths, batch, size, match.device) - 1
+    links = check_links(links, batch, size)
+    last = check_lengths("target_lengths", target_lengths, batch, steps, match.device) - 1
+    ends = check_lengths("graph_lengths", graph_lengths, batch, size, match.device) - 1
     return match, links, last, ends
 
 
@@ -187,7 +191,7 @@ def _result_dtype(match: Tensor) -> torch.dtype:
     return torch.promote_types(match.dtype, torch.float32)
 
 
-def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
+def check_links(links: Tensor, batch: int, size: int) -> Tensor:
     """Return the links if they are (B, L, L) floats for graphs with `size` vertices, else raise InputError."""
     if not links.is_floating_point():
         raise InputError(f"`links` must hold floating-point log-probabilities, but is {links.dtype}. Convert it.")
@@ -199,7 +203,7 @@ def checked_links(links: Tensor, batch: int, size: int) -> Tensor:
     return links
 
 
-def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device: torch.device) -> Tensor:
+def check_lengths(name: str, lengths: Tensor, batch: int, longest: int, device: torch.device) -> Tensor:
     """Return the lengths (B,) as int64 on `device`; raise InputError unless all are integers from 1 to `longest`.
 
     name: the argument's name in the error. batch: B.
@@ -221,10 +225,10 @@ def checked_lengths(name: str, lengths: Tensor, batch: int, longest: int, device
 
 def forward_links(links: Tensor, graph_lengths: Tensor) -> Tensor:
     """Return the links (B, L, L) with -inf for impossible jumps: backward, in place, from or to padding."""
-    return forget_impossible_(links.clone(), graph_lengths)
+    return mask_impossible_(links.clone(), graph_lengths)
 
 
-def forget_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
+def mask_impossible_(scores: Tensor, graph_lengths: Tensor) -> Tensor:
     """Set the scores (B, L, L) of impossible jumps (backward, in place, from or to padding) to -inf, in the tensor
     itself."""
     size = scores.size(1)
@@ -242,7 +246,7 @@ class Posterior(NamedTuple):
     links: Tensor  # (B, L, L), P(the path jumps i -> j | Y)
 
 
-def masked_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+def mask_inputs(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     """Return `match` and `links` as float64, with -inf where no complete path can pass. last, ends: (B,) indices of the
     last token and the last vertex."""
     steps = torch.arange(match.size(1), device=match.device)
@@ -261,13 +265,13 @@ def forward_backward(match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *
     counted: whether the posteriors of links are needed; without them the scan is faster, and they are 0.
     """
     if match.device.type == "cpu":
-        return _one_by_one(match, links, last, ends, vertices=True, counted=counted)
-    match, links = masked_inputs(match, links, last, ends)
-    result, trusted = scaled(match, links, last, ends)
+        return _scan_samples(match, links, last, ends, vertices=True, counted=counted)
+    match, links = mask_inputs(match, links, last, ends)
+    result, trusted = scaled_scan(match, links, last, ends)
     doubtful = (~trusted).nonzero().squeeze(1)  # reading the indices is the only step that waits for the GPU
     if len(doubtful) == 0:
         return result
-    repaired = exact(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
+    repaired = log_space_scan(match[doubtful], links[doubtful], last[doubtful], ends[doubtful])
     return Posterior(*(all_rows.index_copy(0, doubtful, part) for all_rows, part in zip(result, repaired, strict=True)))
 
 
@@ -275,11 +279,11 @@ def log_likelihood(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> 
     """Compute only log P (B,) in float64, from match (B, M, L) and links (B, L, L). On a CPU this takes half of
     `forward_backward`'s time. last, ends: (B,) indices of the last token and the last vertex."""
     if match.device.type == "cpu":
-        return _one_by_one(match, links, last, ends, vertices=False, counted=False).log_prob
+        return _scan_samples(match, links, last, ends, vertices=False, counted=False).log_prob
     return forward_backward(match, links, last, ends).log_prob
 
 
-def _one_by_one(
+def _scan_samples(
     match: Tensor, links: Tensor, last: Tensor, ends: Tensor, *, vertices: bool, counted: bool
 ) -> Posterior:
     """Run the forward-backward scan on a CPU for one sample at a time, cropped to its lengths. `exact` repeats
@@ -302,13 +306,13 @@ def _one_by_one(
         sample = scan(own_match, own_links, vertices=vertices, counted=counted)
         if sample is None:
             bounds = last[row : row + 1], ends[row : row + 1]
-            inputs = masked_inputs(own_match[None], own_links[None], *bounds)
+            inputs = mask_inputs(own_match[None], own_links[None], *bounds)
             if vertices:
-                slow = exact(*inputs, *bounds)
+                slow = log_space_scan(*inputs, *bounds)
                 sample = Sample(float(slow.log_prob), slow.vertices[0], slow.links[0])
             else:
                 sample = scan(own_match, own_links, vertices=True, counted=False)
-                sample = sample or Sample(float(exact(*inputs, *bounds).log_prob), None, None)
+                sample = sample or Sample(float(log_space_scan(*inputs, *bounds).log_prob), None, None)
         log_prob[row] = sample.log_prob
         if alone:
             return Posterior(
@@ -323,7 +327,7 @@ def _one_by_one(
     return Posterior(log_prob, found, counts)
 
 
-def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
+def scaled_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Posterior, Tensor]:
     """Run the fast scan on masked float64 inputs.
 
     match: (B, M, L). links: (B, L, L). last, ends: (B,) indices of the last token and the last vertex.
@@ -367,7 +371,7 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
         torch.bmm(states[k - 1].unsqueeze(1), both, out=arrive.unsqueeze(1))
         torch.mul(arrive, factors[k], out=state)
         torch.amax(state, 1, keepdim=True, out=peak)
-        state.div_(peak.clamp_min_(TINY))
+        state.div_(peak.clamp_min_(SMALLEST_NORMAL))
 
     log_peaks = peaks.squeeze(2).t().log()  # shape (2B, M)
     start = torch.cat([match[:, 0, 0], match[row, last, ends]])  # shape (2B,)
@@ -396,15 +400,15 @@ def scaled(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> tuple[Po
     beta_top = tokens(arrivals.amax(2, keepdim=True)).squeeze(2).log() + beta_scale  # shape (B, M)
     gap = (leaving + match_top[:, 1:] + beta_top[:, 1:]).masked_fill(outside[:, 1:], NEG_INF)
     fall = log_peaks[:, 1:].masked_fill(outside.repeat(2, 1)[:, 1:], 0.0)
-    smooth = (fall >= -TRUSTED).all(1).view(2, batch).all(0)  # True only if both directions are accurate
-    trusted = (gap <= TRUSTED).all(1) & smooth & log_prob.isfinite()
+    smooth = (fall >= -MAX_TRUSTED_GAP).all(1).view(2, batch).all(0)  # True only if both directions are accurate
+    trusted = (gap <= MAX_TRUSTED_GAP).all(1) & smooth & log_prob.isfinite()
     # Each token is emitted by one vertex, so its posteriors must sum to 1. If float64 lost states at a vertex in both
     # directions, log P is still right, but the posteriors are not.
     lost = (vertices.sum(2) - 1).abs().masked_fill(outside, 0.0).amax(1)
-    return Posterior(log_prob, vertices, counts), trusted & (lost <= CONSERVED)
+    return Posterior(log_prob, vertices, counts), trusted & (lost <= MAX_POSTERIOR_ERROR)
 
 
-def exact(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
+def log_space_scan(match: Tensor, links: Tensor, last: Tensor, ends: Tensor) -> Posterior:
     """Run the slow scan, in log space, on masked float64 inputs match (B, M, L) and links (B, L, L). It is accurate for
     every input. last, ends: (B,) indices of the last token and the last vertex."""
     alpha, beta, log_prob = log_alpha_beta(match, links, last, ends)

@@ -17,13 +17,13 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from mmdec.kernels.dag import checked_lengths
+from mmdec.kernels.dag import check_lengths
 from mmdec.kernels.dag_decode import LatticePath
 
 # maximum numbers at each vertex: of texts that are continued, of tokens and of jumps that are tried
-TEXTS, TOKENS, JUMPS = 5, 3, 5
-LEAST_TOKEN, LEAST_JUMP = -5.0, -6.0  # in nats: tokens and jumps of a lower log-probability are not tried
-WEIGHT, BONUS = 0.7, 3.0
+BEAM_SIZE, MAX_TOKENS_PER_VERTEX, MAX_JUMPS_PER_VERTEX = 5, 3, 5
+MIN_TOKEN_LOGPROB, MIN_JUMP_LOGPROB = -5.0, -6.0  # in nats: tokens and jumps of a lower log-probability are not tried
+NGRAM_WEIGHT, TOKEN_BONUS = 0.7, 3.0
 BOS, EOS = 0, 2  # ids of <s> and </s>, which the first and the last vertex emit
 
 
@@ -40,7 +40,7 @@ class TokenNGram(Protocol):
 
 @final
 @dataclass
-class _Text:
+class _Hypothesis:
     """A hypothesis: scores and best path of a text that ends on a vertex."""
 
     chance: float  # natural log of the summed probabilities of all paths that emit this text
@@ -72,7 +72,7 @@ def beam_path(
         other. If no text is probable enough, the text is empty and its score -inf.
     Source: Huang et al. 2022, "Directed Acyclic Transformer", section 3.3 and its released code.
     """
-    ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
+    ends = check_lengths("graph_lengths", graph_lengths, emissions.size(0), emissions.size(1), emissions.device) - 1
     emissions, links = emissions.detach().float().cpu(), links.detach().float().cpu()
     rows, scores, beams = [], [], []
     for row, end in enumerate(ends.tolist()):
@@ -96,24 +96,24 @@ def beam_path(
 
 def _search(
     emissions: Tensor, links: Tensor, ngram: TokenNGram | None, collapse: bool, specials: int
-) -> list[tuple[float, tuple[int, ...], _Text]]:
+) -> list[tuple[float, tuple[int, ...], _Hypothesis]]:
     """Search one graph. emissions: (L, V). links: (L, L). Returns: (score, token ids, hypothesis) of each text, best
     first."""
     end = len(emissions) - 1
-    likely, tokens = (part.tolist() for part in emissions.topk(min(TOKENS, emissions.size(1)), -1))
-    chances, jumps = (part.tolist() for part in links.topk(min(JUMPS, end + 1), -1))
-    weight, bonus = (0.0, 0.0) if ngram is None else (WEIGHT, BONUS)
+    likely, tokens = (part.tolist() for part in emissions.topk(min(MAX_TOKENS_PER_VERTEX, emissions.size(1)), -1))
+    chances, jumps = (part.tolist() for part in links.topk(min(MAX_JUMPS_PER_VERTEX, end + 1), -1))
+    weight, bonus = (0.0, 0.0) if ngram is None else (NGRAM_WEIGHT, TOKEN_BONUS)
 
-    def value(item: tuple[tuple[int, ...], _Text]) -> float:
+    def value(item: tuple[tuple[int, ...], _Hypothesis]) -> float:
         text, found = item
         return found.chance + weight * found.known + bonus * len(text)
 
-    kept: list[dict[tuple[int, ...], _Text]] = [{} for _ in range(end + 1)]
-    kept[0][()] = _Text(0.0, 0.0, 0.0, ())
+    kept: list[dict[tuple[int, ...], _Hypothesis]] = [{} for _ in range(end + 1)]
+    kept[0][()] = _Hypothesis(0.0, 0.0, 0.0, ())
     for vertex in range(end):
-        best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(TEXTS, kept[vertex].items(), key=value)]
+        best = [(*item, _after(ngram, item[0])) for item in heapq.nlargest(BEAM_SIZE, kept[vertex].items(), key=value)]
         for jump, following in zip(chances[vertex], jumps[vertex], strict=True):
-            if jump < LEAST_JUMP or following <= vertex:
+            if jump < MIN_JUMP_LOGPROB or following <= vertex:
                 continue
             if following == end:
                 choices: list[tuple[float, int]] = [(0.0, -1)]
@@ -121,7 +121,7 @@ def _search(
                 choices = list(zip(likely[following], tokens[following], strict=True))
             for text, found, score in best:
                 for emitted, token in choices:
-                    if emitted < LEAST_TOKEN:
+                    if emitted < MIN_TOKEN_LOGPROB:
                         continue
                     longer, vertices, known = text, found.vertices, found.known
                     if following == end:
@@ -132,11 +132,11 @@ def _search(
                     _keep(
                         kept[following],
                         longer,
-                        _Text(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
+                        _Hypothesis(found.chance + jump + emitted, known, found.best + jump + emitted, vertices),
                     )
         kept[vertex] = {}  # the hypotheses at this vertex are not needed any more: the search only goes forward
     if not kept[end]:
-        return [(-math.inf, (), _Text(-math.inf, 0.0, -math.inf, ()))]
+        return [(-math.inf, (), _Hypothesis(-math.inf, 0.0, -math.inf, ()))]
     return [(value(item), *item) for item in sorted(kept[end].items(), key=value, reverse=True)]
 
 
@@ -149,7 +149,7 @@ def _after(ngram: TokenNGram | None, text: Sequence[int]) -> Callable[[int | Non
     return lambda token: score(start + 1 if token is None else token)
 
 
-def _keep(texts: dict[tuple[int, ...], _Text], text: tuple[int, ...], new: _Text) -> None:
+def _keep(texts: dict[tuple[int, ...], _Hypothesis], text: tuple[int, ...], new: _Hypothesis) -> None:
     """Add a hypothesis to the dict `texts`. If the text is already there, the probabilities are summed and the better
     path is kept."""
     old = texts.get(text)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmdec.errors import InputError
-from mmdec.kernels.dag import NEG_INF, checked_lengths, checked_links, forget_impossible_, forward_links
+from mmdec.kernels.dag import NEG_INF, check_lengths, check_links, forward_links, mask_impossible_
 
 LatticeStrategy = Literal["greedy", "lookahead", "viterbi", "joint-viterbi"]
 
@@ -80,8 +80,8 @@ def decode_lattice(
         a score of -inf.
     """
     how = PathOptions(**options)
-    size = _checked(emissions, links, strategy, how)
-    ends = checked_lengths("graph_lengths", graph_lengths, emissions.size(0), size, emissions.device) - 1
+    size = _check_arguments(emissions, links, strategy, how)
+    ends = check_lengths("graph_lengths", graph_lengths, emissions.size(0), size, emissions.device) - 1
     emissions = emissions.detach().to(torch.promote_types(emissions.dtype, torch.float32))
     links = links.detach().to(emissions.dtype)
     best, choices = _best_tokens(emissions, ends, how.bos, how.eos)
@@ -127,7 +127,7 @@ def _walk(links: Tensor, best: Tensor, ends: Tensor, weight: float) -> tuple[Ten
     with the device.
     """
     favourite = links.clone() if weight == 0.0 else links + weight * best[:, None, :]  # shape (B, L, L)
-    top, jump = forget_impossible_(favourite, ends + 1).max(2)
+    top, jump = mask_impossible_(favourite, ends + 1).max(2)
     # vertices without a possible jump go to the last vertex, so that every path ends there
     jump = torch.where(top == NEG_INF, ends[:, None], jump)  # shape (B, L)
     vertices = torch.zeros_like(jump[:, :1])
@@ -214,7 +214,7 @@ def _collapse(
     )
 
 
-def _checked(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
+def _check_arguments(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) -> int:
     """Check all arguments except the lengths. how: the options. Returns: L, the number of vertices."""
     if strategy not in get_args(LatticeStrategy):
         strategies = ", ".join(f'"{name}"' for name in get_args(LatticeStrategy))
@@ -225,7 +225,7 @@ def _checked(emissions: Tensor, links: Tensor, strategy: str, how: PathOptions) 
             f"{tuple(emissions.shape)}. Give a single lattice a batch of one."
         )
     batch, size, vocabulary = emissions.shape
-    checked_links(links, batch, size)
+    check_links(links, batch, size)
     for name, value in (("lookahead_weight", how.lookahead_weight), ("length_penalty", how.length_penalty)):
         if not 0.0 <= value < float("inf"):
             raise InputError(f"`{name}` must be at least 0 and finite, but is {value}. The default is 1.0.")

@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-EVERY = 4  # number of steps after which a state is divided by its maximum, to keep it in float64's range
-DRIFT = 60.0  # in nats: maximum decrease of a state between two such divisions
-TRUSTED = 640.0 - DRIFT
-LARGEST = 700.0  # in nats: maximum logarithm of a factor, because exp overflows float64 at 709
-STRIP = 128  # number of rows of the link matrix that are processed at a time; the part below the diagonal is skipped
+STEPS_PER_RESCALE = 4  # number of steps after which a state is divided by its maximum, to keep it in float64's range
+MAX_DRIFT = 60.0  # in nats: maximum decrease of a state between two such divisions
+MAX_TRUSTED_GAP = 640.0 - MAX_DRIFT
+MAX_LOG_FACTOR = 700.0  # in nats: maximum logarithm of a factor, because exp overflows float64 at 709
+ROWS_PER_STRIP = (
+    128  # number of rows of the link matrix that are processed at a time; the part below the diagonal is skipped
+)
 NEG_INF = -math.inf
 # a window of at most this many links is multiplied in NumPy: from 9216 on, OpenBLAS starts a second thread
-AT_ONCE = 8192
+MAX_BLOCK_STATES = 8192
 
 
 class States(NamedTuple):
@@ -47,7 +49,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
     as long as a product of some hundred numbers. A state may decrease in between, so the trusted range is smaller. If
     it decreases too much, the scan is repeated with a division in every step.
     """
-    weights, link_top = _exponentiated(links)
+    weights, link_top = _link_probabilities(links)
     steps, size = match.shape
     room = size - steps + 1  # number of vertices on which a token can be
     whole = torch.empty(steps, size, dtype=torch.float64).copy_(match)
@@ -73,7 +75,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
         gain = math.log(float(weights.sum(1).amax())) if steps > 1 else 0.0
         beta_top = 0.0  # upper bound of log beta: a step adds at most the best emission and a vertex's summed links
         for k in range(steps - 1, 0, -1):
-            if scale[k - 1] + peaks[k - 1] + tops[k] + beta_top - log_prob > TRUSTED:
+            if scale[k - 1] + peaks[k - 1] + tops[k] + beta_top - log_prob > MAX_TRUSTED_GAP:
                 return None
             beta_top += tops[k] + gain
         return Sample(log_prob, None, None)
@@ -91,7 +93,10 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
         into[t] = beta[t] + tops[t] - link_top
     best = arrivals.amax(1).tolist()
     for t in range(1, steps):
-        if best[t] <= 0.0 or scale[t - 1] + peaks[t - 1] + tops[t] + math.log(best[t]) + beta[t] - log_prob > TRUSTED:
+        if (
+            best[t] <= 0.0
+            or scale[t - 1] + peaks[t - 1] + tops[t] + math.log(best[t]) + beta[t] - log_prob > MAX_TRUSTED_GAP
+        ):
             return None
     own = torch.tensor([a + b - log_prob for a, b in zip(scale, beta, strict=True)], dtype=torch.float64)
     found = torch.zeros(steps, size, dtype=torch.float64)
@@ -100,7 +105,7 @@ def scan(match: Tensor, links: Tensor, *, vertices: bool, counted: bool) -> Samp
     if not counted:
         return Sample(log_prob, found, None)
     both = [scale[t] + link_top + into[t + 1] - log_prob for t in range(steps - 1)]
-    if max(both, default=0.0) > LARGEST:
+    if max(both, default=0.0) > MAX_LOG_FACTOR:
         return None
     _count_links(weights, onward.states, back.states, torch.tensor(both, dtype=torch.float64).exp_())
     return Sample(log_prob, found, weights)
@@ -118,12 +123,12 @@ def _count_links(weights: Tensor, onward: Tensor, back: Tensor, rates: Tensor) -
     if steps > 1:
         _window(leaving, room).copy_(onward[:-1] * rates[:, None])
         entering.as_strided((steps - 1, room), (size + 1, 1), entering.storage_offset() + 1).copy_(back[1:])
-    for row in range(0, size, STRIP):
-        used = torch.mm(leaving[:, row : row + STRIP].t(), entering[:, row:])
-        weights[row : row + STRIP, row:].mul_(used)
+    for row in range(0, size, ROWS_PER_STRIP):
+        used = torch.mm(leaving[:, row : row + ROWS_PER_STRIP].t(), entering[:, row:])
+        weights[row : row + ROWS_PER_STRIP, row:].mul_(used)
 
 
-def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
+def _link_probabilities(links: Tensor) -> tuple[Tensor, float]:
     """Return the probabilities (L, L) float64 of all forward links, divided by the largest one if that exceeds 1; and
     the divisor's natural logarithm. Other entries are 0."""
     link_top = float(links.amax())
@@ -131,16 +136,16 @@ def _exponentiated(links: Tensor) -> tuple[Tensor, float]:
         link_top = float(links.triu(1).amax())
     link_top = max(link_top, 0.0)  # any value would be correct: it only sets the scale
     weights = torch.empty(links.shape, dtype=torch.float64).copy_(links)
-    for row in range(0, len(weights), STRIP):
-        strip = weights[row : row + STRIP, row:]
+    for row in range(0, len(weights), ROWS_PER_STRIP):
+        strip = weights[row : row + ROWS_PER_STRIP, row:]
         (strip.sub_(link_top) if link_top else strip).exp_()
-        strip[:, :STRIP].triu_(1)
+        strip[:, :ROWS_PER_STRIP].triu_(1)
         if row:
-            weights[row : row + STRIP, :row] = 0.0
+            weights[row : row + ROWS_PER_STRIP, :row] = 0.0
     return weights, link_top
 
 
-def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = EVERY) -> States | None:
+def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = STEPS_PER_RESCALE) -> States | None:
     """Compute all states of one direction. Returns None if a state is 0 or too small for float64.
 
     windows: (M - 1, R + 1, R + 1), probabilities of the jumps from each token to the next. emission: (M, R + 1), scaled
@@ -158,7 +163,7 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
         states[-1, -1] = emission[-1, -1]
         order, before, met, jumps = range(steps - 2, -1, -1), 1, arrivals, windows
     # small products run in NumPy, which has less call overhead; large ones in torch, which obeys its thread settings
-    small = room * room <= AT_ONCE
+    small = room * room <= MAX_BLOCK_STATES
     parts = (jumps, states, emission, met)
     views: Any = [list(part.numpy()) if small else part.unbind(0) for part in parts]
     matrices, rows, emitted, reached = views
@@ -178,13 +183,13 @@ def _run(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int 
             torch.addmv(arrival, matrices[min(t, t + before)], rows[t + before], beta=0, alpha=share, out=arrival)
             torch.mul(arrival, emitted[t], out=rows[t])
     lowest = float(states.amax(1).amin())
-    if lowest > 0.0 and math.log(lowest) >= -DRIFT:
+    if lowest > 0.0 and math.log(lowest) >= -MAX_DRIFT:
         return States(states, factors)
     if every > 1:
         if arrivals is not None:
             arrivals[:-1] = 0.0
         return _run(windows, emission, arrivals, 1)
-    return States(states, factors) if lowest > 0.0 and math.log(lowest) >= -TRUSTED else None
+    return States(states, factors) if lowest > 0.0 and math.log(lowest) >= -MAX_TRUSTED_GAP else None
 
 
 def _window(full: Tensor, room: int) -> Tensor:

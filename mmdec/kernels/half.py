@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PART = 512  # number of weight rows that are converted at a time, so that they stay in the processor's cache
-SHIFT = 2.0**11  # factor on the remainder (weight minus its float16 rounding), so that it is large enough for float16
+ROWS_PER_PART = 512  # number of weight rows that are converted at a time, so that they stay in the processor's cache
+REMAINDER_SCALE = (
+    2.0**11
+)  # factor on the remainder (weight minus its float16 rounding), so that it is large enough for float16
 
 
 @final
@@ -30,14 +32,14 @@ class HalfWeights:
         """weight: (O, I) float32 on a CPU. bias: (O,). Raises RuntimeError if fbgemm does not support this CPU, or if a
         weight is too large for float16."""
         weight = weight.detach()
-        parts = weight.split(PART)
+        parts = weight.split(ROWS_PER_PART)
         self.exact = all(torch.equal(part.half().float(), part) for part in parts)
         first = weight if self.exact else weight.half().float()
-        if not all(bool(part.isfinite().all()) for part in first.split(PART)):
+        if not all(bool(part.isfinite().all()) for part in first.split(ROWS_PER_PART)):
             raise RuntimeError("weights are too large for half precision")
         prepack = torch.ops.quantized.linear_prepack_fp16
         self._first: Any = prepack(first, None if bias is None else bias.detach())
-        self._rest: Any = None if self.exact else prepack((weight - first).mul_(SHIFT), None)
+        self._rest: Any = None if self.exact else prepack((weight - first).mul_(REMAINDER_SCALE), None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the linear layer to x (..., I) float32. Returns (..., O)."""
@@ -50,7 +52,7 @@ class HalfWeights:
         product = cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, self._first))
         if self._rest is None:
             return product
-        return product.add_(torch.ops.quantized.linear_dynamic_fp16(x, self._rest), alpha=1 / SHIFT)
+        return product.add_(torch.ops.quantized.linear_dynamic_fp16(x, self._rest), alpha=1 / REMAINDER_SCALE)
 
 
 @cache

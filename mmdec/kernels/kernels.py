@@ -21,11 +21,11 @@ KERNELS = {
     "dag": "marginal, gradient and best path of a graph",
     "log_softmax_gather": "log-probabilities of the target's tokens alone",
 }
-OLDEST = (3, 4)  # the oldest version of Triton that is supported
-CAPABILITY = (8, 0)  # minimum CUDA compute capability, because the kernels use bfloat16 matrix products
+MIN_TRITON_VERSION = (3, 4)  # the oldest version of Triton that is supported
+MIN_CUDA_CAPABILITY = (8, 0)  # minimum CUDA compute capability, because the kernels use bfloat16 matrix products
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Return whether this process runs Triton kernels in Triton's interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -40,11 +40,11 @@ def triton_version() -> str | None:
 
 def runs_on(device: torch.device) -> bool:
     """Return whether the operators named in `KERNELS` run as Triton kernels on tensors of this device."""
-    return device.type == "cuda" and why_not(device.index) is None
+    return device.type == "cuda" and unavailable_reason(device.index) is None
 
 
 @cache
-def why_not(index: int | None = None) -> str | None:
+def unavailable_reason(index: int | None = None) -> str | None:
     """Return why the Triton kernels are not used on a GPU, as text for people; None if they are used. index: the GPU's
     number; None: the current GPU."""
     if os.environ.get("MMDEC_KERNELS") == "0":
@@ -52,17 +52,20 @@ def why_not(index: int | None = None) -> str | None:
     installed = triton_version()
     if installed is None:
         return "Triton is not installed"
-    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST:
-        return f"Triton {installed} is older than {'.'.join(map(str, OLDEST))}"
-    if interpreted():
+    if tuple(int(part) for part in installed.split(".")[:2]) < MIN_TRITON_VERSION:
+        return f"Triton {installed} is older than {'.'.join(map(str, MIN_TRITON_VERSION))}"
+    if is_interpreted():
         return "TRITON_INTERPRET=1 interprets them: for tests only"
     if not torch.cuda.is_available():
         return "no GPU"
     if torch.version.hip is not None:
         return "they were written for NVIDIA's GPUs"
     capability = torch.cuda.get_device_capability(index)
-    if capability < CAPABILITY:
-        return f"the GPU has compute capability {capability[0]}.{capability[1]}, below {CAPABILITY[0]}.{CAPABILITY[1]}"
+    if capability < MIN_CUDA_CAPABILITY:
+        return (
+            f"the GPU has compute capability {capability[0]}.{capability[1]}, below "
+            f"{MIN_CUDA_CAPABILITY[0]}.{MIN_CUDA_CAPABILITY[1]}"
+        )
     return None
 
 

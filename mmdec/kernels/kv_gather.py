@@ -24,7 +24,7 @@ def kv_gather(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[int
     """
     if kv.device.type == "cpu":
         copy_rows(kv, columns, begins)
-    elif kv.dim() <= 5 and runs_on(kv.device) and fits(columns, begins):
+    elif kv.dim() <= 5 and runs_on(kv.device) and kernel_fits(columns, begins):
         from mmdec.kernels.kv_gather_triton import kv_gather_triton
 
         kv_gather_triton(kv, columns, begins)
@@ -64,7 +64,7 @@ def index_rows(kv: Tensor, columns: Sequence[Sequence[int]], begins: Sequence[in
         cells[rows, targets] = cells[rows, sources]
 
 
-def fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
+def kernel_fits(columns: Sequence[Sequence[int]], begins: Sequence[int]) -> bool:
     """Return whether the Triton kernel can do these moves: each row moves at most `PATH` entries, or its indices ascend
     and each entry moves to a lower index.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from mmdec.kernels.kernels import launch
 from mmdec.kernels.kv_gather import PATH
 
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORD_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @triton.jit(do_not_specialize=["longest"])
@@ -65,7 +65,7 @@ def kv_gather_triton(kv: Tensor, columns: Sequence[Sequence[int]], begins: Seque
     moves = torch.tensor(numbers, dtype=torch.int32)
     moves = moves.pin_memory().to(kv.device, non_blocking=True) if kv.device.type == "cuda" else moves
     rows, offsets = len(paths), torch.arange(len(layers), device=kv.device) * layers.stride(0)
-    first = layers[0].view(WORDS[kv.element_size()])
+    first = layers[0].view(WORD_DTYPES[kv.element_size()])
     _, heads, _, width = first.shape
     launch(_move, (rows * heads, len(offsets)))(
         first, offsets, moves[:rows], moves[rows : 2 * rows], moves[2 * rows :], longest,

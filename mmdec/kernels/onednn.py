@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ROWS = 250  # number of score rows that are computed at a time, so that they stay in the processor's cache
-MANY = 64  # minimum number of queries for which this attention is faster than torch's own
-BUILT_IN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+SCORE_ROWS = 250  # number of score rows that are computed at a time, so that they stay in the processor's cache
+MIN_QUERIES = 64  # minimum number of queries for which this attention is faster than torch's own
+HAS_ONEDNN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 Activation = Literal["none", "gelu"]
 
 
-def takes(*tensors: Tensor) -> bool:
+def is_usable(*tensors: Tensor) -> bool:
     """Return whether oneDNN can be used for these tensors: float32 on an x86 CPU, without gradients, autocast or model
     export."""
     return (
-        BUILT_IN
+        HAS_ONEDNN
         and not torch.compiler.is_exporting()
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
@@ -38,7 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
 
     If `takes` is False, torch's own layer computes it.
     """
-    if not takes(x, weight):
+    if not is_usable(x, weight):
         product = F.linear(x, weight, bias)
         return F.gelu(product) if activation == "gelu" else product
     return _product(x, weight, bias, activation)
@@ -55,7 +55,7 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     A row's result does not depend on the other rows. For few queries, or if `takes` is False, torch's own attention is
     used.
     """
-    if not takes(queries, keys, values) or queries.shape[2] < MANY:
+    if not is_usable(queries, keys, values) or queries.shape[2] < MIN_QUERIES:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     batch, heads, count, size = queries.shape
     # memory is ordered (B, N, heads, D), because the next layer reads it so
@@ -64,8 +64,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         for head in range(heads):
             own, key = queries[row, head].contiguous(), keys[row, head].contiguous()
             across = values[row, head].t().contiguous()
-            for start in range(0, count, ROWS):
-                scores = _product(own[start : start + ROWS], key)
+            for start in range(0, count, SCORE_ROWS):
+                scores = _product(own[start : start + SCORE_ROWS], key)
                 torch.softmax(scores, 1, out=scores)
-                out[row, head, start : start + ROWS] = _product(scores, across)
+                out[row, head, start : start + SCORE_ROWS] = _product(scores, across)
     return out

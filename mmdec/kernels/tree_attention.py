@@ -27,8 +27,8 @@ from mmdec.kernels.kernels import runs_on
 if TYPE_CHECKING:
     from mmdec.kernels.tree_attention_triton import PackedTree
 
-LARGEST = 128  # maximum nodes of a tree that the Triton kernel supports
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+MAX_KERNEL_NODES = 128  # maximum nodes of a tree that the Triton kernel supports
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def tree_attention(
     The query heads that share a key head are treated as further queries, so that keys and values need not be repeated.
     """
     batch, heads, nodes, width = q.shape
-    fits = tree is not None and tree.kernel and sinks is None and nodes <= LARGEST and q.dtype in FLOATS
+    fits = tree is not None and tree.kernel and sinks is None and nodes <= MAX_KERNEL_NODES and q.dtype in KERNEL_DTYPES
     if tree is not None and fits and runs_on(q.device):
         from mmdec.kernels.tree_attention_triton import tree_attention_triton
 

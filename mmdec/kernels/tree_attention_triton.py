@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmdec.kernels.kernels import interpreted, launch
+from mmdec.kernels.kernels import is_interpreted, launch
 
-NODES = 128  # maximum nodes of a tree for this kernel; larger trees use torch
+MAX_KERNEL_NODES = 128  # maximum nodes of a tree for this kernel; larger trees use torch
 BLOCK_N = 64  # number of keys that one program reads at a time
 LOG2_E = 1.4426950408889634
 
@@ -231,7 +231,7 @@ def tree_attention_triton(
         WIDTH=width, V_WIDTH=v_width,
         BLOCK_D=max(16, triton.next_power_of_2(width)), BLOCK_V=max(16, triton.next_power_of_2(v_width)),
         BLOCK_R=block, BLOCK_N=BLOCK_N if width <= 128 else 32,
-        WINDOWED=window is not None, UPCAST=interpreted(),
+        WINDOWED=window is not None, UPCAST=is_interpreted(),
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",  # three tf32 products: float32 to 1e-6
         num_warps=8 if block >= 64 else 4, num_stages=2,
     )  # fmt: skip

@@ -24,7 +24,7 @@ Pruning = Literal["random", "strided"]
 
 
 @dataclass(frozen=True)
-class Compressed:
+class CompressedImage:
     """The result of compressing V visual tokens of an image to M states."""
 
     states: Tensor  # (M, H), the compressed states
@@ -46,10 +46,10 @@ class Prune(nn.Module):
         super().__init__()
         self.ratio, self.how = _ratio(ratio), how
 
-    def forward(self, states: Tensor) -> Compressed:
+    def forward(self, states: Tensor) -> CompressedImage:
         """Keep ceil(V / ratio) of the states (V, H), in their order."""
         indices = self.indices(len(states)).to(states.device)
-        return Compressed(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
+        return CompressedImage(states[indices], indices, states.new_zeros(len(states)).index_fill(0, indices, 1.0))
 
     def indices(self, length: int) -> Tensor:
         """Choose the tokens to keep. length: V, the number of tokens. Returns: their indices (M,), ascending."""
@@ -73,12 +73,12 @@ class Pool(nn.Module):
         super().__init__()
         self.ratio, self.grid = _ratio(ratio), grid
 
-    def forward(self, states: Tensor) -> Compressed:
+    def forward(self, states: Tensor) -> CompressedImage:
         """Average states (V, H) to about V / ratio states. Each gets the position in the middle of its window."""
         weights = self.weights(len(states)).to(states)  # shape (M, V)
         middles = (weights * torch.arange(len(states), device=states.device)).sum(1)
         positions = (middles + 0.5).long()  # torch would round both 1.5 and 2.5 to 2, but positions must differ
-        return Compressed(weights @ states, positions, weights.amax(0))
+        return CompressedImage(weights @ states, positions, weights.amax(0))
 
     def weights(self, length: int) -> Tensor:
         """Make the matrix (M, length) of the averaging weights; each row belongs to one window. length: V, the number
@@ -110,7 +110,7 @@ class Convolution(nn.Module):
             self.conv.weight.copy_(mean[..., None].expand_as(self.conv.weight) / ratio)
             nn.init.zeros_(self.conv.bias) if self.conv.bias is not None else None
 
-    def forward(self, states: Tensor) -> Compressed:
+    def forward(self, states: Tensor) -> CompressedImage:
         """Convolve states (V, H) to (ceil(V / ratio), H)."""
         length, count = len(states), -(-len(states) // self.ratio)
         filled = states
@@ -124,7 +124,7 @@ class Convolution(nn.Module):
         else:
             out = self.conv(filled.T[None])[0].T
         positions = torch.arange(count, device=states.device) * self.ratio + (self.ratio - 1) // 2
-        return Compressed(out, positions.clamp(max=length - 1), states.new_full((length,), 1 / self.ratio))
+        return CompressedImage(out, positions.clamp(max=length - 1), states.new_full((length,), 1 / self.ratio))
 
 
 @final
@@ -144,7 +144,7 @@ class Resampler(nn.Module):
         self.k_proj, self.v_proj = nn.Linear(size, size, bias=bias), nn.Linear(size, size, bias=bias)
         self.o_proj = nn.Linear(size, size, bias=False)
 
-    def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> Compressed:
+    def forward(self, states: Tensor, fc: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None) -> CompressedImage:
         """Compress an image's states (V, H) to Q states (Q, H).
 
         fc: (matrix (H, J), function) of an affine map from J to H channels. Give it if the states are (V, J) and have
@@ -162,7 +162,9 @@ class Resampler(nn.Module):
         mixed = weights @ states if fc is None else fc[1](weights @ states)  # shape (heads, Q, H)
         values = torch.einsum("hqc,hdc->qhd", mixed, self.v_proj.weight.unflatten(0, (heads, -1))).flatten(1)
         out = self.o_proj(values if self.v_proj.bias is None else values + self.v_proj.bias)
-        return Compressed(out, last_positions(len(states), len(out), states.device), weights.detach().mean(0).amax(0))
+        return CompressedImage(
+            out, last_positions(len(states), len(out), states.device), weights.detach().mean(0).amax(0)
+        )
 
 
 @final
@@ -178,22 +180,22 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.latents = nn.Parameter(torch.randn(latents, size) * size**-0.5)
 
-    def forward(self, states: Tensor) -> Compressed:
+    def forward(self, states: Tensor) -> CompressedImage:
         """Compress states (V, H) to (min(number of latents, V), H). The positions are spread evenly over the image."""
         length, count = len(states), min(len(self.latents), len(states))
         weights = (self.latents[:count] @ states.T).softmax(-1)
         positions = (2 * torch.arange(count, device=states.device) + 1) * length // (2 * count)
-        return Compressed(weights @ states, positions, weights.detach().amax(0))
+        return CompressedImage(weights @ states, positions, weights.detach().amax(0))
 
 
 @final
 class TextOnly(nn.Module):
     """Drops the image. The drafter then knows of the image only through the target's hidden states at text tokens."""
 
-    def forward(self, states: Tensor) -> Compressed:
+    def forward(self, states: Tensor) -> CompressedImage:
         """Drop all of an image's states (V, H). Returns an empty tensor (0, H)."""
         none = torch.zeros(0, dtype=torch.long, device=states.device)
-        return Compressed(states[:0], none, states.new_zeros(len(states)))
+        return CompressedImage(states[:0], none, states.new_zeros(len(states)))
 
 
 def spans(visual: Tensor, grid: Grid | None = None) -> list[tuple[int, int]]:

@@ -76,7 +76,7 @@ def lengths_to_mask(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device)[None] < lengths[:, None]
 
 
-def _halved(lengths: Tensor) -> Tensor:
+def _halve_lengths(lengths: Tensor) -> Tensor:
     """Return the numbers of frames (B,) after one convolution of width 5, stride 2 and padding 2. lengths: (B,), the
     numbers before the convolution."""
     return torch.div(lengths - 1, 2, rounding_mode="floor") + 1
@@ -100,7 +100,7 @@ class Subsampler(nn.Module):
         x = x.masked_fill(~lengths_to_mask(lengths, x.shape[2])[:, None], 0.0)  # not a product: 0 * NaN is NaN
         for conv in self.conv_layers:
             x = F.glu(conv(x), dim=1)
-            lengths = _halved(lengths)
+            lengths = _halve_lengths(lengths)
             # padding must be 0: the next convolution mixes neighbouring frames, so it would mix padding into a
             # recording's last frames
             x = x * lengths_to_mask(lengths, x.shape[2])[:, None].to(x.dtype)
@@ -259,12 +259,12 @@ def from_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     are left out."""
     encoder = {name: value for name, value in state.items() if name.startswith(("encoder.", "encoder_frontend."))}
     names = _names(encoder, r"encoder\.layers\.(\d+)\.", _fairseq2_name)
-    return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq2 s2t_conformer"))
+    return _check_state(_rename(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq2 s2t_conformer"))
 
 
 def to_fairseq2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the state dict of mmdec's `SpeechEncoder` to fairseq2's names (`encoder_frontend.*` and `encoder.*`)."""
-    return _renamed(_checked(state), _names(state, _OUR_BLOCK, _fairseq2_name), "a SpeechEncoder")
+    return _rename(_check_state(state), _names(state, _OUR_BLOCK, _fairseq2_name), "a SpeechEncoder")
 
 
 def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -272,7 +272,7 @@ def from_fairseq(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors are left out."""
     encoder = {name: value for name, value in state.items() if name.startswith("encoder.")}
     names = _names(encoder, r"encoder\.conformer_layers\.(\d+)\.", "encoder.".__add__)
-    return _checked(_renamed(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
+    return _check_state(_rename(encoder, {theirs: ours for ours, theirs in names.items()}, "a fairseq s2t_conformer"))
 
 
 def encoder_config(state: Mapping[str, Tensor], dropout: float = 0.1) -> EncoderConfig:
@@ -329,14 +329,14 @@ def _names(state: Mapping[str, Tensor], block: str, rename: Callable[[str], str]
     return {name: rename(name) for name in ours}
 
 
-def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -> dict[str, Tensor]:
+def _rename(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -> dict[str, Tensor]:
     """Rename the tensors of `state`. names: old name -> new name. kind: what the tensors belong to, for the error.
     Raises InputError unless the old names are exactly the keys of `state`."""
     missing = [name for name in names if name not in state]
     unexpected = [name for name in state if name not in names]
     if missing or unexpected:
-        parts = [f"lacks {_listed(missing)}"] if missing else []
-        parts += [f"has the unexpected {_listed(unexpected)}"] if unexpected else []
+        parts = [f"lacks {_list_names(missing)}"] if missing else []
+        parts += [f"has the unexpected {_list_names(unexpected)}"] if unexpected else []
         raise InputError(
             f"`state` must hold the tensors of {kind} encoder with relative positions, but {' and '.join(parts)}. "
             "Pass the state of such an encoder, under the names it was saved with."
@@ -344,11 +344,11 @@ def _renamed(state: Mapping[str, Tensor], names: Mapping[str, str], kind: str) -
     return {new: state[old] for old, new in names.items()}
 
 
-def _checked(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _check_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Check that names and shapes of the tensors fit a `SpeechEncoder`, else raise InputError. state: tensors by
     mmdec's names, which are returned unchanged."""
     names = _names(state, _OUR_BLOCK, str)
-    state = _renamed(state, names, "a SpeechEncoder")
+    state = _rename(state, names, "a SpeechEncoder")
     with torch.device("meta"):
         expected = SpeechEncoder(encoder_config(state)).state_dict()
     for name, value in state.items():
@@ -360,6 +360,6 @@ def _checked(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return ", ".join(names[:6]) + more

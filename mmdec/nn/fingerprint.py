@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-SAMPLES = 32  # number of values of each tensor that enter the hash
+VALUES_PER_TENSOR = 32  # number of values of each tensor that enter the hash
 
 # cache of results; an entry is dropped when its network is deleted
-_known: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()
+_fingerprints: WeakKeyDictionary[nn.Module, dict[torch.dtype, str]] = WeakKeyDictionary()
 _lock = Lock()
 
 
@@ -26,7 +26,7 @@ def fingerprint(network: nn.Module, *more: object) -> str:
     """
     dtype = next((weight.dtype for weight in network.parameters()), torch.float32)
     with _lock:
-        digests = _known.setdefault(network, {})
+        digests = _fingerprints.setdefault(network, {})
         if dtype not in digests:
             digests[dtype] = _digest(network)
         digest = digests[dtype]
@@ -44,7 +44,7 @@ def _digest(network: nn.Module) -> str:
         plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
         if plain and value.numel() and not (value.is_meta or value.is_quantized):
             flat = value.detach().reshape(-1)
-            samples.setdefault(value.device, []).append(flat[:: -(-len(flat) // SAMPLES)].to(torch.float64))
+            samples.setdefault(value.device, []).append(flat[:: -(-len(flat) // VALUES_PER_TENSOR)].to(torch.float64))
     for parts in samples.values():  # one copy to the CPU for each device is faster than one for each tensor
         digest.update(torch.cat(parts).cpu().numpy().tobytes())
     return digest.hexdigest()

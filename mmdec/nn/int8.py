@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from mmdec.errors import InputError
 
-SCALE = ".scale"
+SCALE_SUFFIX = ".scale"
 # minimum number of elements of a tensor that is stored in 8 bits; for smaller ones the gain is negligible
-SMALLEST = 4096
+MIN_PACKED_ELEMENTS = 4096
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,8 +43,8 @@ def pack_rows(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     other floating-point tensors to half precision. `unpack_rows` reverses this conversion, except for rounding."""
     packed: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= SMALLEST:
-            packed[name], packed[name + SCALE] = quantise_rows(tensor)
+        if tensor.is_floating_point() and tensor.dim() > 1 and tensor.numel() >= MIN_PACKED_ELEMENTS:
+            packed[name], packed[name + SCALE_SUFFIX] = quantise_rows(tensor)
         else:
             packed[name] = tensor.detach().half() if tensor.is_floating_point() else tensor.detach()
         packed[name] = packed[name].contiguous()
@@ -59,9 +59,9 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
     """
     unpacked: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if name.endswith(SCALE) and name.removesuffix(SCALE) in state:
+        if name.endswith(SCALE_SUFFIX) and name.removesuffix(SCALE_SUFFIX) in state:
             continue
-        scale = state.get(name + SCALE)
+        scale = state.get(name + SCALE_SUFFIX)
         if scale is None:
             unpacked[name] = tensor.float() if tensor.is_floating_point() else tensor
             continue
@@ -75,7 +75,7 @@ def unpack_rows(state: Mapping[str, Tensor], argument: str = "model") -> dict[st
 
 
 LEVELS = (127, 63)  # largest input integer; 63 for CPUs (such as those with AVX2 only) that sum two products in 16 bits
-LEAST = 1e-12  # minimum of a row's largest absolute value, so that a row of zeros is not divided by 0
+MIN_ROW_MAXIMUM = 1e-12  # minimum of a row's largest absolute value, so that a row of zeros is not divided by 0
 
 
 @final
@@ -101,7 +101,7 @@ class Int8Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
-        whole, scales = whole_numbers(rows, self._levels)
+        whole, scales = quantise_inputs(rows, self._levels)
         out = product(whole, self._packed, self._levels).mul_(scales)
         if self.bias is not None:
             out += self.bias  # added separately: with a bias, fbgemm rounds differently, but only for some shapes
@@ -109,12 +109,12 @@ class Int8Linear(nn.Linear):
 
 
 @final
-class EachAlone(nn.Conv1d):
+class RowwiseConv1d(nn.Conv1d):
     """A convolution that computes each row of the batch by itself, because libraries sum in another order if there are
     more rows."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return torch.cat([super(EachAlone, self).forward(row) for row in input.split(1)])
+        return torch.cat([super(RowwiseConv1d, self).forward(row) for row in input.split(1)])
 
 
 def quantise_linears(model: Any) -> None:
@@ -145,11 +145,11 @@ def _replace(modules: Iterable[nn.Module], names: tuple[str, ...]) -> None:
                 setattr(module, name, Int8Linear(child))
             elif type(child) is nn.Conv1d:
                 alone = copy.copy(child)  # the copy shares the weights
-                alone.__class__ = EachAlone
+                alone.__class__ = RowwiseConv1d
                 setattr(module, name, alone)
 
 
-def quantised(model: nn.Module) -> bool:
+def has_int8_layers(model: nn.Module) -> bool:
     """Return whether a model has layers of type `Int8Linear`."""
     return any(type(module) is Int8Linear for module in model.modules())
 
@@ -171,11 +171,11 @@ def levels() -> int:
     raise InputError("`dtype` may be int8 where sums of integers are exact, but here they are not. Choose float32.")
 
 
-def whole_numbers(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def quantise_inputs(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Quantise the rows of a matrix (N, I): each row becomes whole numbers from -most to most, times a scale. Returns:
     the numbers (N, I) as floats, and the scales (N, 1)."""
     # `amax` of absolute values is far faster than a norm
-    scales = rows.abs().amax(1, keepdim=True).clamp_(min=LEAST).div_(most)
+    scales = rows.abs().amax(1, keepdim=True).clamp_(min=MIN_ROW_MAXIMUM).div_(most)
     return rows.div(scales).round_(), scales
 
 

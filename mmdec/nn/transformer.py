@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from mmdec.errors import InputError
 from mmdec.kernels import onednn
 
-FEW = 16  # minimum number of rows for which oneDNN's matrix product is used; with fewer it is slower than torch's own
+MIN_ONEDNN_ROWS = (
+    16  # minimum number of rows for which oneDNN's matrix product is used; with fewer it is slower than torch's own
+)
 _POOL_SIZE = 1 << 23
 _pools: dict[float, Tensor] = {}
 
@@ -76,7 +78,7 @@ class RowsLinear(nn.Linear):
     """A linear layer. For inputs of many rows (tokens) it uses oneDNN's matrix product, where that is possible."""
 
     def forward(self, input: Tensor) -> Tensor:
-        many = input.numel() >= FEW * self.in_features
+        many = input.numel() >= MIN_ONEDNN_ROWS * self.in_features
         return (onednn.linear if many else F.linear)(input, self.weight, self.bias)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from mmdec.errors import InputError
 
-PAUSE = "pau"  # name of the phone that stands for silence, as in the speech synthesiser flite
+PAUSE_PHONE = "pau"  # name of the phone that stands for silence, as in the speech synthesiser flite
 MAX_FILE_BYTES = 16 * 2**20
 
 
-def spoken(phones: Sequence[str]) -> slice:
+def spoken_slice(phones: Sequence[str]) -> slice:
     """Return the slice that leaves out pauses at both ends of the phones; an empty slice if all phones are pauses."""
-    kept = [index for index, phone in enumerate(phones) if phone != PAUSE]
+    kept = [index for index, phone in enumerate(phones) if phone != PAUSE_PHONE]
     return slice(kept[0], kept[-1] + 1) if kept else slice(0, 0)
 
 

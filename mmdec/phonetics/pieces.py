@@ -15,12 +15,12 @@ from tokenizers.trainers import BpeTrainer
 
 from mmdec.errors import InputError
 
-HEARD = ("<blank>",)  # special pieces of a CTC head's vocabulary
-WRITTEN = ("<s>", "<pad>", "</s>", "<unk>")  # special pieces of a decoder's vocabulary
+CTC_SPECIAL_PIECES = ("<blank>",)  # special pieces of a CTC head's vocabulary
+DECODER_SPECIAL_PIECES = ("<s>", "<pad>", "</s>", "<unk>")  # special pieces of a decoder's vocabulary
 _SILENT = re.compile(r"[^\w' ?]")
 
 
-def heard(text: str) -> str:
+def normalise_for_speech(text: str) -> str:
     """Normalise a sentence to what its sound can tell: lower case, no punctuation except apostrophes and question
     marks. Other marks, such as hyphens, become spaces."""
     text = unicodedata.normalize("NFC", text).lower().replace("\u2019", "'")
@@ -28,7 +28,7 @@ def heard(text: str) -> str:
     return " ".join(text.split())
 
 
-class Pieces:
+class PieceTokenizer:
     """A tokenizer: encodes text as ids of word pieces, and decodes them. The first ids are special pieces, which
     encoding never gives."""
 
@@ -53,7 +53,7 @@ class Pieces:
         return self.tokenizer.decode(list(numbers)).strip()
 
     @classmethod
-    def learn(cls, texts: Iterable[str], count: int, special: Sequence[str]) -> Pieces:
+    def learn(cls, texts: Iterable[str], count: int, special: Sequence[str]) -> PieceTokenizer:
         """Learn a BPE vocabulary from texts. count: its size, special pieces included. special: the special pieces,
         which get the first ids."""
         tokenizer = Tokenizer(BPE())
@@ -64,7 +64,7 @@ class Pieces:
         return cls(tokenizer)
 
     @classmethod
-    def kept(cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]) -> Pieces:
+    def kept(cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]) -> PieceTokenizer:
         """Load the tokenizer from the file `path`; if there is no such file, learn the tokenizer from `texts()` and
         save it to `path`.
 
@@ -75,7 +75,7 @@ class Pieces:
         return cls.read(path)
 
     @classmethod
-    def read(cls, path: Path) -> Pieces:
+    def read(cls, path: Path) -> PieceTokenizer:
         """Load a tokenizer from its JSON file. Raises InputError for any other file."""
         try:
             return cls(Tokenizer.from_file(str(path)))

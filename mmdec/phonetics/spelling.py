@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from mmdec.phonetics.lexicon import PAUSE, read_lexicon, spoken
+from mmdec.phonetics.lexicon import PAUSE_PHONE, read_lexicon, spoken_slice
 
 _UNDER_TWENTY = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -38,7 +38,7 @@ _OTHERS = (
 )
 # All words that can replace numbers and signs. The lexicon should have each of them; letter-to-sound rules pronounce a
 # missing word.
-WORDS = frozenset(
+NUMBER_WORDS = frozenset(
     " ".join(
         [*_SMALL, *_TENS, *_POWERS, *_ORDINALS.values(), *_UNITS.values(), *_SIGNS.values(), _OTHERS, _O_CLOCK]
     ).split()
@@ -104,18 +104,18 @@ def _ordinal(words: str) -> str:
     return f"{head} {ranked}".strip()
 
 
-def _several(words: str) -> str:
+def _plural_noun(words: str) -> str:
     return f"{words[:-1]}ies" if words.endswith("y") else f"{words}es" if words.endswith("x") else f"{words}s"
 
 
 def _money(sign: str, amount: str, cents: str, scale: str) -> str:
     unit, small = _MONEY[sign]
     if scale or (cents and len(cents) != 2):  # in "$1.5 million", ".5" does not mean cents
-        return f"{_decimal(amount, cents)}{scale} {_several(unit) if sign != '¥' else unit}"
-    whole = f"{_number(amount)} {unit if amount == '1' or sign == '¥' else _several(unit)}"
+        return f"{_decimal(amount, cents)}{scale} {_plural_noun(unit) if sign != '¥' else unit}"
+    whole = f"{_number(amount)} {unit if amount == '1' or sign == '¥' else _plural_noun(unit)}"
     if not cents or cents == "00":
         return whole
-    few = "pence" if small == "penny" else _several(small)
+    few = "pence" if small == "penny" else _plural_noun(small)
     return f"{whole} {cardinal(int(cents))} {small if cents == '01' else few}"
 
 
@@ -137,7 +137,7 @@ def _words(found: re.Match[str]) -> str:
     if got["rank"]:
         return _ordinal(cardinal(int(got["rank"].replace(",", ""))) if len(got["rank"]) < 16 else _number(got["rank"]))
     if got["plural"]:
-        return _several(_number(got["plural"]))
+        return _plural_noun(_number(got["plural"]))
     if got["over"]:
         over, under = int(got["over"]), int(got["under"])
         name = {2: "half", 4: "quarter"}.get(under) or _ordinal(cardinal(under))
@@ -152,12 +152,12 @@ def _words(found: re.Match[str]) -> str:
 
 Phones = tuple[str, ...]
 MAX_CHARACTERS = 2000  # maximum characters of a text; the rest of a longer text is ignored
-CLAUSE = ","  # the token that marks the end of a clause
-SILENT = "-"  # in a rule: the letter has no sound
-EDGE = "#"  # in the context of a rule: the beginning or the end of the word
-REACH = 4  # maximum number of letters in a rule's context on each side of the letter
+CLAUSE_TOKEN = ","  # the token that marks the end of a clause
+SILENT_LETTER = "-"  # in a rule: the letter has no sound
+WORD_EDGE = "#"  # in the context of a rule: the beginning or the end of the word
+MAX_CONTEXT_LETTERS = 4  # maximum number of letters in a rule's context on each side of the letter
 # sizes of the contexts that rules may have: (letters on the left, letters on the right), the smallest first
-CONTEXTS = ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
+CONTEXT_SIZES = ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
 
 _VOWELS = frozenset(["aa", "ae", "ah", "ao", "aw", "ax", "ay", "eh", "er", "ey", "ih", "iy", "ow", "oy", "uh", "uw"])
 _HISSING, _VOICELESS = (
@@ -196,18 +196,21 @@ class Speller:
         entries = {word: variants[0] for word, variants in read_lexicon(path).items()}
         rules = {word for word in entries if "(" in word}
         lexicon = {word: said for word, said in entries.items() if word not in rules}
-        return cls(lexicon, {word: tuple(p for p in entries[word] if p != SILENT) for word in rules})
+        return cls(lexicon, {word: tuple(p for p in entries[word] if p != SILENT_LETTER) for word in rules})
 
     def phones(self, text: str) -> list[str]:
         """Convert a text to phones, named as in flite. "pau" stands between clauses and sentences, but not at both
         ends."""
-        said = [(PAUSE,) if token == CLAUSE else self.word(token) for token in self._tokens(text[:MAX_CHARACTERS])]
+        said = [
+            (PAUSE_PHONE,) if token == CLAUSE_TOKEN else self.word(token)
+            for token in self._tokens(text[:MAX_CHARACTERS])
+        ]
         phones: list[str] = []
-        for word, following in pairwise([*said, (PAUSE,)]):
+        for word, following in pairwise([*said, (PAUSE_PHONE,)]):
             vowel = word == ("dh", "ax") and following and following[0] in _VOWELS
             phones += ("dh", "iy") if vowel else word
-        kept = [phone for last, phone in pairwise([PAUSE, *phones]) if not phone == last == PAUSE]
-        return kept[spoken(kept)]
+        kept = [phone for last, phone in pairwise([PAUSE_PHONE, *phones]) if not phone == last == PAUSE_PHONE]
+        return kept[spoken_slice(kept)]
 
     def _tokens(self, text: str) -> Iterator[str]:
         """Split a text into words in lower case, names of letters ("b."), and `CLAUSE` where a clause ends."""
@@ -220,7 +223,7 @@ class Speller:
             token = found[0]
             word = token.lower()
             if not token[0].isalpha():
-                yield CLAUSE
+                yield CLAUSE_TOKEN
             elif (len(word) == 1 and word not in "ai") or token.endswith(_NAME):
                 yield f"{word[0]}."
             elif token == "US" or (token.isupper() and 1 < len(word) < 5 and word not in self.lexicon and not shouted):
@@ -233,7 +236,7 @@ class Speller:
         from the lexicon's entries for the word's stem or parts; else from the letter-to-sound rules."""
         listed = self.lexicon.get(word)
         if listed is None:
-            listed = self._inflected(word) or self._compound(word) or self.by_rules(word)
+            listed = self._inflection(word) or self._compound(word) or self.by_rules(word)
         return listed
 
     def by_rules(self, word: str) -> Phones:
@@ -242,14 +245,14 @@ class Speller:
         letters = "".join(_LETTERS.findall(word))
         if not _VOWEL_LETTERS & set(letters):  # no vowel, as in TV or FBI: read the letters' names
             return tuple(phone for letter in letters for phone in self.lexicon.get(f"{letter}.", ()))
-        padded = EDGE * REACH + letters + EDGE * REACH
+        padded = WORD_EDGE * MAX_CONTEXT_LETTERS + letters + WORD_EDGE * MAX_CONTEXT_LETTERS
         phones: list[str] = []
-        for place in range(REACH, REACH + len(letters)):
+        for place in range(MAX_CONTEXT_LETTERS, MAX_CONTEXT_LETTERS + len(letters)):
             rule = next((r for r in map(self.rules.get, reversed(contexts(padded, place))) if r is not None), ())
             phones += rule
         return tuple(phones)
 
-    def _inflected(self, word: str) -> Phones | None:
+    def _inflection(self, word: str) -> Phones | None:
         """Return the phones of an inflected word from its stem in the lexicon: possessive, contraction, plural, past or
         -ing form. None for other words."""
         stem, apostrophe, ending = word.rpartition("'")
@@ -281,7 +284,7 @@ def contexts(padded: str, place: int) -> list[str]:
     padded: the word, with `EDGE` signs at both ends. place: index of the letter in it.
     """
     letter, after = padded[place], place + 1
-    return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXTS]
+    return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXT_SIZES]
 
 
 def _plural(said: Phones) -> Phones:

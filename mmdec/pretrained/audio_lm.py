@@ -20,19 +20,19 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, ProcessorMixin
 
 from mmdec.checks.devices import PASSED_ON, check_device
-from mmdec.checks.weights import check_extractor, damaged, read_settings
+from mmdec.checks.weights import check_extractor, read_settings, report_damage
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, find, kind, version
+from mmdec.hub.find import LoadedModels, find_model, model_kind, path_version
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.pretrained.language_model import FILES, read_network
+from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES, read_network
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.pretrained.vlm import check_processor
-from mmdec.targets.media import HEARING
+from mmdec.targets.media import AUDIO_FAMILIES
 
-FAMILIES = HEARING.split()
-ADAPTER = "adapter_config.json"
+AUDIO_FAMILY_NAMES = AUDIO_FAMILIES.split()
+ADAPTER_CONFIG = "adapter_config.json"
 # the prompt's instruction, if the caller gives none and the processor has none of its own
-REQUEST = "Transcribe the speech."
+DEFAULT_INSTRUCTION = "Transcribe the speech."
 VOXTRAL = "Voxtral"  # beginning of the names of classes whose tokenizer needs the package mistral-common
 
 
@@ -53,7 +53,7 @@ class LoadedAudioLm:
         """Check the processor. Raises InputError if it belongs to another model, expects a sample rate other than 16
         kHz, or has no chat template (Voxtral needs none)."""
         template = not type(self.model).__name__.startswith(VOXTRAL)
-        check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(FAMILIES)}.", template)
+        check_processor(self.model, self.processor, "audio", f"Use one of {', '.join(AUDIO_FAMILY_NAMES)}.", template)
         rate = getattr(self.extractor, "sampling_rate", SAMPLE_RATE)
         if rate != SAMPLE_RATE:
             raise InputError(
@@ -78,7 +78,7 @@ class LoadedAudioLm:
         return getattr(parts, "feature_extractor", None) or parts.audio_processor
 
     @property
-    def most_seconds(self) -> float | None:
+    def max_seconds(self) -> float | None:
         """Return the maximum seconds of a recording that the processor reads without cutting it; None: no maximum."""
         if type(self.model).__name__.startswith("Qwen2Audio"):  # its processor silently cuts recordings at one window
             return float(self.extractor.chunk_length)
@@ -99,7 +99,7 @@ class LoadedAudioLm:
 
     def check(self, samples: Tensor) -> Tensor:
         """Return the samples (T,). Raises InputError if they are longer than `most_seconds`."""
-        most, seconds = self.most_seconds, len(samples) / SAMPLE_RATE
+        most, seconds = self.max_seconds, len(samples) / SAMPLE_RATE
         if most is not None and seconds > most:
             raise InputError(
                 f"`audio` must last at most {most:g} seconds for {type(self.model).__name__}, but lasts {seconds:.1f}. "
@@ -114,7 +114,7 @@ class LoadedAudioLm:
             recording}, or {} if the model shall detect the languages. count: number of recordings.
         """
         processor: Any = self.processor
-        asked, mark = prompt or REQUEST, processor.audio_token
+        asked, mark = prompt or DEFAULT_INSTRUCTION, processor.audio_token
         if self.written:
             # a second of silence for each recording, because the text does not depend on the audio
             nothing = [torch.zeros(SAMPLE_RATE).numpy()] * count
@@ -185,11 +185,11 @@ class LoadedAudioLm:
 _models = LoadedModels[LoadedAudioLm]()
 
 
-def family(directory: Path) -> str:
+def audio_family(directory: Path) -> str:
     """Return the family of the model in a folder, such as "Qwen2Audio"; "" if it is not an audio language model."""
-    model_type = kind(directory)
+    model_type = model_kind(directory)
     name = CONFIG_MAPPING[model_type].__name__.removesuffix("Config") if model_type in CONFIG_MAPPING else ""
-    return name if name in FAMILIES else ""
+    return name if name in AUDIO_FAMILY_NAMES else ""
 
 
 def load_audio_lm(
@@ -204,19 +204,19 @@ def load_audio_lm(
     Raises: InputError if there is no such model, a package that its processor needs is missing, or its files are
         damaged, not safetensors, or outside its folder.
     """
-    directory = find(model, None, FILES)
-    name, checked = family(directory), check_device(device)
+    directory = find_model(model, None, LANGUAGE_MODEL_FILES)
+    name, checked = audio_family(directory), check_device(device)
     if not name:
         raise InputError(
-            f"`model` must be a language model that hears ({', '.join(FAMILIES)}), but '{directory}' is "
-            f"{kind(directory) or 'no model'!r}. Name one."
+            f"`model` must be a language model that hears ({', '.join(AUDIO_FAMILY_NAMES)}), but '{directory}' is "
+            f"{model_kind(directory) or 'no model'!r}. Name one."
         )
-    if read_settings(directory / "config.json").get("has_lora_adapter") or (directory / ADAPTER).is_file():
+    if read_settings(directory / "config.json").get("has_lora_adapter") or (directory / ADAPTER_CONFIG).is_file():
         raise InputError(
             f"`model` must be whole in its folder, but '{directory}' has an adapter beside it. Load both with "
             "transformers and peft, and give the model with its `processor`."
         )
-    key = (version(directory), str(checked), str(dtype))
+    key = (path_version(directory), str(checked), str(dtype))
     return _models.get(key, lambda: _read(directory, name, checked, dtype))
 
 
@@ -227,7 +227,9 @@ def _read(directory: Path, name: str, device: torch.device, dtype: torch.dtype) 
             f"`model` must have a processor that can be read here, but that of '{directory}' needs a package. Run `pip "
             "install mistral-common`."
         )
-    with damaged(f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"):
+    with report_damage(
+        f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"
+    ):
         processor = AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     network: Any = getattr(transformers, f"{name}ForConditionalGeneration")
     model: Any = read_network(directory, network.config_class, network, "language model that hears")

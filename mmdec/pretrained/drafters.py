@@ -20,12 +20,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_instance, check_path, check_whole
-from mmdec.checks.weights import WHOLE, checked_file, fill, read_settings, read_weights
+from mmdec.checks.weights import WEIGHTS_FILE, build_with_weights, read_settings, read_weights, weight_file
 from mmdec.drafters.ctc.checkpoint import load_ctc
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.eagle3 import Eagle3
-from mmdec.drafters.eagle.network import MOST, DraftConfig, DraftNetwork
+from mmdec.drafters.eagle.network import MAX_CONFIG_SIZE, DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.published import SYSTEMS, System, drafts_published, read_published
 from mmdec.drafters.flash.drafter import Flash
 from mmdec.drafters.flash.network import FlashNetwork
@@ -44,15 +44,15 @@ from mmdec.drafters.registry import (
 )
 from mmdec.errors import InputError
 from mmdec.hub.find import drafter_by_name
-from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.pretrained.language_model import is_language_model
 from mmdec.pretrained.small_model import load_small_model
 from mmdec.types import Drafter
 
-CONFIG = "config.json"
+CONFIG_FILE = "config.json"
 MODEL_TYPE = "mmdec-drafter"  # value of "model_type" in config.json
 MAX_CONFIG_BYTES = 2**16
-PICTURE = "data/samples/images/menu.png"  # an image in the repository, for the example in the model card
+EXAMPLE_IMAGE = "data/samples/images/menu.png"  # an image in the repository, for the example in the model card
 
 
 def load_drafter(
@@ -92,12 +92,13 @@ def load_drafter(
 
 
 def _loader(folder: Path, argument: str) -> Loader:
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG_FILE).is_file():
         raise InputError(
-            f"`{argument}` must be a folder with a drafter's {CONFIG} and weights, but '{folder}' has no {CONFIG}. "
+            f"`{argument}` must be a folder with a drafter's {CONFIG_FILE} and weights, but '{folder}' has no "
+            f"{CONFIG_FILE}. "
             "Name the drafter's folder."
         )
-    settings = read_settings(folder / CONFIG, argument)
+    settings = read_settings(folder / CONFIG_FILE, argument)
     name = str(settings.get("system") or "")
     if not name:
         published = "" if "system" in settings else drafts_published(folder, argument)
@@ -129,11 +130,11 @@ def save_network(network: DraftNetwork, directory: str | os.PathLike[str], *, ca
     Raises: InputError if the directory exists and is not empty.
     """
     target = new_folder(directory)
-    with whole_folder(target) as fresh:
+    with atomic_folder(target) as fresh:
         config = {"system": network.system, "model_type": MODEL_TYPE, **asdict(network.config)}
-        (fresh / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (fresh / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-        save_file(state, fresh / WHOLE)
+        save_file(state, fresh / WEIGHTS_FILE)
         (fresh / "README.md").write_text(card or draft_card(network), encoding="utf-8")
     return target
 
@@ -154,14 +155,14 @@ def convert(
     Raises: InputError for DSpark, FLASH and any other format that is not supported.
     """
     folder = Path(source)
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG_FILE).is_file():
         lacks = "does not" if folder.is_dir() else "is no folder"
         raise InputError(f"`source` must hold config.json, but '{folder}' {lacks}. Give the checkpoint's folder.")
     target = new_folder(directory)
     if system not in (None, *SYSTEMS):
         raise InputError(f"`system` must be one of {', '.join(SYSTEMS)}, but is {system!r:.60}. Leave it out.")
     if vocab_size is not None:
-        check_whole("vocab_size", vocab_size, 1, MOST, "Give the target's number of tokens.")
+        check_whole("vocab_size", vocab_size, 1, MAX_CONFIG_SIZE, "Give the target's number of tokens.")
     network = read_published(folder, "source", system, vocab_size)
     return save_network(network, target, card=published_card(network, folder))
 
@@ -174,15 +175,16 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
     Raises: InputError if the folder holds no draft network, or a file is damaged.
     """
     folder = check_path("directory", directory, "Name a folder.")
-    file = folder / CONFIG
+    file = folder / CONFIG_FILE
     if not file.is_file():
         raise InputError(
-            f"`directory` must hold a draft network's {CONFIG} and {WHOLE}, but '{folder}' has no {CONFIG}. Name the "
+            f"`directory` must hold a draft network's {CONFIG_FILE} and {WEIGHTS_FILE}, but '{folder}' has no "
+            f"{CONFIG_FILE}. Name the "
             "drafter's folder."
         )
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise InputError(
-            f"`directory` must hold a {CONFIG} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
+            f"`directory` must hold a {CONFIG_FILE} of at most {MAX_CONFIG_BYTES} bytes, but '{file}' has more."
         )
     settings = read_settings(file, "directory")
     if "system" not in settings and drafts_published(folder, "directory") == "network":
@@ -190,8 +192,8 @@ def read_network(directory: str | os.PathLike[str], target_tokens: int | None = 
     settings.pop("model_type", None)
     kind = network_class(str(settings.pop("system", "")))
     config = _config(kind.config_class, settings, folder)
-    state = read_weights([checked_file(folder, WHOLE, "directory")], "directory")
-    return fill(lambda: kind(config), state, "directory", folder)
+    state = read_weights([weight_file(folder, WEIGHTS_FILE, "directory")], "directory")
+    return build_with_weights(lambda: kind(config), state, "directory", folder)
 
 
 def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> DraftNetwork:
@@ -225,10 +227,10 @@ def load_network(directory: str | os.PathLike[str], model: PreTrainedModel) -> D
     return network.to(model.device, model.dtype)
 
 
-def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> TreeGrowing:
+def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel) -> NetworkDrafter:
     """Load a drafter that builds EAGLE-2 trees for a target model. It uses the target's embedding and LM head, or the
     draft network's own if the network has them."""
-    network, (embedding, output) = load_network(directory, model), _ends(model)
+    network, (embedding, output) = load_network(directory, model), _embedding_and_head(model)
     if isinstance(network, Eagle3 | DFlash) and network.config.own_embedding and type(embedding) is nn.Embedding:
         own = network.get_parameter("embed_tokens.weight")
         # in most folders the embedding is a copy of the target's: do not keep it twice
@@ -238,7 +240,7 @@ def load_tree_growing(directory: str | os.PathLike[str], model: PreTrainedModel)
         own = network.get_parameter("lm_head.weight")
         if torch.equal(own, output.weight):
             network.share_head()
-    return TreeGrowing(network, embedding, output)
+    return NetworkDrafter(network, embedding, output)
 
 
 def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Flash:
@@ -246,10 +248,10 @@ def load_flash(directory: str | os.PathLike[str], model: PreTrainedModel) -> Fla
     network = load_network(directory, model)
     if not isinstance(network, FlashNetwork):
         raise InputError(f"`directory` must hold FLASH's network, but holds {network.system}'s. Name another folder.")
-    return Flash(network, *_ends(model))
+    return Flash(network, *_embedding_and_head(model))
 
 
-def _ends(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
+def _embedding_and_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Linear]:
     """Return the model's input embedding and LM head, which draft networks use, too."""
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(output, nn.Linear) or not isinstance(embedding, nn.Module):
@@ -269,7 +271,7 @@ def _config(kind: type[DraftConfig], settings: dict[str, Any], folder: Path) -> 
         return kind(**settings)
     except (InputError, TypeError) as error:
         raise InputError(
-            f"`directory` must hold the settings of a draft network, but {CONFIG} in '{folder}' is damaged or of "
+            f"`directory` must hold the settings of a draft network, but {CONFIG_FILE} in '{folder}' is damaged or of "
             f"another version ({error!s:.300}). Fetch it again."
         ) from error
 
@@ -306,6 +308,6 @@ def draft_card(network: DraftNetwork, reads_images: bool = True) -> str:
         return text + "Pass its folder as `drafter`, or load it with `mmdec.load_drafter(folder, model)`.\n"
     return text + (
         f"In the target's folder it is found by its name, `{network.system}`:\n\n```python\nimport mmdec\n\n"
-        f'out = mmdec.describe("{PICTURE}", model={json.dumps(config.target)}, drafter="{network.system}")\n'
+        f'out = mmdec.describe("{EXAMPLE_IMAGE}", model={json.dumps(config.target)}, drafter="{network.system}")\n'
         "print(out.text, out.tokens_per_round)\n```\n"
     )

@@ -28,25 +28,27 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from mmdec.checks.arguments import check_path, check_whole
-from mmdec.checks.weights import WHOLE, damaged, read_settings
+from mmdec.checks.weights import WEIGHTS_FILE, read_settings, report_damage
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.eagle.eagle3 import Eagle3, default_layers
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.errors import InputError
-from mmdec.hub.find import HUB_ID, drafter_by_name, find, names
-from mmdec.hub.publish import CARD, new_folder, whole_folder
-from mmdec.pretrained.drafters import CONFIG, read_network
+from mmdec.hub.find import HUB_ID, drafter_by_name, find_model, shipped_names
+from mmdec.hub.publish import CARD, atomic_folder, new_folder
+from mmdec.pretrained.drafters import CONFIG_FILE, read_network
 
 Layout = Literal["speculators", "flat"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-OWN = ("positions", "pictures", "base", "target")  # fields of the configuration that only mmdec reads
-SPECULATORS = "0.9.0"  # version of the package speculators whose format is written; tests compare with its classes
-CHAIN = 3  # default number of tokens that an engine drafts in a round with EAGLE-3 or P-EAGLE
-POSITIONS = 32768  # maximum sequence length that is written, if the target's configuration has none
+MMDEC_FIELDS = ("positions", "pictures", "base", "target")  # fields of the configuration that only mmdec reads
+SPECULATORS_VERSION = (
+    "0.9.0"  # version of the package speculators whose format is written; tests compare with its classes
+)
+DEFAULT_DRAFT_TOKENS = 3  # default number of tokens that an engine drafts in a round with EAGLE-3 or P-EAGLE
+DEFAULT_MAX_POSITIONS = 32768  # maximum sequence length that is written, if the target's configuration has none
 
 
 @dataclass(frozen=True)
-class Served:
+class ExportTarget:
     """The target model for which a drafter is exported."""
 
     name: str  # the target's folder name or hub id, by which engines load it
@@ -95,7 +97,7 @@ def export_drafter(
             f"`source` must hold EAGLE-3, P-EAGLE or DFlash, but '{path}' holds {network.system}, which no engine "
             "reads. Train one of these, or serve the model with mmdec."
         )
-    served = _served(network, model)
+    served = _find_target(network, model)
     cast(Any, network).config = network.config.for_depth(served.depth)
     state = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     write = _speculators if to == "speculators" else _flat_dflash if isinstance(network, DFlash) else _flat_eagle3
@@ -105,29 +107,31 @@ def export_drafter(
             f"`num_speculative_tokens` must be at most {most}, what a block drafts, but is {num_speculative_tokens}. "
             "Leave it out."
         )
-    count = num_speculative_tokens or most or CHAIN
+    count = num_speculative_tokens or most or DEFAULT_DRAFT_TOKENS
     state, config = write(cast(Any, network), state, served, count)
-    own = {name: getattr(network.config, name) for name in OWN if hasattr(network.config, name)}
-    with whole_folder(target) as fresh:
-        (fresh / CONFIG).write_text(json.dumps({**config, "mmdec": own}, indent=2) + "\n", encoding="utf-8")
-        save_file(state, fresh / WHOLE, metadata={"format": "pt"})
+    own = {name: getattr(network.config, name) for name in MMDEC_FIELDS if hasattr(network.config, name)}
+    with atomic_folder(target) as fresh:
+        (fresh / CONFIG_FILE).write_text(json.dumps({**config, "mmdec": own}, indent=2) + "\n", encoding="utf-8")
+        save_file(state, fresh / WEIGHTS_FILE, metadata={"format": "pt"})
         (fresh / CARD).write_text(_card(network, served, to, count), encoding="utf-8")
     return target
 
 
-def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Served:
+def _find_target(network: DraftNetwork, model: str | os.PathLike[str] | None) -> ExportTarget:
     """Find the target model and check its sizes. model: a directory, shipped name or hub id; None: the model that the
     network was trained for. Raises InputError if the model is not found or does not fit the network."""
     named = os.fspath(model) if model is not None else network.config.target
-    known = named and (Path(named).is_dir() or named in names(None) or HUB_ID.fullmatch(named))
+    known = named and (Path(named).is_dir() or named in shipped_names(None) or HUB_ID.fullmatch(named))
     if model is None and not known:
         raise InputError(
             f"`model` must be given where the drafter does not say which model it was trained for, or says {named!r}, "
             "which is not found here. Name the target's folder or hub id."
         )
-    folder = find(named, None, ["*.json"])
-    read_settings(folder / CONFIG, "model")
-    with damaged(f"`model` must hold a model's {CONFIG}, but '{folder}' does not", "Name the target's folder."):
+    folder = find_model(named, None, ["*.json"])
+    read_settings(folder / CONFIG_FILE, "model")
+    with report_damage(
+        f"`model` must hold a model's {CONFIG_FILE}, but '{folder}' does not", "Name the target's folder."
+    ):
         whole = AutoConfig.from_pretrained(folder)
         text = whole.get_text_config(decoder=True)
         sizes = {"channels": text.hidden_size, "tokens": text.vocab_size, "layers": text.num_hidden_layers}
@@ -139,7 +143,7 @@ def _served(network: DraftNetwork, model: str | os.PathLike[str] | None) -> Serv
                 f"`model` must have {own[what]} {what} for this drafter, but '{named}' has {size}. Name the model "
                 "that it was trained for."
             )
-    return Served(named, list(whole.architectures or []), text)
+    return ExportTarget(named, list(whole.architectures or []), text)
 
 
 def _refuse(to: str, faults: Mapping[str, bool]) -> None:
@@ -156,7 +160,7 @@ def _refuse(to: str, faults: Mapping[str, bool]) -> None:
 
 
 def _speculators(
-    network: Eagle3 | DFlash, state: dict[str, Tensor], served: Served, count: int
+    network: Eagle3 | DFlash, state: dict[str, Tensor], served: ExportTarget, count: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a network to speculators' format. Returns: the tensors by name, and the content of config.json.
 
@@ -192,7 +196,7 @@ def _speculators(
         "architectures": [f"{name}DraftModel"],
         "auto_map": {"": f"config.{name}SpeculatorConfig"},
         "speculators_model_type": kind,
-        "speculators_version": SPECULATORS,
+        "speculators_version": SPECULATORS_VERSION,
         "target_hidden_size": whole,
         "tie_word_embeddings": False,
         "transformer_layer_config": _layer(network, served),
@@ -214,7 +218,7 @@ def _speculators(
 
 
 def _flat_eagle3(
-    network: Eagle3, state: dict[str, Tensor], served: Served, count: int
+    network: Eagle3, state: dict[str, Tensor], served: ExportTarget, count: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert an EAGLE-3 to the format of SafeAILab and SpecForge. Returns: the tensors by name, and the content of
     config.json.
@@ -234,7 +238,9 @@ def _flat_eagle3(
             "the target's normed last states (layer -1)": -1 in config.layers,
         },
     )
-    if not config.mapped:  # without a draft vocabulary: some engines need the tables d2t and t2d even then
+    if (
+        not config.has_draft_vocabulary
+    ):  # without a draft vocabulary: some engines need the tables d2t and t2d even then
         state = {
             **state,
             "d2t": torch.zeros(config.vocab_size, dtype=torch.long),
@@ -259,7 +265,7 @@ def _flat_eagle3(
 
 
 def _flat_dflash(
-    network: DFlash, state: dict[str, Tensor], served: Served, count: int
+    network: DFlash, state: dict[str, Tensor], served: ExportTarget, count: int
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a DFlash to z-lab's format. Returns: the tensors by name, and the content of config.json.
 
@@ -309,7 +315,7 @@ def _flags(network: Eagle3) -> dict[str, bool]:
     return {name: getattr(network.config, name) for name in names_of}
 
 
-def _layer(network: Eagle3 | DFlash, served: Served) -> dict[str, Any]:
+def _layer(network: Eagle3 | DFlash, served: ExportTarget) -> dict[str, Any]:
     """Return the settings of the decoder layers, named as in a Llama's or Qwen3's config.json. The RoPE settings have
     both their old and their new names, because an engine may read either."""
     config = network.config
@@ -338,7 +344,7 @@ def _layer(network: Eagle3 | DFlash, served: Served) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "mlp_bias": False,
         "attention_dropout": 0.0,
-        "max_position_embeddings": getattr(served.text, "max_position_embeddings", None) or POSITIONS,
+        "max_position_embeddings": getattr(served.text, "max_position_embeddings", None) or DEFAULT_MAX_POSITIONS,
         "rope_theta": config.rope_theta,
         "rope_scaling": rope if scaled else None,
         "rope_parameters": rope,
@@ -355,7 +361,7 @@ def _dtype(state: Mapping[str, Tensor]) -> str:
     return str(state["fc.weight"].dtype).removeprefix("torch.")
 
 
-def _card(network: Eagle3 | DFlash, served: Served, to: str, count: int) -> str:
+def _card(network: Eagle3 | DFlash, served: ExportTarget, to: str, count: int) -> str:
     """Write the model card: what the drafter is, and how to use it in an engine."""
     name = (
         "DFlash" if isinstance(network, DFlash) else "P-EAGLE" if network.config.mask_token is not None else "EAGLE-3"

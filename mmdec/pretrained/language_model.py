@@ -24,17 +24,19 @@ from transformers import (
 )
 
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import NOT_FOLLOWED, check_generation, damaged, fill_pretrained, read_settings
+from mmdec.checks.weights import REJECTED_SETTINGS, check_generation, load_pretrained, read_settings, report_damage
 from mmdec.drafters.registry import auto_names
 from mmdec.errors import InputError
-from mmdec.hub.find import find, kind
+from mmdec.hub.find import find_model, model_kind
 
-GENERATION = "generation_config.json"
-FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
-DRAFTERS = tuple(f"{name}/*.safetensors" for name in auto_names())  # drafters' weights inside the model's folder
-FILES += DRAFTERS
+GENERATION_FILE = "generation_config.json"
+LANGUAGE_MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "model.safetensors", "model-*.safetensors")
+DRAFTER_WEIGHT_FILES = tuple(
+    f"{name}/*.safetensors" for name in auto_names()
+)  # drafters' weights inside the model's folder
+LANGUAGE_MODEL_FILES += DRAFTER_WEIGHT_FILES
 # names of tokenizers' files; a model's folder must have at least one of these files
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOKENIZER_MARKERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 @final
@@ -59,12 +61,13 @@ def load_language_model(
         fetching: options of huggingface_hub's `snapshot_download`.
     Raises: InputError if there is no such model, its files are damaged or not safetensors, or it has no tokenizer.
     """
-    directory = find(model, None, FILES, fetching)
+    directory = find_model(model, None, LANGUAGE_MODEL_FILES, fetching)
     torch_device = check_device(device)
     tokenizer = folder_tokenizer(directory)
     if tokenizer is None:
         raise InputError(
-            f"`model` must have a tokenizer, but '{directory}' holds none of {', '.join(TOKENIZERS)}. Fetch it again, "
+            f"`model` must have a tokenizer, but '{directory}' holds none of {', '.join(TOKENIZER_MARKERS)}. "
+            "Fetch it again, "
             "or save the tokenizer there."
         )
     network: Any = read_language_model(directory)
@@ -83,7 +86,8 @@ def read_language_model(directory: Path, argument: str = "model") -> PreTrainedM
     config_type = config_class(directory)
     if config_type is None or config_type not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
-            f"`{argument}` must be a language model, but '{directory}' is {kind(directory) or 'no model'!r}. Name a "
+            f"`{argument}` must be a language model, but '{directory}' is "
+            f"{model_kind(directory) or 'no model'!r}. Name a "
             "Llama, a Qwen2 or another decoder-only model."
         )
     return read_network(directory, config_type, MODEL_FOR_CAUSAL_LM_MAPPING[config_type], "language model", argument)
@@ -98,26 +102,28 @@ def read_network(
         errors. Raises: InputError if a file is damaged.
     """
     settings = read_settings(directory / "config.json", argument)
-    with damaged(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
-        config = config_type.from_dict({name: value for name, value in settings.items() if name not in NOT_FOLLOWED})
-        model = fill_pretrained(cast(type[PreTrainedModel], network), config, directory, argument)
-        if (directory / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION))
+    with report_damage(f"`{argument}` must be a whole {what}, but '{directory}' is damaged or of another version"):
+        config = config_type.from_dict(
+            {name: value for name, value in settings.items() if name not in REJECTED_SETTINGS}
+        )
+        model = load_pretrained(cast(type[PreTrainedModel], network), config, directory, argument)
+        if (directory / GENERATION_FILE).is_file():
+            model.generation_config = GenerationConfig.from_dict(read_settings(directory / GENERATION_FILE))
             check_generation(model.generation_config, config.get_text_config(decoder=True), directory)
     return model.eval()
 
 
 def folder_tokenizer(directory: Path | None) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a model's folder; None if there is none. Raises InputError if it is damaged."""
-    if directory is None or not any((directory / name).is_file() for name in TOKENIZERS):
+    if directory is None or not any((directory / name).is_file() for name in TOKENIZER_MARKERS):
         return None
-    with damaged(f"`model` must have a whole tokenizer, but that in '{directory}' is damaged"):
+    with report_damage(f"`model` must have a whole tokenizer, but that in '{directory}' is damaged"):
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def config_class(directory: Path) -> type[PreTrainedConfig] | None:
     """Return transformers' configuration class for a model's folder, by its config.json; None for an unknown model.
     Code in the folder is never run."""
-    model_type = kind(directory)
+    model_type = model_kind(directory)
     listed = model_type in CONFIG_MAPPING  # `CONFIG_MAPPING.get` does not work, because its entries are loaded lazily
     return CONFIG_MAPPING[model_type] if listed else None

@@ -23,7 +23,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from mmdec.errors import InputError
 
-PRIVATE = range(0xF0100, 0xFFFFE)  # code points of Unicode's plane 15, which no script uses
+PRIVATE_CODE_POINTS = range(0xF0100, 0xFFFFE)  # code points of Unicode's plane 15, which no script uses
 
 
 @final
@@ -43,12 +43,12 @@ class PlainText:
         special = sorted(_special(tokenizer, processor), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         first = sorted({each[0] for each in special})
-        private = [chr(point) for point in chance.sample(PRIVATE, len(first))]
+        private = [chr(point) for point in chance.sample(PRIVATE_CODE_POINTS, len(first))]
         self._hidden = dict(zip(first, private, strict=True))
         self._restored = str.maketrans(dict(zip(private, first, strict=True)))
         added = tokenizer.get_added_vocab()
         self._aliases = {
-            each: "".join(chr(point) for point in chance.choices(PRIVATE, k=len(each)))
+            each: "".join(chr(point) for point in chance.choices(PRIVATE_CODE_POINTS, k=len(each)))
             for each in special
             if each in added
         }
@@ -151,7 +151,7 @@ class _Reader:
     def __call__(self, text: Any, *args: Any, return_tensors: Any = None, **options: Any) -> Any:
         texts = self._read(text) if isinstance(text, str) else [self._read(each) for each in text]
         made = self._plain(texts, *args, split_special_tokens=True, **options)
-        made["input_ids"] = self._mapped(made["input_ids"])
+        made["input_ids"] = self._map_ids(made["input_ids"])
         return made.convert_to_tensors(return_tensors)
 
     def plain_ids(self, text: str) -> list[int]:
@@ -161,8 +161,8 @@ class _Reader:
     def _read(self, text: str) -> str:
         return self._restore(self._special.sub(lambda found: self._aliases.get(found[0], found[0]), text))
 
-    def _mapped(self, ids: Any) -> Any:
-        return [self._mapped(each) if isinstance(each, list) else self._ids.get(each, each) for each in ids]
+    def _map_ids(self, ids: Any) -> Any:
+        return [self._map_ids(each) if isinstance(each, list) else self._ids.get(each, each) for each in ids]
 
 
 def _token(content: str, like: AddedToken, special: bool) -> AddedToken:

@@ -14,7 +14,13 @@ from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.small_model import SmallModel
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_ID, download
-from mmdec.pretrained.language_model import FILES, config_class, folder_tokenizer, read_language_model, read_network
+from mmdec.pretrained.language_model import (
+    LANGUAGE_MODEL_FILES,
+    config_class,
+    folder_tokenizer,
+    read_language_model,
+    read_network,
+)
 from mmdec.targets.hf_target import HfTarget, source_folder, source_of
 from mmdec.targets.registry import target_of
 from mmdec.types import Drafter
@@ -27,7 +33,7 @@ _known: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[PreTrainedModel, tu
 _known = WeakKeyDictionary()
 _lock = Lock()
 # share of a vocabulary that may differ, because models with the same tokenizer may name added tokens differently
-FOREIGN = 0.01
+MAX_FOREIGN_SHARE = 0.01
 
 
 def small_target(network: PreTrainedModel) -> HfTarget:
@@ -64,7 +70,7 @@ def small_drafter(
                 "tokenizer to `mmdec.load_drafter`."
             )
     sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
-    return SmallModel(small, positions=small.positions, encode=small.encode if small.encodes else None, **sees)
+    return SmallModel(small, positions=small.positions, encode=small.encode if small.encodes_sound else None, **sees)
 
 
 def load_small_model(folder: Path, model: PreTrainedModel, target_tokenizer: Any = None) -> Drafter:
@@ -96,7 +102,7 @@ def tokenizer_of(model: PreTrainedModel) -> Any:
 def _read_tokenizer(folder: Path | None, source: str) -> Any:
     if folder is None and HUB_ID.fullmatch(source):
         try:
-            folder = download(source, FILES, "drafter", {"local_files_only": True})
+            folder = download(source, LANGUAGE_MODEL_FILES, "drafter", {"local_files_only": True})
         except InputError:
             return None
     return folder_tokenizer(folder)
@@ -113,5 +119,5 @@ def _differ(network: PreTrainedModel, model: PreTrainedModel, own: Any, theirs: 
         if model not in known or known[model][0] is not own or known[model][1] is not theirs:
             mine, targets = own.get_vocab(), theirs.get_vocab()
             foreign = sum(targets.get(token) != number for token, number in mine.items())
-            known[model] = own, theirs, foreign > FOREIGN * len(mine)
+            known[model] = own, theirs, foreign > MAX_FOREIGN_SHARE * len(mine)
         return known[model][2]

@@ -29,19 +29,19 @@ from transformers import (
 )
 
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import checked_file, damaged, read_settings, read_weights
+from mmdec.checks.weights import read_settings, read_weights, report_damage, weight_file
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, find, kind, version
-from mmdec.pretrained.language_model import DRAFTERS, config_class, read_network
+from mmdec.hub.find import LoadedModels, find_model, model_kind, path_version
+from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
 from mmdec.pretrained.plain_text import PlainText
 
 DEFAULT_MODEL = "vlm-scenes"
 PACKAGES = ("torchvision", "num2words")  # packages that some processors need
 # processors that need their video processor even if they only read pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
-SYSTEM = "llava"  # transformers' model_type of the shipped model
-FAMILIAR = "confidence.safetensors"
-FILES = (
+SHIPPED_MODEL_TYPE = "llava"  # transformers' model_type of the shipped model
+FAMILIAR_FILE = "confidence.safetensors"
+VLM_FILES = (
     "*.json",
     "*.txt",
     "*.jinja",
@@ -49,8 +49,8 @@ FILES = (
     "*.md",
     "model.safetensors",
     "model-*.safetensors",
-    FAMILIAR,
-    *DRAFTERS,
+    FAMILIAR_FILE,
+    *DRAFTER_WEIGHT_FILES,
 )
 MEANS, WHITENING = "means", "whitening"
 
@@ -154,9 +154,9 @@ def load_vlm(
         the weights.
     Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
-    directory = find(model, SYSTEM, FILES)
+    directory = find_model(model, SHIPPED_MODEL_TYPE, VLM_FILES)
     torch_device = check_device(device)
-    key = (version(directory), str(torch_device), str(dtype))
+    key = (path_version(directory), str(torch_device), str(dtype))
     return _models.get(key, lambda: _read(directory, torch_device, dtype))
 
 
@@ -170,7 +170,8 @@ def _types(directory: Path) -> tuple[type[PreTrainedConfig], type[PreTrainedMode
     """Return transformers' classes of the configuration and the model in a directory. Remote code is not considered."""
     if not reads_images(directory):
         raise InputError(
-            f"`model` must be a vision-language model, but '{directory}' is {kind(directory) or 'no model'!r}. Name "
+            f"`model` must be a vision-language model, but '{directory}' is "
+            f"{model_kind(directory) or 'no model'!r}. Name "
             "a LLaVA or a Qwen-VL."
         )
     config_type = cast(type[PreTrainedConfig], config_class(directory))
@@ -190,13 +191,17 @@ def read_processor(directory: Path) -> ProcessorMixin:
 
     Raises: InputError if the processor is damaged, or needs a package that is not installed.
     """
-    with damaged(f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged"):
+    with report_damage(
+        f"`model` must have a whole tokenizer and image processor, but those in '{directory}' are damaged"
+    ):
         try:
             return AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except (ImportError, OSError, ValueError) as error:
             kind = None if isinstance(error, ValueError) else _processor_type(directory)
             if kind is not None and _has_video(kind):
-                return for_pictures(kind).from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+                return without_video_processor(kind).from_pretrained(
+                    directory, local_files_only=True, trust_remote_code=False
+                )
             package = next((name for name in PACKAGES if name in str(error).lower() and find_spec(name) is None), None)
             if package is None:
                 raise
@@ -224,7 +229,7 @@ def _processor_type(directory: Path) -> type[ProcessorMixin]:
     return cast(type[ProcessorMixin], PROCESSOR_MAPPING[_types(directory)[0]])
 
 
-def for_pictures(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+def without_video_processor(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
     """Make a subclass of a processor class that works without its video processor."""
 
     class ForPictures(kind):
@@ -275,14 +280,14 @@ class FamiliarPictures:
 def read_familiar(folder: Path) -> FamiliarPictures | None:
     """Read the statistics of the training images from a model's folder; None if there are none. Raises InputError if
     the file is damaged."""
-    if not (folder / FAMILIAR).is_file():
+    if not (folder / FAMILIAR_FILE).is_file():
         return None
-    tensors = read_weights([checked_file(folder, FAMILIAR)])
+    tensors = read_weights([weight_file(folder, FAMILIAR_FILE)])
     means, whitening = tensors.get(MEANS), tensors.get(WHITENING)
     if means is None or whitening is None or means.dim() != 2 or whitening.shape != (means.shape[1], means.shape[1]):
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         raise InputError(
-            f"`model` must have a {FAMILIAR} with {MEANS!r} (K, F) and {WHITENING!r} (F, F), or none, but that in "
+            f"`model` must have a {FAMILIAR_FILE} with {MEANS!r} (K, F) and {WHITENING!r} (F, F), or none, but that in "
             f"'{folder}' has {shapes}. Fetch it again, or delete it."
         )
     return FamiliarPictures(means.float(), whitening.float())

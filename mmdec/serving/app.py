@@ -24,8 +24,8 @@ except ImportError as error:
 
 from mmdec.loading import DEFAULT as TRANSLATES
 from mmdec.serving import chat, realtime, speech
-from mmdec.serving.engines import How, Served, load
-from mmdec.serving.server import EXPOSED_HEADERS, ApiError, Door, Limits, Server, server_of
+from mmdec.serving.engines import AnyEngine, EngineOptions, load_engine
+from mmdec.serving.server import EXPOSED_HEADERS, AccessMiddleware, ApiError, Server, ServerLimits, server_of
 from mmdec.vision.describe import DEFAULT_MODEL as ANSWERS
 from mmdec.whisper.transcribe import DEFAULT_MODEL as TRANSCRIBES
 
@@ -46,7 +46,7 @@ def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
 
     app = FastAPI(title="mmdec", version=mmdec.__version__, lifespan=lifespan)
     app.state.server = server
-    app.add_middleware(Door, server=server, origins=origins)  # type: ignore[arg-type] # an ASGI class
+    app.add_middleware(AccessMiddleware, server=server, origins=origins)  # type: ignore[arg-type] # an ASGI class
     if origins:  # before the door, because a browser asks without the token whether it may send it
         app.add_middleware(
             CORSMiddleware,
@@ -60,10 +60,10 @@ def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
     routes = {"/v1/models": models, "/v1/models/{name:path}": model, "/health": health, "/metrics": metrics}
     for path, function in routes.items():
         app.add_api_route(path, function, response_model=None)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RequestValidationError, _validation_response)
     for kind in (ApiError, InputError, Exception):
-        app.add_exception_handler(kind, _failed)
-    app.add_exception_handler(HTTPException, _refused)
+        app.add_exception_handler(kind, _exception_response)
+    app.add_exception_handler(HTTPException, _http_error_response)
     return app
 
 
@@ -106,11 +106,11 @@ async def metrics(request: Request) -> PlainTextResponse:
     return PlainTextResponse(server.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
 
-async def _failed(_: Request, error: Exception) -> JSONResponse:
+async def _exception_response(_: Request, error: Exception) -> JSONResponse:
     return ApiError.of(error).response()
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
+async def _validation_response(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = [str(part) for part in first["loc"][1:]]
@@ -118,14 +118,14 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
     return ApiError(400, f"`{param or 'body'}`: {first['msg']}.", param=param).response()
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
+async def _http_error_response(_: Request, error: Exception) -> JSONResponse:
     """Answer requests that FastAPI itself refuses: unknown addresses, wrong HTTP methods, broken bodies."""
     assert isinstance(error, HTTPException)
     return ApiError(error.status_code, f"{error.detail}.", headers=error.headers).response()
 
 
 @contextmanager
-def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
+def listening_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
     """Context manager that yields sockets which listen at an address, and closes them at the end. Connections are
     queued as soon as the block begins, even if the server starts later.
 
@@ -151,10 +151,10 @@ def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
         yield sockets
 
 
-def ready(
+def make_server(
     names: Sequence[str],
     token: str | None = None,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     rows: int = 8,
     threads: int | None = None,
     placed: tuple[str | None, Any] = (None, None),
@@ -171,13 +171,13 @@ def ready(
     Raises: InputError for a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=GRACE, log_level="warning")
-    how = How(rows, threads, mmdec.DecodingStatistics())
-    engines = dict[str, Served]()
+    how = EngineOptions(rows, threads, mmdec.DecodingStatistics())
+    engines = dict[str, AnyEngine]()
     for model in names or MODELS:
-        name, engine = load(model, how, *placed)
+        name, engine = load_engine(model, how, *placed)
         if name in engines:
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine
-    server = Server(engines, limits or Limits(), token)
+    server = Server(engines, limits or ServerLimits(), token)
     config.app = build(server, origins)
     return uvicorn.Server(config), list(engines)

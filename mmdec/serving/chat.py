@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import mmdec
-from mmdec.serving.engines import Answering
-from mmdec.serving.server import ApiError, EventStream, Server, cut_in_api_words, server_of, warning
+from mmdec.serving.engines import AnswerEngine
+from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
 from mmdec.serving.waiting import Job
 from mmdec.tasks.confidence import CUT_CONFIDENCE
 from mmdec.vision.chat import Dialogue
@@ -59,7 +59,7 @@ class Address(BaseModel):
     detail: str | None = None
 
 
-class Part(BaseModel):
+class MessagePart(BaseModel):
     """One part of a message's content: a text, an assistant's refusal, which is a text too, or a picture."""
 
     type: Literal["text", "refusal", "image_url"]
@@ -72,7 +72,7 @@ class Message(BaseModel):
     """One message of a dialogue: the role of its writer, and its content."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None = None
+    content: str | list[MessagePart] | None = None
     refusal: str | None = None
     tool_calls: Annotated[list[Any] | None, Field(max_length=0)] = None
     function_call: None = None
@@ -113,7 +113,7 @@ class ChatRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _supported(cls, body: Any) -> Any:
+    def _drop_neutral_fields(cls, body: Any) -> Any:
         """Drop fields that ask for nothing. Raises ApiError for a field that asks for what nothing here can do."""
         if not isinstance(body, dict):
             return body
@@ -129,7 +129,7 @@ class ChatRequest(BaseModel):
 async def completions(request: Request, body: ChatRequest) -> Response:
     """Generate the next message of a dialogue."""
     server = server_of(request)
-    engine = server.engine(body.model or None, Answering)
+    engine = server.engine(body.model or None, AnswerEngine)
     name = next(name for name, model in server.models.items() if model is engine)
     messages, pictures = _read(body.messages)
     dialogue = await server.read(partial(Dialogue.of, engine.vlm, messages, pictures))
@@ -169,7 +169,7 @@ def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
                 raise ApiError(400, f"`messages` must hold the content of each {message.role}.", param="messages")
             content = message.refusal or ""
         parts: list[dict[str, str]] = []
-        for part in [Part(type="text", text=content)] if isinstance(content, str) else content:
+        for part in [MessagePart(type="text", text=content)] if isinstance(content, str) else content:
             text = part.refusal if part.type == "refusal" else part.text
             if part.type != "image_url" and text is not None:
                 parts.append({"type": "text", "text": text})
@@ -208,7 +208,7 @@ class _Answer:
     """Converts one request's results to responses in OpenAI's format. Holds what all responses of the request share."""
 
     def __init__(
-        self, model: str, stops: tuple[str, ...], engine: Answering, prompt: int, limit: int, wanted: int | None
+        self, model: str, stops: tuple[str, ...], engine: AnswerEngine, prompt: int, limit: int, wanted: int | None
     ) -> None:
         """model: the model's name. stops: strings at which the text ends. engine: of the model. prompt: number of
         prompt tokens. limit: the server's maximum of new tokens. wanted: the client's; None: it set none."""
@@ -222,7 +222,7 @@ class _Answer:
         message = {"role": "assistant", "content": result.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason(result)}
         content = {**self._head, "object": "chat.completion", "choices": [choice], "usage": self._usage(result)}
-        return content | self._sure(result)
+        return content | self._confidence_fields(result)
 
     async def chunks(self, server: Server, request: Request, job: Job, usage: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield the chunks of a streamed response, each as a dict. usage: whether a last chunk with the token counts
@@ -235,7 +235,7 @@ class _Answer:
             if kind == "text":
                 yield self._chunk({"content": value})
             else:
-                yield self._chunk({}, self._reason(value)) | self._sure(value)
+                yield self._chunk({}, self._reason(value)) | self._confidence_fields(value)
                 if usage:
                     chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
                     yield chunk | {"usage": self._usage(value)}
@@ -251,13 +251,13 @@ class _Answer:
         written = [decode(result.tokens, skip_special_tokens=skips) for skips in (True, False)]
         return "stop" if any(stop in text for stop in self._stops for text in written) else result.finish_reason
 
-    def _sure(self, result: mmdec.Description) -> dict[str, Any]:
+    def _confidence_fields(self, result: mmdec.Description) -> dict[str, Any]:
         """Return the fields about an answer's confidence, and its note."""
         sure, note = result.confidence, {}
         if self._reason(result) == "length":
-            note = {"note": cut_in_api_words(result.note, self._remedy)}
+            note = {"note": api_note(result.note, self._remedy)}
             sure = sure if self._by_client else min(sure, CUT_CONFIDENCE)
-        return {"confidence": sure} | note | warning(sure, self._engine.calibrated)
+        return {"confidence": sure} | note | confidence_warning(sure, self._engine.calibrated)
 
     def _usage(self, result: mmdec.Description) -> dict[str, int]:
         written = len(result.tokens)

@@ -16,23 +16,23 @@ from typing import Any, final
 import mmdec
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.serving.waiting import Gone, Job, Stopped
+from mmdec.serving.waiting import DecodingStopped, DisconnectCriterion, Job
 from mmdec.tasks.confidence import read_calibrations
-from mmdec.tasks.inputs import silent
+from mmdec.tasks.inputs import describe_silence
 from mmdec.vision.answer import ANSWER
-from mmdec.vision.chat import Dialogue, answer
+from mmdec.vision.chat import Dialogue, answer_dialogues
 from mmdec.whisper.live import LiveTranscriber
 from mmdec.whisper.request import can_translate
 from mmdec.whisper.transcribe import LoadedTranscriber
 
 # characters that are not sent while they end the text so far: further tokens may still change them
-HELD = " \t\r\n\ufffd"
+WITHHELD_CHARACTERS = " \t\r\n\ufffd"
 RATE = 16_000  # sample rate in Hz of the audio that jobs hold
 
 
 @final
 @dataclass(frozen=True)
-class How:
+class EngineOptions:
     """Decoding options that all models of a server share."""
 
     rows: int = 8  # maximum batch size
@@ -42,7 +42,7 @@ class How:
 
 
 @final
-class Deltas:
+class TextDeltas:
     """Divides a growing text into pieces for streaming. Holds how much of the text was sent; text that was sent never
     changes."""
 
@@ -54,14 +54,14 @@ class Deltas:
         """Return the text up to the first stop string."""
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
-    def grown(self, text: str) -> str:
+    def next_delta(self, text: str) -> str:
         """Return the part of the text that can be sent now and was not sent before. text: the whole text so far.
 
         Not yet sent: trailing spaces, an incomplete character, and an end that may be the beginning of a stop string.
         """
         text = self.cut(text.lstrip())
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
-        return self._new(text[: len(text) - max(ends, default=0)].rstrip(HELD))
+        return self._new(text[: len(text) - max(ends, default=0)].rstrip(WITHHELD_CHARACTERS))
 
     def end(self, text: str) -> str:
         """Return the part of the final text that was not sent before. text: the whole text."""
@@ -73,12 +73,12 @@ class Deltas:
 
 
 @final
-class Transcription:
+class TranscriptionEngine:
     """The engine for transcription. A job holds samples (T,); its key holds the options of `mmdec.transcribe`."""
 
     task = "transcription"
 
-    def __init__(self, loaded: LoadedTranscriber, how: How) -> None:
+    def __init__(self, loaded: LoadedTranscriber, how: EngineOptions) -> None:
         self.loaded, self._how = loaded, how
 
     @property
@@ -94,7 +94,7 @@ class Transcription:
             chosen["do_sample"] = "temperature" in chosen
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
-        kind = "silent" if silent(samples) else "long" if long else "short"
+        kind = "silent" if describe_silence(samples) else "long" if long else "short"
         rows = self._how.rows if kind == "short" else 1
         return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
 
@@ -111,16 +111,16 @@ class Transcription:
         # be decoded again from the last timestamp; the output of Qwen3-ASR begins with the name of the language.
         grows = kind == "short" and not hasattr(self.loaded.processor, "parse_output")
         tokens: list[list[int]] = [[] for _ in jobs]
-        deltas = [Deltas() for _ in jobs]
+        deltas = [TextDeltas() for _ in jobs]
 
         def hear(round_: Any) -> None:
             if all(job.gone for job in jobs):
-                raise Stopped
+                raise DecodingStopped
             for row, new in zip(round_.rows, round_.tokens, strict=True):
                 if jobs[row].streams and grows:
                     tokens[row] += new
                     text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)
-                    if piece := deltas[row].grown(text):
+                    if piece := deltas[row].next_delta(text):
                         jobs[row].tell("text", piece)
 
         def call() -> Any:
@@ -132,7 +132,7 @@ class Transcription:
                 statistics=self._how.statistics,
                 batch_size=len(jobs),
                 on_round=hear,
-                stopping_criteria=[Gone(jobs)],
+                stopping_criteria=[DisconnectCriterion(jobs)],
                 **options,
             )
 
@@ -144,12 +144,12 @@ class Transcription:
 
 
 @final
-class Translation:
+class TranslationEngine:
     """The engine for speech translation. A job holds samples (T,). On a CPU, each recording is translated by itself."""
 
     task = "translation"
 
-    def __init__(self, translator: SpeechTranslator, how: How) -> None:
+    def __init__(self, translator: SpeechTranslator, how: EngineOptions) -> None:
         self.translator, self._how = translator, how
         self._rows = 1 if translator.device.type == "cpu" else how.rows
 
@@ -163,7 +163,7 @@ class Translation:
 
         def heard(_: Any) -> None:
             if jobs[0].gone:
-                raise Stopped
+                raise DecodingStopped
 
         given: dict[str, Any] = {"sample_rate": RATE, "model": self.translator, "threads": self._how.threads}
         if len(jobs) == 1:
@@ -172,13 +172,13 @@ class Translation:
 
 
 @final
-class Answering:
+class AnswerEngine:
     """The engine for questions about pictures. A job holds a `Dialogue`; its key holds the options of
     `mmdec.describe`."""
 
     task = "answer"
 
-    def __init__(self, vlm: Any, how: How) -> None:
+    def __init__(self, vlm: Any, how: EngineOptions) -> None:
         self.vlm, self._how = vlm, how
         # whether confidences are calibrated for this model
         self.calibrated = ANSWER in read_calibrations(vlm.directory)
@@ -197,19 +197,23 @@ class Answering:
         options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # `job` makes such keys
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops)} if stops else {}
-        texts, deltas = [""] * len(jobs), [Deltas(stops) for _ in jobs]
+        texts, deltas = [""] * len(jobs), [TextDeltas(stops) for _ in jobs]
 
         def hear(round_: Any) -> None:
             if all(job.gone for job in jobs):
-                raise Stopped
+                raise DecodingStopped
             for row, piece in zip(round_.rows, round_.text, strict=True):
                 texts[row] += piece
-                if jobs[row].streams and (new := deltas[row].grown(texts[row])):
+                if jobs[row].streams and (new := deltas[row].next_delta(texts[row])):
                     jobs[row].tell("text", new)
 
         dialogues = [job.given for job in jobs]
-        options |= {"on_round": hear, "stopping_criteria": [Gone(jobs)], "statistics": self._how.statistics}
-        results = [*_results(lambda: answer(self.vlm, dialogues, threads=self._how.threads, **options))]
+        options |= {
+            "on_round": hear,
+            "stopping_criteria": [DisconnectCriterion(jobs)],
+            "statistics": self._how.statistics,
+        }
+        results = [*_results(lambda: answer_dialogues(self.vlm, dialogues, threads=self._how.threads, **options))]
         for index, (job, delta) in enumerate(zip(jobs, deltas, strict=True)):
             result = results[index]
             if stops and isinstance(result, mmdec.Description):
@@ -220,19 +224,19 @@ class Answering:
         return results
 
 
-Served = Transcription | Translation | Answering
+AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine
 
 
-def load(model: str, how: How, device: str | None, dtype: Any) -> tuple[str, Served]:
+def load_engine(model: str, how: EngineOptions, device: str | None, dtype: Any) -> tuple[str, AnyEngine]:
     """Load a model by name, folder or hub id. how: decoding options. Returns: the model's name for clients, and its
     engine. Raises InputError."""
     loaded = mmdec.load(model, device, dtype=dtype)
     name = Path(model).resolve().name if os.path.isdir(model) else model
     if isinstance(loaded, LoadedTranscriber):
-        return name, Transcription(loaded, how)
+        return name, TranscriptionEngine(loaded, how)
     if isinstance(loaded, SpeechTranslator):
-        return name, Translation(loaded, how)
-    return name, Answering(loaded, how)
+        return name, TranslationEngine(loaded, how)
+    return name, AnswerEngine(loaded, how)
 
 
 def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:

@@ -18,19 +18,21 @@ from typing import Any, final
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from mmdec import InputError
-from mmdec.serving.engines import Transcription
+from mmdec.serving.engines import TranscriptionEngine
 from mmdec.serving.server import ApiError, Server, server_of
-from mmdec.serving.waiting import Job, Stopped
+from mmdec.serving.waiting import DecodingStopped, Job
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 
 router = APIRouter(prefix="/v1")
 RATE = 24_000  # sample rate in Hz if the session names no other rate
-AHEAD = 30.0  # maximum seconds of audio that wait for decoding; then the server stops reading from the socket
+MAX_WAITING_SECONDS = (
+    30.0  # maximum seconds of audio that wait for decoding; then the server stops reading from the socket
+)
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 @final
-class Feeding:
+class LiveEngine:
     """The engine of live sessions. Its jobs are functions that feed audio to a transcriber; they run in the server's
     decoding threads."""
 
@@ -43,14 +45,14 @@ class Feeding:
 
 
 @final
-class Session:
+class LiveSession:
     """One client's live transcription over a WebSocket. Holds its options, its transcriber, and audio that waits for
     decoding."""
 
     def __init__(self, socket: WebSocket, server: Server) -> None:
-        self._socket, self._server, self._feeding = socket, server, Feeding()
+        self._socket, self._server, self._feeding = socket, server, LiveEngine()
         self._options: dict[str, Any] = {"sample_rate": RATE}
-        self._engine = server.engine(socket.query_params.get("model"), Transcription)
+        self._engine = server.engine(socket.query_params.get("model"), TranscriptionEngine)
         self._live: LiveTranscriber | None = None
         self._before = 0.0  # seconds of audio in the session before the current transcriber's first sample
         self._items = 0
@@ -65,7 +67,7 @@ class Session:
         try:
             while not self._ended:
                 try:
-                    await self._take(json.loads(await self._socket.receive_text()))
+                    await self._handle_event(json.loads(await self._socket.receive_text()))
                 except (ApiError, InputError, ValueError, TypeError, AttributeError, KeyError) as error:
                     await self._refuse(error)
         except WebSocketDisconnect:
@@ -86,7 +88,7 @@ class Session:
         answer = ApiError.of(error) if known else ApiError(400, "An event must be a JSON object of a known form.")
         await self._send("error", **answer.content)
 
-    async def _take(self, event: dict[str, Any]) -> None:
+    async def _handle_event(self, event: dict[str, Any]) -> None:
         """Handle one event of the client: audio, a commit or new settings."""
         kind = event["type"]
         if kind == "session.update":
@@ -97,7 +99,7 @@ class Session:
                 sound = base64.b64decode(event["audio"], validate=True)
             except binascii.Error as error:
                 raise ApiError(400, f"`audio` must be valid base64, but is not: {error}.", param="audio") from None
-            most = AHEAD * 2 * self._options["sample_rate"]
+            most = MAX_WAITING_SECONDS * 2 * self._options["sample_rate"]
             async with self._changed:
                 await self._changed.wait_for(lambda: len(self._sound) < most or self._ended)
                 self._sound += sound
@@ -123,7 +125,7 @@ class Session:
         if form.get("rate") is not None:
             options["sample_rate"] = form["rate"]
         if wanted.get("model") is not None:
-            self._engine = self._server.engine(wanted["model"], Transcription)
+            self._engine = self._server.engine(wanted["model"], TranscriptionEngine)
         for name in ("language", "prompt"):
             if wanted.get(name):
                 options[name] = wanted[name]
@@ -134,7 +136,7 @@ class Session:
         """Pass audio to the transcriber as it arrives, until the client disconnects."""
         try:
             while True:
-                await self._hand_on()
+                await self._forward_audio()
         except WebSocketDisconnect:
             pass
         finally:  # end the input in any case: otherwise `_take`, which may wait for it, would never end
@@ -142,7 +144,7 @@ class Session:
                 self._ended = True
                 self._changed.notify_all()
 
-    async def _hand_on(self) -> None:
+    async def _forward_audio(self) -> None:
         """Wait for audio or a commit, then pass all audio that has arrived to the transcriber."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._sound or self._commits)
@@ -172,7 +174,7 @@ class Session:
         def decode() -> None:
             for update in work():
                 if job.gone:
-                    raise Stopped
+                    raise DecodingStopped
                 self._server.metrics.decoded(self._feeding.task, update.transcript, update.transcript.seconds)
                 job.tell("text", update)
 
@@ -182,7 +184,7 @@ class Session:
             while True:
                 kind, value = await job.events.get()
                 if kind == "text":
-                    await self._tell(value)
+                    await self._send_update(value)
                 elif kind == "error":
                     raise ApiError.of(value)
                 else:
@@ -190,7 +192,7 @@ class Session:
         finally:
             self._server.worker.drop(job)
 
-    async def _tell(self, update: StreamUpdate) -> None:
+    async def _send_update(self, update: StreamUpdate) -> None:
         item = f"item_{self._items}"
         times = {"start": round(self._before + update.start, 3), "end": round(self._before + update.end, 3)}
         if not update.final:
@@ -215,7 +217,7 @@ async def realtime(socket: WebSocket) -> None:
             await socket.send_json({"type": "error", **server.busy().content})
             await socket.close(1013)  # WebSocket's code for "try again later"
             return
-        await Session(socket, server).run()
+        await LiveSession(socket, server).run()
     except ApiError as error:  # the client's address names a model that is not served
         await socket.send_json({"type": "error", **error.content})
         await socket.close(1008)

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmdec import InputError
 from mmdec.core.summary import RAISE_LENGTH
-from mmdec.serving.engines import Served
-from mmdec.serving.waiting import Job, Metrics, Stopped, Worker
+from mmdec.serving.engines import AnyEngine
+from mmdec.serving.waiting import DecodingStopped, DecodingWorker, Job, Metrics
 from mmdec.tasks.confidence import LIKELY_WRONG
 
 log = logging.getLogger(__name__)
@@ -29,11 +29,11 @@ UNCACHED = {"Cache-Control": "no-store"}
 EXPOSED_HEADERS = ("Retry-After", "X-Confidence", "X-Note", "X-Should-Retry", "X-Text")  # pages may read them
 READERS = 2  # maximum number of uploads that are decoded to samples or pixels at the same time
 T = TypeVar("T")
-Engine = TypeVar("Engine", bound=Served)
+Engine = TypeVar("Engine", bound=AnyEngine)
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Limits of what a server accepts."""
 
     requests: int = 64  # maximum number of open requests; further ones get status 429 and may be sent again later
@@ -81,17 +81,17 @@ class ApiError(Exception):
 class Server:
     """The state that all requests share: models by name, the worker that decodes, limits and counters."""
 
-    def __init__(self, models: Mapping[str, Served], limits: Limits, token: str | None = None) -> None:
+    def __init__(self, models: Mapping[str, AnyEngine], limits: ServerLimits, token: str | None = None) -> None:
         """models: the engines by model name. limits: what is accepted. token: clients must send it in the header
         `Authorization: Bearer`; None: all clients are accepted."""
         self.models, self.limits, self.metrics = models, limits, Metrics()
-        self.worker = Worker(self.metrics, limits.decoders)
+        self.worker = DecodingWorker(self.metrics, limits.decoders)
         self.began = int(time.time())
         self.open = self.sessions = 0
         self._token = None if token is None else f"Bearer {token}".encode()
         self._reading = asyncio.Semaphore(READERS)
 
-    def admitted(self, headers: Mapping[bytes, bytes]) -> bool:
+    def is_authorised(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a request is authorised: its headers have the right token, or the server needs none."""
         return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
 
@@ -119,7 +119,7 @@ class Server:
         The job is cancelled if its client disconnects or the answer takes too long. Raises: ApiError if the job fails
         or is cancelled.
         """
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone = asyncio.ensure_future(_wait_for_disconnect(request))
         end = time.monotonic() + self.limits.wait
         self.worker.submit(job)
         try:
@@ -135,7 +135,11 @@ class Server:
                     raise ApiError(504, "The answer took too long.", "timeout", "timeout", headers=headers)
                 kind, value = event.result()
                 if kind == "error":
-                    raise ApiError(499, "The client has gone.") if isinstance(value, Stopped) else ApiError.of(value)
+                    raise (
+                        ApiError(499, "The client has gone.")
+                        if isinstance(value, DecodingStopped)
+                        else ApiError.of(value)
+                    )
                 yield kind, value
                 if kind == "result":
                     return
@@ -156,7 +160,7 @@ class Server:
         return ApiError(429, "Too many requests wait. Come again later.", "rate_limit_error", "busy", headers=after)
 
 
-def warning(confidence: float | None, calibrated: bool) -> dict[str, str]:
+def confidence_warning(confidence: float | None, calibrated: bool) -> dict[str, str]:
     """Return {"warning": what to tell the client} if an output is likely wrong, else {}. confidence: of the output;
     None: it has none, such as silence. calibrated: whether the confidence is calibrated for the model."""
     if confidence is None or not calibrated or confidence >= LIKELY_WRONG:
@@ -164,12 +168,12 @@ def warning(confidence: float | None, calibrated: bool) -> dict[str, str]:
     return {"warning": f"The text is likely wrong: its confidence is {confidence:.2f}, below {LIKELY_WRONG}."}
 
 
-def cut_in_api_words(note: str, remedy: str = "") -> str:
+def api_note(note: str, remedy: str = "") -> str:
     """Return a result's note without the library's remedy for a text that was cut. remedy: the API's, in its place."""
     return note.replace(RAISE_LENGTH, remedy)
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Wait until the client disconnects. The body of the request must have been read before."""
     with suppress(Exception):
         while (await request.receive())["type"] != "http.disconnect":
@@ -208,7 +212,7 @@ def _data(event: Mapping[str, Any]) -> str:
 
 
 @final
-class Door:
+class AccessMiddleware:
     """ASGI middleware for all requests to /v1/. It rejects requests without the right token, and requests that exceed
     `Limits`: too many, too large or too slow. It also rejects WebSockets of web pages that may not call the server,
     because browsers do not apply CORS to WebSockets."""
@@ -223,7 +227,7 @@ class Door:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             headers = dict(scope["headers"])
-            if self._server.admitted(headers) and self._own_or_allowed(headers):
+            if self._server.is_authorised(headers) and self._is_allowed_origin(headers):
                 await self._app(scope, receive, send)
             else:
                 # the connection is not yet accepted: the client gets status 403
@@ -231,7 +235,7 @@ class Door:
         else:
             await self._request(scope, receive, send)
 
-    def _own_or_allowed(self, headers: Mapping[bytes, bytes]) -> bool:
+    def _is_allowed_origin(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return whether a WebSocket is opened by no web page, by one of this server, or by one that is allowed."""
         if b"origin" not in headers or "*" in self._origins:
             return True
@@ -254,7 +258,7 @@ class Door:
             if refused is not None:
                 await refused.response()(scope, receive, sending)
             else:
-                upload = Upload(receive, sending, server.limits)
+                upload = LimitedUpload(receive, sending, server.limits)
                 await self._app(scope, upload.receive, upload.send)
         finally:
             server.open -= 1
@@ -264,31 +268,31 @@ class Door:
 
     def _refusal(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
         server = self._server
-        if not server.admitted(headers):
+        if not server.is_authorised(headers):
             bearer = {"WWW-Authenticate": "Bearer"}
             return ApiError(401, "A valid token must come as `Authorization: Bearer`.", code="token", headers=bearer)
         if server.open > server.limits.requests:
             return server.busy()
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > server.limits.megabytes * 1e6:
-            return too_large(server.limits)
+            return too_large_error(server.limits)
         return None
 
 
-def too_large(limits: Limits) -> ApiError:
+def too_large_error(limits: ServerLimits) -> ApiError:
     """Make the error with status 413 for a request with too many bytes."""
     return ApiError(413, f"A request must have at most {limits.megabytes:g} MB.", code="too_large")
 
 
 @final
-class Upload:
+class LimitedUpload:
     """Reads the body of one request, and limits its bytes and its time. The declared length is not trusted.
 
     If a limit is exceeded, the handler receives "http.disconnect", and the client receives an error response. Holds the
     number of bytes that may still arrive, and the deadline.
     """
 
-    def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, receive: Receive, send: Send, limits: ServerLimits) -> None:
         self._receive, self._send, self._limits = receive, send, limits
         self._left, self._whole = limits.megabytes * 1e6, False
         self._end = time.monotonic() + limits.upload
@@ -306,7 +310,7 @@ class Upload:
         self._left -= len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
         if self._left < 0:
-            self._refused = too_large(self._limits)
+            self._refused = too_large_error(self._limits)
             return {"type": "http.disconnect"}
         return message
 

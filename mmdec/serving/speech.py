@@ -17,15 +17,15 @@ from pydantic import BeforeValidator, Field
 
 import mmdec
 from mmdec.io import audio
-from mmdec.serving.engines import Transcription, Translation
-from mmdec.serving.server import ApiError, EventStream, Server, cut_in_api_words, server_of, warning
+from mmdec.serving.engines import TranscriptionEngine, TranslationEngine
+from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
 from mmdec.serving.waiting import Job
-from mmdec.tasks.inputs import read_noted, with_note
+from mmdec.tasks.inputs import read_recording, with_note
 
 NULL = ("", "null")  # how a form says null
 
 
-async def known_fields(request: Request) -> None:
+async def check_fields(request: Request) -> None:
     """Refuse a field of the form that the endpoint does not know, because the endpoint would silently ignore it. An
     empty field is the same as one that is left out."""
     known = {field.alias for field in request.scope["route"].dependant.body_params}
@@ -37,7 +37,7 @@ async def known_fields(request: Request) -> None:
         )
 
 
-router = APIRouter(prefix="/v1/audio", dependencies=[Depends(known_fields)])
+router = APIRouter(prefix="/v1/audio", dependencies=[Depends(check_fields)])
 Nullable = BeforeValidator(lambda value: None if value in NULL else value)
 Kind = Literal["json", "verbose_json", "text", "srt", "vtt"]
 Format = Annotated[Kind | None, Nullable, Form(description="Default: json.")]
@@ -74,7 +74,7 @@ async def transcriptions(
 ) -> Response:
     """Transcribe speech in its own language."""
     server = server_of(request)
-    engine = server.engine(model, Transcription)
+    engine = server.engine(model, TranscriptionEngine)
     kind = response_format or "json"
     timed = {*filter(None, granularities or ())} or {"segment"} if kind in TIMED else set()
     recording = await _read(server, file, strict, silence=True)
@@ -86,7 +86,7 @@ async def transcriptions(
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")
         return await EventStream.of(_deltas(server, request, job, recording.note))
     result = with_note(await server.result(request, job), recording.note)
-    return _formatted(result, kind, "transcribe", timed, temperature or 0.0)
+    return _format_response(result, kind, "transcribe", timed, temperature or 0.0)
 
 
 @router.post("/translations", response_model=None)
@@ -101,8 +101,8 @@ async def translations(
 ) -> Response:
     """Translate speech into English text, with a speech translator or a multilingual transcriber."""
     server, kind = server_of(request), response_format or "json"
-    engine = server.engine(model, Translation, Transcription)
-    if isinstance(engine, Translation):
+    engine = server.engine(model, TranslationEngine, TranscriptionEngine)
+    if isinstance(engine, TranslationEngine):
         if kind not in ("json", "text"):
             raise ApiError(400, "`response_format` must be json or text for this model.", param="response_format")
         if prompt or temperature:
@@ -114,7 +114,7 @@ async def translations(
             return PlainTextResponse(result.text, headers=_note(recording.note))
         return JSONResponse({"text": result.text} | _field(recording.note))
     if not engine.translates and model is None:
-        able = (each for each in server.models.values() if isinstance(each, Transcription) and each.translates)
+        able = (each for each in server.models.values() if isinstance(each, TranscriptionEngine) and each.translates)
         engine = next(able, engine)
     if not engine.translates:
         raise ApiError(
@@ -132,7 +132,7 @@ async def translations(
         timestamps="segment" if timed else None,
     )
     result = with_note(await server.result(request, job), recording.note)
-    return _formatted(result, kind, "translate", timed, temperature or 0.0)
+    return _format_response(result, kind, "translate", timed, temperature or 0.0)
 
 
 @router.post("/translations/speech", response_model=None)
@@ -147,7 +147,7 @@ async def spoken_translations(
 ) -> Response:
     """Translate French speech into English speech. The header `X-Text` has the English text, percent-encoded."""
     server = server_of(request)
-    engine = server.engine(model, Translation)
+    engine = server.engine(model, TranslationEngine)
     recording = await _read(server, file, strict)
     result: mmdec.Translation = await server.result(request, engine.job(recording.samples))
     kind = response_format or "wav"
@@ -161,7 +161,7 @@ async def _read(server: Server, file: UploadFile, strict: bool | None, silence: 
     silent recording is accepted. Raises InputError."""
     content = await file.read()
     limit = server.limits.seconds
-    return await server.read(partial(read_noted, content, max_seconds=limit, silence=silence, strict=bool(strict)))
+    return await server.read(partial(read_recording, content, max_seconds=limit, silence=silence, strict=bool(strict)))
 
 
 def _note(note: str) -> dict[str, str]:
@@ -186,24 +186,24 @@ async def _deltas(server: Server, request: Request, job: Job, note: str) -> Asyn
             yield {"type": "transcript.text.delta", "delta": value}
         else:
             usage = {"type": "duration", "seconds": round(value.seconds, 3)}
-            noted = cut_in_api_words(with_note(value, note).note)
+            noted = api_note(with_note(value, note).note)
             done = {"type": "transcript.text.done", "text": value.text, "usage": usage}
-            yield done | _field(noted) | warning(value.confidence, value.calibrated)
+            yield done | _field(noted) | confidence_warning(value.confidence, value.calibrated)
 
 
-def _formatted(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
+def _format_response(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
     """Convert a transcript to a response in one of OpenAI's formats.
 
     kind: the format. task: "transcribe" or "translate". timed: which times the client asked for: "word", "segment".
         temperature: the sampling temperature, which is part of the response.
     """
-    note = cut_in_api_words(result.note)
+    note = api_note(result.note)
     if kind == "text":
         return PlainTextResponse(result.text + "\n", headers=_note(note))
     if kind in ("srt", "vtt"):
         return PlainTextResponse(result.format(kind), headers=_note(note))
     usage = {"type": "duration", "seconds": round(result.seconds, 3)}
-    unlikely = warning(result.confidence, result.calibrated)
+    unlikely = confidence_warning(result.confidence, result.calibrated)
     if kind == "json":
         return JSONResponse({"text": result.text, "usage": usage} | _field(note) | unlikely)
     content: dict[str, Any] = {

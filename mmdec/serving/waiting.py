@@ -20,7 +20,7 @@ from typing import Any, Protocol, final
 import torch
 
 log = logging.getLogger(__name__)
-GATHER = 0.02  # seconds to wait for further requests before a batch is taken, if the previous batch had several
+GATHER_SECONDS = 0.02  # seconds to wait for further requests before a batch is taken, if the previous batch had several
 PREFIX = "mmdec_"
 COUNTERS = {
     "requests_total": "Requests by endpoint and status.",
@@ -107,7 +107,7 @@ def _labels(labels: Labels) -> str:
     return f"{{{inside}}}" if inside else ""
 
 
-class Stopped(Exception):
+class DecodingStopped(Exception):
     """Raised in an engine to stop decoding, because all clients of the batch have disconnected."""
 
 
@@ -148,7 +148,7 @@ class Job:
 
 
 @final
-class Gone:
+class DisconnectCriterion:
     """A stopping criterion for `generate`: ends the rows whose clients have disconnected. Holds the jobs of the batch.
 
     transformers may call it with only some rows of a batch, and does not tell which rows. In this case no row ends
@@ -164,12 +164,12 @@ class Gone:
         gone = [job.gone for job in self._jobs]
         return torch.tensor(gone if len(gone) == len(ids) else [all(gone)] * len(ids))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Gone:
+    def __deepcopy__(self, memo: dict[int, Any]) -> DisconnectCriterion:
         return self  # no copy is made, because each copy must read the flags of the same jobs
 
 
 @final
-class Worker:
+class DecodingWorker:
     """Holds the queue of waiting jobs, and runs the threads that decode them, the oldest jobs first."""
 
     def __init__(self, metrics: Metrics, decoders: int = 1) -> None:
@@ -224,8 +224,8 @@ class Worker:
             began = time.monotonic()
             try:
                 results = jobs[0].engine.decode(jobs)
-            except Stopped:
-                results = [Stopped()] * len(jobs)
+            except DecodingStopped:
+                results = [DecodingStopped()] * len(jobs)
             except Exception as error:
                 results = [error] * len(jobs)
             seconds = time.monotonic() - began
@@ -256,7 +256,7 @@ class Worker:
         Returns an empty sequence if other threads took them meanwhile."""
         # clients that were answered together often send their next requests at the same time
         if self._last > 1 and not self._closed:
-            self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER)
+            self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER_SECONDS)
         alike = self._alike(first)
         self._last = max(len(alike), 1)
         share = -(-(len(alike) + len(self._decoding)) // len(self._threads))

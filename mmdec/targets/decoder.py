@@ -22,29 +22,29 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationCon
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from mmdec.compat import CACHE
-from mmdec.core.tree import single
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.tree import root_only
 from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.attention import TREE_ATTENTION
 from mmdec.targets.families import ARGUMENTS
-from mmdec.targets.hf_target import INPUTS, HfTarget, check_layers, recording
+from mmdec.targets.hf_target import FIRST_LAYER_INPUTS, HfTarget, check_layers, recording
 from mmdec.targets.kv_cache import GrowingLayer, KVPool, RowLayout, check_cache, empty_cache, keep_path, stock_layer
 from mmdec.targets.recurrent_cache import (
     STATE_CACHE,
     DraftReader,
-    StateStore,
+    RecurrentCache,
     attention_layers,
-    cached_columns,
+    cached_length,
+    copy_inference_states,
     has_states,
-    release,
 )
-from mmdec.targets.windows import Gaps, Window, Windows, full_cache, widened
+from mmdec.targets.windows import Gaps, Window, Windows, full_cache, full_length_layer
 from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # a model's mask argument: one mask, or layer type -> mask
-READ = {*ARGUMENTS, "use_cache"}  # names of the inputs that `prefill` accepts; others raise InputError
-ATTRIBUTE = "mmdec_rope"  # name of the attribute under which a chat's cache holds its M-RoPE offsets
+DECODER_INPUTS = {*ARGUMENTS, "use_cache"}  # names of the inputs that `prefill` accepts; others raise InputError
+ROPE_ATTRIBUTE = "mmdec_rope"  # name of the attribute under which a chat's cache holds its M-RoPE offsets
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TextPrompt:
     """A language model's prompt, checked and normalised: token ids, mask, position ids and cache."""
 
     ids: Tensor  # (B, P) token ids
-    fresh: Tensor  # (B, F) the new ids, which the cache does not hold
+    new_ids: Tensor  # (B, F) the new ids, which the cache does not hold
     mask: Tensor  # (B, C) bool over cached and new tokens; False at padding
     mask_given: Tensor | None  # the mask to pass to the model; None if nothing is masked
     positions: Tensor  # (B, C) position ids of cached and new tokens
@@ -62,27 +62,28 @@ class TextPrompt:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> TextPrompt:
-        unknown = sorted(name for name, value in inputs.items() if name not in READ and value is not None)
+        unknown = sorted(name for name, value in inputs.items() if name not in DECODER_INPUTS and value is not None)
         ids = inputs.get("input_ids")
         if unknown or not isinstance(ids, Tensor):
             raise InputError(
-                f"`inputs` must hold `input_ids` and may hold `attention_mask`, `position_ids` and `{CACHE}`, "
+                f"`inputs` must hold `input_ids` and may hold `attention_mask`, `position_ids` and `{CACHE_ARGUMENT}`, "
                 f"but holds {unknown or sorted(inputs)}. Leave the others out."
             )
-        cache: Any = inputs.get(CACHE)
+        cache: Any = inputs.get(CACHE_ARGUMENT)
         if cache is not None:
             _check_given(cache)
-        past = 0 if cache is None else cached_columns(cache)
+        past = 0 if cache is None else cached_length(cache)
         given_mask = inputs.get("attention_mask")
         if past and given_mask is None:
             raise InputError(
-                f"`attention_mask` must be given with `{CACHE}`, which holds {past} columns, but is None: it "
+                f"`attention_mask` must be given with `{CACHE_ARGUMENT}`, which holds {past} columns, but is None: it "
                 "says whether the ids are the whole text or what is new. Pass the mask of the whole text."
             )
         cache_rows = len(attention_layers(cache)[0].keys) if cache is not None and past else len(ids)
         if cache_rows != len(ids):
             raise InputError(
-                f"`{CACHE}` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row its own."
+                f"`{CACHE_ARGUMENT}` must hold the batch's {len(ids)} rows, but has {cache_rows}. Give each row "
+                "its own."
             )
         # as in `generate`: if mask and ids have the same length, the ids are the whole text, else only its new tokens
         mask = torch.ones_like(ids) if given_mask is None else given_mask
@@ -124,7 +125,7 @@ class TextPrompt:
             ]
             if kinds[0] != kinds[1] and any(kinds[0] + kinds[1]):
                 raise InputError(
-                    f"`{CACHE}` must have states in the layers in which the model has them, but has not. Make "
+                    f"`{CACHE_ARGUMENT}` must have states in the layers in which the model has them, but has not. Make "
                     "it with `DynamicCache(config=model.config)`."
                 )
         if cache is not None and self.past:
@@ -136,7 +137,7 @@ class TextPrompt:
             )
             if len(lengths) > 1 or not alike:
                 raise InputError(
-                    f"`{CACHE}` must be this model's own, but holds {len(cache.layers)} layers of "
+                    f"`{CACHE_ARGUMENT}` must be this model's own, but holds {len(cache.layers)} layers of "
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
         shared = len(self.ids) > 1 or self.holes
@@ -144,7 +145,7 @@ class TextPrompt:
         # attention layers, `extend` fills the caller's cache at the end.
         if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
             return full_cache(config)
-        layers = [widened(layer) for layer in cache.layers]
+        layers = [full_length_layer(layer) for layer in cache.layers]
         if not shared:
             cache.layers[:] = layers
             return cache
@@ -167,7 +168,7 @@ class TextPrompt:
 def _check_given(cache: Any) -> None:
     """Raise InputError for a caller's cache from which rejected drafts cannot be removed."""
     if isinstance(cache, EncoderDecoderCache):
-        raise InputError(f"`{CACHE}` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
+        raise InputError(f"`{CACHE_ARGUMENT}` must be a DynamicCache, but is an EncoderDecoderCache. Leave it out.")
     check_cache(cache)
 
 
@@ -179,9 +180,9 @@ class RopeOffsets:
     columns: int  # number of cached tokens (with padding); the offsets are those of the tokens after them
 
 
-def remember(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
+def store_rope_offsets(cache: DynamicCache, offsets: Tensor, columns: int) -> None:
     """Store M-RoPE offsets (3, B) on a chat's cache for its next turn. columns: number of cached tokens a row."""
-    setattr(cache, ATTRIBUTE, RopeOffsets(offsets, columns))
+    setattr(cache, ROPE_ATTRIBUTE, RopeOffsets(offsets, columns))
 
 
 @dataclass
@@ -189,7 +190,7 @@ class DecoderSession:
     """The state of one `generate` call: its key-value cache, and where each batch row's tokens are in it."""
 
     cache: Cache
-    store: KVPool | StateStore
+    store: KVPool | RecurrentCache
     rows: RowLayout
     layers: tuple[int, ...]  # layers whose hidden states the drafter reads
     offsets: Tensor | None = None  # (3, B): position on each M-RoPE axis minus index in the text; None: one axis
@@ -231,7 +232,7 @@ class DecoderTarget(HfTarget, ABC):
         self.positions = None if turned else getattr(config, "max_position_embeddings", None)
         self.columns = config.model_type == "gpt_neo"
         self.windows = Windows.of(config)
-        self.chains = has_states(config)
+        self.needs_chains = has_states(config)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @abstractmethod
@@ -259,14 +260,14 @@ class DecoderTarget(HfTarget, ABC):
         if last and self._keeps:
             more["logits_to_keep"] = 1
         decoder: Any = cast(Any, self.model).get_decoder() if self.reads_images else self.model
-        hooked = [layer for layer in layers if layer >= 0 or (layer == INPUTS and self.reads_images)]
+        hooked = [layer for layer in layers if layer >= 0 or (layer == FIRST_LAYER_INPUTS and self.reads_images)]
         with recording(decoder, self.layers, hooked) as recorded:
             out = self._call(ids, mask, positions, cache, more)
         states = {layer: recorded[layer] for layer in hooked}
         if -1 in layers:
             states[-1] = out.hidden_states[-1]
-        if INPUTS in layers and INPUTS not in states:
-            states[INPUTS] = self.model.get_input_embeddings()(ids)
+        if FIRST_LAYER_INPUTS in layers and FIRST_LAYER_INPUTS not in states:
+            states[FIRST_LAYER_INPUTS] = self.model.get_input_embeddings()(ids)
         return Scores(out.logits[:, -1:] if last else out.logits, states)
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
@@ -290,26 +291,27 @@ class DecoderTarget(HfTarget, ABC):
             raise InputError("`memory` must be False for a text model, but is True. It has no encoder to read.")
         prompt = self._read(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
-        reader = DraftReader(self.model) if self.chains else None
+        reader = DraftReader(self.model) if self.needs_chains else None
         if reader is not None and text.past and text.holes:
             raise InputError(
-                f"`attention_mask` must be 1 after a row's first token with `{CACHE}` of a model with recurrent "
+                f"`attention_mask` must be 1 after a row's first token with `{CACHE_ARGUMENT}` of a model with "
+                "recurrent "
                 "layers, but is 0 at some: states cannot forget what they have read. Pass the whole text without them."
             )
-        own = self if reader is None else self._with(reader.continued(cache))
-        read = (*needs.layers, *[INPUTS] * needs.embeds)
-        scores = own._run(text.fresh, text.mask_given, prompt.positions, cache, read, prompt.extra, last=True)
+        own = self if reader is None else self._with(reader.model_after(cache))
+        read = (*needs.layers, *[FIRST_LAYER_INPUTS] * needs.embeds)
+        scores = own._run(text.new_ids, text.mask_given, prompt.positions, cache, read, prompt.extra, last=True)
         gaps = Gaps.of(text.mask) if text.holes and self.windows is not None else None
-        store = KVPool(cache) if reader is None else StateStore(cache, len(text.ids), reader.steps)
+        store = KVPool(cache) if reader is None else RecurrentCache(cache, len(text.ids), reader.steps)
         session = DecoderSession(cache, store, text.rows(), needs.layers, prompt.offsets, gaps, reader)
         if text.holes:
             columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
         if text.cache is not None and prompt.offsets is not None:
-            remember(text.cache, prompt.offsets, text.mask.shape[1])
+            store_rope_offsets(text.cache, prompt.offsets, text.mask.shape[1])
         context = self._context(prompt, scores)
         last = {layer: states[:, -1:] for layer, states in context.features.items()}
-        return session, context, single(text.ids[:, -1]), Scores(scores.logits, last)
+        return session, context, root_only(text.ids[:, -1]), Scores(scores.logits, last)
 
     @torch.no_grad()
     def read(self, inputs: Mapping[str, Any], needs: Needs) -> Context:
@@ -320,8 +322,8 @@ class DecoderTarget(HfTarget, ABC):
         check_layers(needs, self.layers)
         prompt = self._read(inputs)
         text = prompt.text
-        read = (*needs.layers, *[INPUTS] * needs.embeds)
-        scores = self._run(text.fresh, text.mask_given, prompt.positions, None, read, prompt.extra, last=True)
+        read = (*needs.layers, *[FIRST_LAYER_INPUTS] * needs.embeds)
+        scores = self._run(text.new_ids, text.mask_given, prompt.positions, None, read, prompt.extra, last=True)
         return self._context(prompt, scores)
 
     def _context(self, prompt: Prompt, scores: Scores) -> Context:
@@ -332,14 +334,14 @@ class DecoderTarget(HfTarget, ABC):
             mask=text.mask[:, -text.ids.shape[1] :],
             positions=prompt.positions,
             next_position=following if prompt.offsets is None else (following + prompt.offsets).amax(0),
-            features={layer: states for layer, states in scores.features.items() if layer != INPUTS},
-            embeds=scores.features.get(INPUTS),
+            features={layer: states for layer, states in scores.features.items() if layer != FIRST_LAYER_INPUTS},
+            embeds=scores.features.get(FIRST_LAYER_INPUTS),
             visual=prompt.visual,
             pictures=prompt.pictures,
             images=prompt.images,
             room=None if self.positions is None else self.positions - 1 - text.positions[:, -1],
             columns=self.columns,
-            chains=self.chains,
+            needs_chains=self.needs_chains,
             past=text.past,
             vision_seconds=prompt.vision_seconds,
             summaries=prompt.summaries,
@@ -348,7 +350,7 @@ class DecoderTarget(HfTarget, ABC):
     @torch.no_grad()
     def score(self, session: DecoderSession, draft: Draft) -> Scores:
         """Run a pass over the draft. Returns logits and features after each node. Nodes stay cached until `commit`."""
-        if isinstance(session.store, StateStore):
+        if isinstance(session.store, RecurrentCache):
             return session.store.score(draft, session.rows, partial(self._chain, session))
         return self._tree(session, draft)
 
@@ -367,8 +369,8 @@ class DecoderTarget(HfTarget, ABC):
         rows, device, windows = session.rows, draft.tokens.device, self.windows
         firsts = windows.firsts(rows) if windows is not None and session.gaps is None else {}
         plain = session.gaps is None and not any(firsts.values())
-        tree, positions_in_text = rows.see(draft, self.model.dtype, plain)
-        if isinstance(session.store, StateStore) and session.store.pool is None:
+        tree, positions_in_text = rows.mask_and_positions(draft, self.model.dtype, plain)
+        if isinstance(session.store, RecurrentCache) and session.store.pool is None:
             tree = None  # a model without attention layers needs no mask
         positions = torch.tensor(positions_in_text, device=device)[None]
         if session.offsets is not None:
@@ -400,7 +402,7 @@ class DecoderTarget(HfTarget, ABC):
     def commit(self, session: DecoderSession, verdict: Verdict) -> None:
         """Keep the accepted nodes of the draft in the cache, and drop the other nodes. After the pass over the prompt,
         nothing changes."""
-        if isinstance(session.store, StateStore):
+        if isinstance(session.store, RecurrentCache):
             session.store.accept(session.rows, verdict.path)
         else:
             keep_path(session.rows, session.store, verdict.path)
@@ -421,15 +423,15 @@ class DecoderTarget(HfTarget, ABC):
 
         This takes one pass over the missing tokens, or none if decoding has filled the cache.
         """
-        cache: DynamicCache = inputs[CACHE]
-        release(cache)
+        cache: DynamicCache = inputs[CACHE_ARGUMENT]
+        copy_inference_states(cache)
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         given = inputs.get("attention_mask")
         columns = inputs["input_ids"].shape[1] if given is None else given.shape[1]
-        lacking = columns + new - 1 - cached_columns(cache)
+        lacking = columns + new - 1 - cached_length(cache)
         if lacking <= 0:
             return
-        if self.chains and len(sequences) == 1 and cached_columns(cache):
+        if self.needs_chains and len(sequences) == 1 and cached_length(cache):
             self._finish(inputs, sequences, columns, lacking)
             return
         prompt = self._read(inputs)
@@ -439,20 +441,20 @@ class DecoderTarget(HfTarget, ABC):
         if mask is not None:
             mask = torch.cat([mask, mask.new_ones(len(mask), new - 1)], 1)
         positions = torch.cat([prompt.positions, more], 2)
-        own = self._with(DraftReader(self.model).continued(cache)) if self.chains else self
+        own = self._with(DraftReader(self.model).model_after(cache)) if self.needs_chains else self
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), prompt.extra, last=True)
 
     def _finish(self, inputs: Mapping[str, Any], sequences: Tensor, columns: int, lacking: int) -> None:
         """Run the model over the last `lacking` tokens of the only batch row, so that the caller's cache holds them.
         columns: number of tokens of the prompt, cached ones and padding included."""
-        cache, mask, given = inputs[CACHE], inputs.get("attention_mask"), inputs.get("position_ids")
+        cache, mask, given = inputs[CACHE_ARGUMENT], inputs.get("attention_mask"), inputs.get("position_ids")
         new = sequences.shape[1] - inputs["input_ids"].shape[1]
         last = int(mask.sum()) if mask is not None else columns
         last = last - 1 if given is None else int(given[0, -1])
         positions = torch.arange(last + new - lacking, last + new, device=sequences.device)[None, None]
         if mask is not None:
             mask = None if bool(mask.all()) else torch.cat([mask, mask.new_ones(1, new - 1)], 1)
-        own = self._with(DraftReader(self.model).continued(cache))
+        own = self._with(DraftReader(self.model).model_after(cache))
         own._run(sequences[:, :-1][:, -lacking:], mask, positions, cache, (), {}, last=True)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -461,13 +463,13 @@ class DecoderTarget(HfTarget, ABC):
         With a cache, the mask's length shows whether ids (B, P) are the whole text or only its new tokens.
         """
         if STATE_CACHE in inputs:  # models without attention have another name for the cache
-            inputs = {**inputs, CACHE: inputs[STATE_CACHE]}
+            inputs = {**inputs, CACHE_ARGUMENT: inputs[STATE_CACHE]}
             del inputs[STATE_CACHE]
-        cache = inputs.get(CACHE)
+        cache = inputs.get(CACHE_ARGUMENT)
         if cache is None or inputs.get("attention_mask") is not None:
             return inputs
         _check_given(cache)
-        if not cached_columns(cache):
+        if not cached_length(cache):
             return inputs
         # the text's length: `generate` records it; in older releases of transformers, position ids have this length
         length = getattr(config, "_mask_length", None) or inputs["position_ids"].shape[-1]
@@ -475,7 +477,7 @@ class DecoderTarget(HfTarget, ABC):
 
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
         """Return whether the caller may read the cache afterwards: it passed the cache, or the output contains it."""
-        cache = inputs.get(CACHE)
+        cache = inputs.get(CACHE_ARGUMENT)
         return cache is not None and bool(config.return_dict_in_generate or getattr(cache, "_is_user_defined", False))
 
     def output(
@@ -492,5 +494,5 @@ class DecoderTarget(HfTarget, ABC):
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),
             logits=cast(Any, logits),
-            **{CACHE: inputs.get(CACHE)},
+            **{CACHE_ARGUMENT: inputs.get(CACHE_ARGUMENT)},
         )

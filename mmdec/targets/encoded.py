@@ -14,8 +14,8 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.compat import CACHE
-from mmdec.core.tree import single
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.tree import root_only
 from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
@@ -23,8 +23,13 @@ from mmdec.targets.kv_cache import KVPool, RowLayout, check_cache, keep_path
 from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
 SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`
-READ = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE, SOURCE}
-LET_BE = {"use_cache", "logits_to_keep", "output_attentions", "output_hidden_states"}  # `prefill` ignores these inputs
+ENCODED_INPUTS = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE_ARGUMENT, SOURCE}
+IGNORED_INPUTS = {
+    "use_cache",
+    "logits_to_keep",
+    "output_attentions",
+    "output_hidden_states",
+}  # `prefill` ignores these inputs
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,9 @@ class EncodedPrompt:
         most: maximum length P of `input_ids`; None: unlimited. columns: whether position ids count padding, too.
         Raises: InputError for wrong inputs.
         """
-        unknown = sorted(name for name, value in inputs.items() if name not in READ | LET_BE and value is not None)
+        unknown = sorted(
+            name for name, value in inputs.items() if name not in ENCODED_INPUTS | IGNORED_INPUTS and value is not None
+        )
         ids, encoded = inputs.get("input_ids"), inputs.get("encoder_outputs")
         if unknown or not isinstance(ids, Tensor) or encoded is None:
             raise InputError(
@@ -54,11 +61,13 @@ class EncodedPrompt:
                 f"`decoder_attention_mask`, but holds {unknown or sorted(inputs)}. Leave the others out, or call "
                 "`model.generate(inputs, custom_generate=mmdec.speculate(...))`."
             )
-        cache = inputs.get(CACHE)
+        cache = inputs.get(CACHE_ARGUMENT)
         if cache is not None:
             check_cache(cache)
             if cache.get_seq_length():
-                raise InputError(f"`{CACHE}` must be empty, but holds {cache.get_seq_length()} columns. Leave it out.")
+                raise InputError(
+                    f"`{CACHE_ARGUMENT}` must be empty, but holds {cache.get_seq_length()} columns. Leave it out."
+                )
         width = ids.shape[1]
         if most is not None and width > most:
             raise InputError(f"`input_ids` must have at most {most} columns, but has {width}. Shorten the prompt.")
@@ -99,8 +108,10 @@ class EncodedTarget(HfTarget, ABC):
     """
 
     reads_encoder: ClassVar[bool] = True
-    counts_columns: ClassVar[bool] = True  # whether a token's position id is its index in the row, padding counted
-    tells_last: ClassVar[bool] = True  # whether a drafter may read the last layer's output before the final norm
+    counts_padding: ClassVar[bool] = True  # whether a token's position id is its index in the row, padding counted
+    exposes_last_layer: ClassVar[bool] = (
+        True  # whether a drafter may read the last layer's output before the final norm
+    )
 
     def __init__(self, model: Any, layers: int, positions: int | None) -> None:
         """layers: number of decoder layers. positions: maximum number of its tokens; None: unlimited.
@@ -147,12 +158,12 @@ class EncodedTarget(HfTarget, ABC):
         Returns: session (decoding state), context (what drafters read), draft (each row's last prompt token) and scores
             (logits after it). Raises: InputError for wrong inputs.
         """
-        check_layers(needs, self.layers - (not self.tells_last))
-        prompt = EncodedPrompt.of(inputs, self.positions, self.counts_columns)
+        check_layers(needs, self.layers - (not self.exposes_last_layer))
+        prompt = EncodedPrompt.of(inputs, self.positions, self.counts_padding)
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
         # the caller's cache can be filled while decoding only if there is one row, without padding between its tokens
         own = len(ids) == 1 and not prompt.holes
-        cache = (inputs.get(CACHE) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
+        cache = (inputs.get(CACHE_ARGUMENT) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
         for row, seen in enumerate(mask if prompt.holes else ()):
             closed[row, rows.starts[row] : rows.ends[row]] = positions[row, seen]
@@ -177,14 +188,14 @@ class EncodedTarget(HfTarget, ABC):
             source=_source(inputs.get(SOURCE), len(ids)),
         )
         ends = {layer: features[:, -1:] for layer, features in scores.features.items()}
-        return session, context, single(ids[:, -1]), Scores(scores.logits[:, -1:], ends)
+        return session, context, root_only(ids[:, -1]), Scores(scores.logits[:, -1:], ends)
 
     @torch.no_grad()
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
         """Run one pass over the draft. Returns the logits and features after each node. The nodes' keys and values stay
         in the cache until `commit`."""
         rows, device = session.rows, draft.tokens.device
-        tree, positions = rows.see(draft, self.model.dtype)
+        tree, positions = rows.mask_and_positions(draft, self.model.dtype)
         scores = self._draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
         rows.wait(draft.tokens.shape[1])
         return scores
@@ -234,7 +245,7 @@ class EncodedTarget(HfTarget, ABC):
 
         sequences: (B, L). lengths: each row's number of new tokens. scores, logits: (B, V) for each new token.
         """
-        cache = inputs.get(CACHE)
+        cache = inputs.get(CACHE_ARGUMENT)
         flags = {name: True for name in ("output_attentions", "output_hidden_states") if getattr(config, name)}
         # with several rows or padding between tokens, decoding has filled another cache; the caller's is still empty
         empty = cache if cache is not None and not cache.get_seq_length() else None
@@ -244,15 +255,15 @@ class EncodedTarget(HfTarget, ABC):
             if mask is not None:
                 mask = torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1)
             filled = EncoderDecoderCache(DynamicCache(), DynamicCache()) if empty is None else empty
-            whole = {**inputs, "input_ids": text, "decoder_attention_mask": mask, CACHE: None}
-            decoded = self._whole(EncodedPrompt.of(whole, None, self.counts_columns), filled, config, **flags)
+            whole = {**inputs, "input_ids": text, "decoder_attention_mask": mask, CACHE_ARGUMENT: None}
+            decoded = self._whole(EncodedPrompt.of(whole, None, self.counts_padding), filled, config, **flags)
             prompt = sequences.shape[1] - max(lengths)
             states = output_states(decoded, inputs["encoder_outputs"], prompt, text.shape[1], config)
         return GenerateEncoderDecoderOutput(
             sequences=cast(torch.LongTensor, sequences),
             scores=cast(Any, scores),
             logits=cast(Any, logits),
-            **{CACHE: cache},
+            **{CACHE_ARGUMENT: cache},
             **states,
         )
 

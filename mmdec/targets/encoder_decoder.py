@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import EncoderDecoderCache, GenerationConfig, PreTrainedModel
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.encoded import SOURCE, EncodedPrompt, EncodedSession, EncodedTarget, encoder_output
-from mmdec.targets.hf_target import recording, shallow
+from mmdec.targets.hf_target import recording, shallow_copy
 from mmdec.targets.kv_cache import RowLayout
 from mmdec.types import Scores
 
@@ -31,13 +31,15 @@ FAMILIES = """
     Bart BigBirdPegasus Blenderbot BlenderbotSmall M2M100 MBart MT5 Marian Moonshine Mvp PLBart Pegasus SeamlessM4T
     SeamlessM4Tv2 Speech2Text T5 UMT5
 """
-ENDS = ("ForConditionalGeneration", "MTModel", "ForTextToText", "ForSpeechToText")
-CLASSES = frozenset(name + end for name in FAMILIES.split() for end in ENDS)
-TABLE = 64  # position embeddings are computed and stored for multiples of this number of positions, to save calls
+CLASS_SUFFIXES = ("ForConditionalGeneration", "MTModel", "ForTextToText", "ForSpeechToText")
+CLASSES = frozenset(name + end for name in FAMILIES.split() for end in CLASS_SUFFIXES)
+POSITIONS_PER_STEP = (
+    64  # position embeddings are computed and stored for multiples of this number of positions, to save calls
+)
 
 
 @final
-class _Placed(nn.Module):
+class _PositionOverride(nn.Module):
     """Replaces a decoder's module of position embeddings. It embeds `positions`, which `Twin` sets before each pass,
     and ignores the positions that the decoder counts. It stores the embeddings of the first positions."""
 
@@ -55,7 +57,7 @@ class _Placed(nn.Module):
         needed = int(self.positions.max()) + 1
         if len(self.table) < needed:
             most = getattr(self.stock[0], "num_embeddings", None)
-            count = -(-needed // TABLE) * TABLE
+            count = -(-needed // POSITIONS_PER_STEP) * POSITIONS_PER_STEP
             count = count if most is None else min(count, most - getattr(self.stock[0], "offset", 0))
             other = 0 if self.pad != 0 else 1
             self.table = self._look_up(count, other, args, kwargs)
@@ -87,7 +89,7 @@ class _Placed(nn.Module):
 
 
 @final
-class Twin:
+class PositionedCopy:
     """A copy of a model for one `generate` call. It shares the model's weights, and uses the positions that `place`
     sets."""
 
@@ -95,15 +97,15 @@ class Twin:
         """Copy the modules on the path to the position embeddings or to T5's bias, and share all others."""
         decoder = cast(nn.Module, cast(Any, model).get_decoder())
         self.by_inputs = "decoder_position_ids" in inspect.signature(model.forward).parameters
-        self._placed: _Placed | None = None
+        self._placed: _PositionOverride | None = None
         self._distances = dict[Any, Tensor]()  # T5's attention module -> its bias (distances, heads)
         self._positions: Tensor = torch.empty(0)  # (B, N) positions of the draft's nodes
         self._columns: Tensor = torch.empty(0)  # (B, S + N) positions of the cached tokens and the nodes
         root = next(name for name, part in model.named_modules() if part is decoder)
-        self.model = cast(PreTrainedModel, shallow(model))
+        self.model = cast(PreTrainedModel, shallow_copy(model))
         stock = getattr(decoder, "embed_positions", None)
         if stock is not None:
-            self._placed = _Placed(stock, getattr(model.config, "pad_token_id", None))
+            self._placed = _PositionOverride(stock, getattr(model.config, "pad_token_id", None))
             self._copy(root)._modules["embed_positions"] = self._placed
         for name, part in decoder.named_modules():
             if getattr(part, "has_relative_attention_bias", False):
@@ -116,7 +118,7 @@ class Twin:
         part = cast(nn.Module, self.model)
         for name in path.split("."):
             child = cast(nn.Module, part._modules[name])
-            part._modules[name] = part = shallow(child)
+            part._modules[name] = part = shallow_copy(child)
         return part
 
     def place(self, tokens: Tensor, positions: Tensor, rows: RowLayout, prompt: Tensor) -> None:
@@ -137,7 +139,7 @@ class Twin:
         model's attention module that computes the bias."""
         table, needed = self._distances.get(stock), int(self._positions.max()) + 1
         if table is None or len(table) < needed:
-            farthest = -(-needed // TABLE) * TABLE - 1
+            farthest = -(-needed // POSITIONS_PER_STEP) * POSITIONS_PER_STEP - 1
             # the bias (1, heads, 1, farthest + 1) of the last query to all keys: one number for each head and distance
             row = stock.compute_bias(1, farthest + 1, past_seen_tokens=farthest)
             table = self._distances[stock] = row[0, :, 0].flip(1).t().contiguous()
@@ -151,7 +153,7 @@ class EncoderDecoderTarget(EncodedTarget):
     """Scores token trees with the decoder of an encoder-decoder model. The model is not changed."""
 
     @staticmethod
-    def takes(model: PreTrainedModel) -> bool:
+    def supports(model: PreTrainedModel) -> bool:
         """Return whether the model is an encoder-decoder of one of `FAMILIES`, which tests cover."""
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
@@ -165,7 +167,7 @@ class EncoderDecoderTarget(EncodedTarget):
         named = getattr(config, "decoder_layers", None)
         super().__init__(model, named or getattr(config, "num_decoder_layers", config.num_hidden_layers), positions)
 
-    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Choose which inputs go to `generate`, and which directly to `prefill`.
 
         Returns: all inputs, for `generate`; and for `prefill` the encoder's token ids and mask, which some drafters
@@ -189,8 +191,8 @@ class EncoderDecoderTarget(EncodedTarget):
         own = getattr(self.decoder, "embed_tokens", None)
         return source is not None and own is not None and source.weight.data_ptr() == own.weight.data_ptr()
 
-    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> Twin:
-        return Twin(self.model)
+    def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> PositionedCopy:
+        return PositionedCopy(self.model)
 
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
         return self._run(self.model, session, prompt.ids, prompt.mask_given, session.cache)
@@ -198,7 +200,7 @@ class EncoderDecoderTarget(EncodedTarget):
     def _draft(
         self, session: EncodedSession, tokens: Tensor, tree: TreeMask | None, positions: Tensor, cache: Any
     ) -> Scores:
-        twin: Twin = session.reader
+        twin: PositionedCopy = session.reader
         twin.place(tokens, positions[0], session.rows, session.prompt)
         more = {"decoder_position_ids": positions[0]} if twin.by_inputs else {}
         return self._run(twin.model, session, tokens, None if tree is None else tree.additive, cache, **more)
@@ -238,7 +240,7 @@ class EncoderDecoderTarget(EncodedTarget):
             encoder_outputs=encoder_output(encoder.encoded),
             attention_mask=encoder.encoder_mask,
             use_cache=True,
-            **{CACHE: cache},
+            **{CACHE_ARGUMENT: cache},
             **more,
         )
 

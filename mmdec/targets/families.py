@@ -27,18 +27,31 @@ from transformers.cache_utils import (
 )
 from transformers.utils import logging
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.probe import BOUND, OWN, VOCABULARY, WINDOW, Scorer, difference, is_window, numbers
-from mmdec.targets.recurrent_cache import STATE_CACHE, has_states, has_states_alone
+from mmdec.targets.probe import (
+    IDENTITY_FIELDS,
+    MAX_DIFFERENCE,
+    PROBE_VOCABULARY,
+    PROBE_WINDOW,
+    Scorer,
+    difference,
+    is_window,
+    possible_window_fields,
+)
+from mmdec.targets.recurrent_cache import STATE_CACHE, has_only_states, has_states
 from mmdec.targets.ropes import growing_ropes
 
-ATTENTION = ("sdpa", "eager", TREE_ATTENTION)
-KEPT = frozenset({DynamicLayer, DynamicSlidingWindowLayer, DummyLayer})  # cache layers from which tokens can be removed
-STATES = frozenset({LinearAttentionLayer, LinearAttentionAndFullAttentionLayer})  # cache layers with recurrent states
-ARGUMENTS = ("input_ids", "attention_mask", "position_ids", CACHE, "logits_to_keep")
-CAUSAL = """
+ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager", TREE_ATTENTION)
+CROPPABLE_LAYERS = frozenset(
+    {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer}
+)  # cache layers from which tokens can be removed
+RECURRENT_LAYERS = frozenset(
+    {LinearAttentionLayer, LinearAttentionAndFullAttentionLayer}
+)  # cache layers with recurrent states
+ARGUMENTS = ("input_ids", "attention_mask", "position_ids", CACHE_ARGUMENT, "logits_to_keep")
+ATTENTION_FAMILIES = """
     AXK1 Apertus Arcee AriaText BigBird BioGpt BitNet Camembert CodeGen Cohere Data2VecText DeepseekV2
     DeepseekV3 DiffLlama Dots1 Electra Ernie Ernie4_5 Ernie4_5_Moe Exaone4 Falcon FlexOlmo GPTBigCode GPTJ GPTNeo
     GPTNeoX GPTNeoXJapanese Gemma Glm Glm4 Glm4Moe Glm4MoeLite Granite GraniteMoe GraniteMoeShared HYV3 Helium
@@ -47,14 +60,18 @@ CAUSAL = """
     RemBert Roberta RobertaPreLayerNorm SeedOss SmolLM3 SolarOpen StableLm Starcoder2 XGLM XLMRoberta XLMRobertaXL Youtu
 """
 # models with recurrent or convolutional layers; tests/exactness/test_recurrent.py tests each
-RECURRENT = """
+RECURRENT_FAMILIES = """
     BailingHybrid Bamba FalconH1 FalconMamba GraniteMoeHybrid Jamba KimiLinear Lfm2 Lfm2Moe Lfm3 Mamba Mamba2 NemotronH
     OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Zamba2 Zaya
 """
-ALIBI = ("BloomForCausalLM", "MptForCausalLM")  # of their positions, ALiBi's bias is all that they know
-OTHERS = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
-SEEING = "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # supported vision-language models, for error messages
-FAMILIES = frozenset([*(f"{name}ForCausalLM" for name in (CAUSAL + RECURRENT).split()), *OTHERS])
+ALIBI_CLASSES = ("BloomForCausalLM", "MptForCausalLM")  # of their positions, ALiBi's bias is all that they know
+OTHER_CLASSES = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
+VISION_MODEL_NAMES = (
+    "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # supported vision-language models, for error messages
+)
+FAMILIES = frozenset(
+    [*(f"{name}ForCausalLM" for name in (ATTENTION_FAMILIES + RECURRENT_FAMILIES).split()), *OTHER_CLASSES]
+)
 _probing = Lock()
 
 
@@ -73,7 +90,7 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
         )
     if not is_decoder_only(model):
         raise InputError(
-            f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {known_families()}"
+            f"`model` must be a decoder-only language model with a key-value cache, but is {kind}. {list_families()}"
         )
     check_decoder(kind, model.config, text=True)
     check_proof(type(model), model.config, scorer)
@@ -81,7 +98,7 @@ def check_model(model: PreTrainedModel, scorer: Scorer) -> None:
 
 def has_alibi(model: PreTrainedModel) -> bool:
     """Return whether the model's layers add ALiBi's bias: Bloom, MPT, and Falcon where its configuration says so."""
-    return type(model).__name__ in ALIBI or bool(getattr(model.config, "alibi", False))
+    return type(model).__name__ in ALIBI_CLASSES or bool(getattr(model.config, "alibi", False))
 
 
 def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> None:
@@ -91,7 +108,7 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
         convolutional layers, and rotary positions that change with the text's length.
     """
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    foreign = sorted(layer.__name__ for layer in kinds - KEPT - (STATES if text else frozenset()))
+    foreign = sorted(layer.__name__ for layer in kinds - CROPPABLE_LAYERS - (RECURRENT_LAYERS if text else frozenset()))
     if foreign:
         raise InputError(
             f"`model` must have layers whose drafts can be taken back, but {kind} keeps {', '.join(foreign)}. Choose "
@@ -104,9 +121,10 @@ def check_decoder(kind: str, config: PreTrainedConfig, text: bool = False) -> No
             "draft fits in. Choose a model without them."
         )
     attention = config._attn_implementation
-    if attention not in ATTENTION:
+    if attention not in ATTENTION_IMPLEMENTATIONS:
         raise InputError(
-            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}, which takes no tree. "
+            f"`attn_implementation` must be one of {', '.join(ATTENTION_IMPLEMENTATIONS)}, but is {attention}, "
+            "which takes no tree. "
             'Call `model.set_attn_implementation("sdpa")`.'
         )
     if not text and (ropes := growing_ropes(config)):
@@ -136,9 +154,9 @@ def lacking_arguments(model: PreTrainedModel) -> list[str]:
     """Return the arguments that a draft's pass needs but the model's `forward` does not have."""
     arguments = inspect.signature(model.forward).parameters
     # a purely recurrent model needs no positions, and may have another name for its cache
-    needed = [STATE_CACHE if name == CACHE and STATE_CACHE in arguments else name for name in ARGUMENTS]
+    needed = [STATE_CACHE if name == CACHE_ARGUMENT and STATE_CACHE in arguments else name for name in ARGUMENTS]
     lacking = [name for name in needed if name not in arguments]
-    placeless = lacking == ["position_ids"] and (has_alibi(model) or has_states_alone(model.config))
+    placeless = lacking == ["position_ids"] and (has_alibi(model) or has_only_states(model.config))
     return [] if placeless else lacking
 
 
@@ -170,7 +188,7 @@ def _is_proven(kind: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
 
 
 def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, scorer: Scorer) -> None:
-    shape = {name: value for name, value in config.to_dict().items() if name not in OWN}
+    shape = {name: value for name, value in config.to_dict().items() if name not in IDENTITY_FIELDS}
     with _probing:
         try:
             fault = _probe(kind, type(config), json.dumps(shape, sort_keys=True, default=str), attention, scorer)
@@ -178,14 +196,17 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
             raise InputError(str(error).replace(", but ", f", but {kind.__name__} ", 1)) from error
     if fault:
         switch = "Set `is_decoder` in its configuration. " if getattr(config, "is_decoder", None) is False else ""
-        named, works = kind.__name__, known_families()
+        named, works = kind.__name__, list_families()
         if has_states(config):
             raise InputError(
                 f"`model` must score several tokens in a pass as it scores them one by one, but {named} {fault}: its "
                 f"states would come from other tokens. {works}"
             )
         if reads_pictures(kind):
-            named, works = f"{named} reads pictures in its own way, and", f"Of models that do, {SEEING} work."
+            named, works = (
+                f"{named} reads pictures in its own way, and",
+                f"Of models that do, {VISION_MODEL_NAMES} work.",
+            )
         raise InputError(
             f"`model` must score a tree of tokens as it scores each path, but {named} {fault}. {switch}{works}"
         )
@@ -208,23 +229,25 @@ def _probe(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             apart = difference(kind, config.from_dict(given), attention, scorer)
-            for name in numbers(kind, config, given):
+            for name in possible_window_fields(kind, config, given):
                 with suppress(Exception):  # the class may reject a smaller value; then the field is no attention window
-                    apart = max(apart, difference(kind, config.from_dict({**given, name: WINDOW}), attention, scorer))
+                    apart = max(
+                        apart, difference(kind, config.from_dict({**given, name: PROBE_WINDOW}), attention, scorer)
+                    )
     except InputError:
         raise
     except Exception as error:  # a class from outside transformers may raise anything
         message = " ".join(str(error).split())[:200]
         return (
-            f"is not known, and could not be tried: two layers of it with {VOCABULARY} tokens fail "
+            f"is not known, and could not be tried: two layers of it with {PROBE_VOCABULARY} tokens fail "
             f"({type(error).__name__}: {message})"
         )
     finally:
         logging.set_verbosity(verbosity)
-    return "" if apart <= BOUND else f"differs by {apart:.1g} of its largest logit"
+    return "" if apart <= MAX_DIFFERENCE else f"differs by {apart:.1g} of its largest logit"
 
 
-def known_families() -> str:
+def list_families() -> str:
     """Return a sentence that lists the supported families, for error messages."""
     names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
     return f"These families work: {', '.join(names)}."

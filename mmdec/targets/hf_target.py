@@ -23,13 +23,13 @@ from mmdec.types import Needs, Target
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 N = TypeVar("N", bound=nn.Module)
-ATTENTION = ("sdpa", "eager")  # attention implementations of encoder-decoders that accept tree masks
+TREE_MASK_ATTENTION = ("sdpa", "eager")  # attention implementations of encoder-decoders that accept tree masks
 # A module of transformers. Its hooks, which record hidden states, stay on a model, but do nothing in later passes.
 RECORDERS = "transformers.utils.output_capturing"
 # layer -> states, filled during the current pass; None if nothing is recorded
-_recorded: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
+_recorded_states: ContextVar[dict[int, Tensor] | None] = ContextVar("recorded", default=None)
 _installing = threading.Lock()
-INPUTS = -2  # in a list of layers to record: stands for the first layer's inputs
+FIRST_LAYER_INPUTS = -2  # in a list of layers to record: stands for the first layer's inputs
 
 
 class HfTarget(Target, Protocol):
@@ -37,10 +37,10 @@ class HfTarget(Target, Protocol):
     target; other targets override them."""
 
     # whether `model.generate` runs the decoding loop exactly once; `mmdec.generate` and `stream` require this
-    one_run: ClassVar[bool] = True
+    decodes_once: ClassVar[bool] = True
     reads_encoder: ClassVar[bool] = False  # whether the model's decoder attends to the states of an encoder
     # whether the method `encode` can compute the states of the encoder from sound features
-    encodes: ClassVar[bool] = False
+    encodes_sound: ClassVar[bool] = False
     reads_images: ClassVar[bool] = False  # whether the model reads images, at placeholders among the token ids
     # names of options of a generation config that ask for outputs which mmdec cannot give
     refused_outputs: ClassVar[tuple[str, ...]] = ()
@@ -48,7 +48,7 @@ class HfTarget(Target, Protocol):
     batch_processors: ClassVar[tuple[type, ...]] = ()
     # whether the model's attention takes a token's cache index as its position, so that sibling nodes share no position
     columns: bool = False
-    chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
+    needs_chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
     model: Any
 
@@ -67,7 +67,7 @@ class HfTarget(Target, Protocol):
         features."""
         return None
 
-    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split the caller's inputs. Returns: the inputs for `model.generate`, which prepares them, and the inputs that
         go to `prefill` directly (by default none)."""
         return dict(inputs), {}
@@ -76,7 +76,7 @@ class HfTarget(Target, Protocol):
         """Return the inputs of `prefill`. ids: (B, P). inputs: the other inputs, prepared by `model.generate`."""
         ...
 
-    def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
+    def fallback_reasons(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
         empty if mmdec's loop can decode it. inputs: prepared by `model.generate`."""
         return []
@@ -105,7 +105,7 @@ class HfTarget(Target, Protocol):
         ...
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return whether the module has hooks or a replaced `forward`. Hooks by which mmdec and transformers record hidden
     states do not count."""
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
@@ -116,7 +116,7 @@ def hooked(module: nn.Module) -> bool:
 def plain_linear(module: nn.Module) -> bool:
     """Return whether the module is torch's own linear layer without hooks, so that another implementation may replace
     it."""
-    return type(module) is nn.Linear and not hooked(module)
+    return type(module) is nn.Linear and not has_hooks(module)
 
 
 @final
@@ -127,7 +127,7 @@ class LayerInput:
         self.layer = layer  # key of the recorded states: index of the previous layer, whose output they are
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states = _recorded.get()
+        states = _recorded_states.get()
         if states is not None:
             states[self.layer] = args[0] if args else kwargs["hidden_states"]
 
@@ -140,7 +140,7 @@ class LayerOutput:
         self.layer = layer
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        states = _recorded.get()
+        states = _recorded_states.get()
         if states is not None:
             states[self.layer] = output[0] if isinstance(output, tuple) else output
 
@@ -171,15 +171,15 @@ def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generato
         for layer in layers:
             _install(stack, layer)
     states: dict[int, Tensor] = {}
-    token = _recorded.set(states)
+    token = _recorded_states.set(states)
     try:
         yield states
     finally:
-        _recorded.reset(token)
+        _recorded_states.reset(token)
 
 
 def _install(stack: nn.ModuleList, layer: int) -> None:
-    following = 0 if layer == INPUTS else layer + 1
+    following = 0 if layer == FIRST_LAYER_INPUTS else layer + 1
     if following == len(stack):
         if not any(isinstance(hook, LayerOutput) for hook in stack[layer]._forward_hooks.values()):
             stack[layer].register_forward_hook(LayerOutput(layer))
@@ -217,14 +217,15 @@ def check_layers(needs: Needs, layers: int) -> None:
 def check_attention(config: Any) -> None:
     """Raise InputError if a decoder's attention implementation cannot take tree masks."""
     attention = config._attn_implementation
-    if attention not in ATTENTION:
+    if attention not in TREE_MASK_ATTENTION:
         raise InputError(
-            f"`attn_implementation` must be one of {', '.join(ATTENTION)}, but is {attention}: it takes no tree. "
+            f"`attn_implementation` must be one of {', '.join(TREE_MASK_ATTENTION)}, but is {attention}: it takes "
+            "no tree. "
             'Call `model.set_attn_implementation("sdpa")`.'
         )
 
 
-def shallow(module: N) -> N:
+def shallow_copy(module: N) -> N:
     """Copy a module. The copy shares parameters, buffers and submodules, but has its own attributes and hooks."""
     same = object.__new__(type(module))
     same.__dict__ = dict(module.__dict__)

@@ -22,15 +22,17 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import depths, int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.kernels.tree_attention import TreeMask, tree_mask
 from mmdec.types import Draft
 
-ROOM = 64  # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
-STEP = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory
+POOL_GRANULARITY = (
+    64  # pools, the larger tensors, are allocated in multiples of this number of tokens, so that they rarely grow
+)
+MAX_POOL_GROWTH = 4096  # a full pool doubles, but grows by at most this number of tokens at once, to save memory
 
 
 @final
@@ -50,7 +52,7 @@ class GrowingLayer(DynamicLayer):
         self.first = 0
         self.is_initialized = True
 
-    def hold(self, states: Tensor, is_keys: bool) -> None:
+    def set_view(self, states: Tensor, is_keys: bool) -> None:
         """Set this layer's keys (if `is_keys`) or values to `states` (B, H, S, D), which is a view of a larger tensor
         (pool)."""
         if is_keys:
@@ -72,13 +74,13 @@ class GrowingLayer(DynamicLayer):
             self.store.grow(end)
         self.all_keys[:, :, start:end] = key_states
         self.all_values[:, :, start:end] = value_states
-        self.hold(self.all_keys[:, :, :end], True)
-        self.hold(self.all_values[:, :, :end], False)
+        self.set_view(self.all_keys[:, :, :end], True)
+        self.set_view(self.all_values[:, :, :end], False)
         return self.all_keys[:, :, self.first : end], self.all_values[:, :, self.first : end]
 
 
 @dataclass(frozen=True)
-class Kind:
+class PoolSpec:
     """Describes one pool, a tensor that holds keys and values of several layers with the same shape and dtype."""
 
     members: tuple[tuple[int, bool], ...]  # [i]: what pool[i] holds: (layer index, True: keys, False: values)
@@ -122,7 +124,7 @@ class KVPool:
                 held.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
         self.length, self._pools = given.get_seq_length(), list[Tensor]()
         self._kinds = [
-            Kind(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
+            PoolSpec(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
             for (shape, dtype, device), members in held.items()
         ]
         # weak references, because a reference cycle with the layers would delay the release of this object's memory
@@ -130,12 +132,12 @@ class KVPool:
             index: weakref.ref(layer) for index, layer in enumerate(layers) if isinstance(layer, GrowingLayer)
         }
         rows = next(iter(held))[0][0]
-        self._pools = self._allocate(rows, self.length + ROOM)
+        self._pools = self._allocate(rows, self.length + POOL_GRANULARITY)
         for pool, members in zip(self._pools, held.values(), strict=True):
             for member, (_, _, states) in enumerate(members):
                 pool[member, :, :, : self.length] = states
         given.layers[:] = layers
-        self._hand_out()
+        self._share_pools()
         self.crop(self.length)
 
     @property
@@ -152,24 +154,24 @@ class KVPool:
                 # copy all columns, not only the first `length`: in the middle of a pass, some layers have already
                 # written new columns
                 pool[:, :, :, : before.shape[3]] = before
-            self._hand_out()
+            self._share_pools()
 
     def show(self, firsts: Sequence[int]) -> None:
         """Hide cached tokens from layers with an attention window, until `crop` is called. firsts: [i]: index along the
         sequence axis of the first token that layer i sees."""
-        for index, layer in self._living():
+        for index, layer in self._live_layers():
             layer.first = firsts[index]
 
     def crop(self, length: int) -> None:
         """Keep only the first `length` columns (tokens) of each row. The next pass sees all of them."""
         self.length = length
-        layers = dict(self._living())
+        layers = dict(self._live_layers())
         for layer in layers.values():
             layer.first = 0
         for kind, pool in zip(self._kinds, self._pools, strict=True):
             for states, (index, is_keys) in zip(pool[:, :, :, :length].unbind(0), kind.members, strict=True):
                 if index in layers:
-                    layers[index].hold(states, is_keys)
+                    layers[index].set_view(states, is_keys)
 
     def commit(self, columns: Sequence[Sequence[int]], begins: Sequence[int], length: int) -> None:
         """Move the keys and values of each batch row's accepted tokens to the end of its text. Then keep only the first
@@ -191,24 +193,24 @@ class KVPool:
         self._pools = self._allocate(len(rows), length)
         for before, pool in zip(old, self._pools, strict=True):
             pool[:, :, :, :length] = before[:, :, :, :length].index_select(1, rows.to(pool.device))
-        self._hand_out()
+        self._share_pools()
         self.crop(length)
 
     def _allocate(self, rows: int, length: int) -> list[Tensor]:
-        columns = -(-length // ROOM) * ROOM
+        columns = -(-length // POOL_GRANULARITY) * POOL_GRANULARITY
         if self._pools:
             width = self.width
-            columns = width if length <= width else max(columns, width + min(width, STEP))
+            columns = width if length <= width else max(columns, width + min(width, MAX_POOL_GROWTH))
         return [kind.pool(rows, columns) for kind in self._kinds]
 
-    def _hand_out(self) -> None:
-        layers = dict(self._living())
+    def _share_pools(self) -> None:
+        layers = dict(self._live_layers())
         for kind, pool in zip(self._kinds, self._pools, strict=True):
             for states, (index, is_keys) in zip(pool.unbind(0), kind.members, strict=True):
                 if index in layers:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
-    def _living(self) -> Iterator[tuple[int, GrowingLayer]]:
+    def _live_layers(self) -> Iterator[tuple[int, GrowingLayer]]:
         """Yield (index, layer) for those layers of the cache that were not deleted; they are held by weak
         references."""
         for index, reference in self._layers.items():
@@ -246,8 +248,8 @@ def check_cache(cache: Cache) -> None:
     what = type(inner).__name__ + (f" of {', '.join(foreign)}" if foreign else " that is offloaded")
     if foreign or inner.offloading or not isinstance(inner, DynamicCache):
         raise InputError(
-            f"`{CACHE}` must be a DynamicCache of attention layers, but is {what}: drafts cannot be taken "
-            f"back from it. Leave `{CACHE}` and `cache_implementation` out."
+            f"`{CACHE_ARGUMENT}` must be a DynamicCache of attention layers, but is {what}: drafts cannot be taken "
+            f"back from it. Leave `{CACHE_ARGUMENT}` and `cache_implementation` out."
         )
 
 
@@ -277,7 +279,9 @@ class RowLayout:
         """Return S, the index of the first column after the longest row."""
         return max(self.ends)
 
-    def see(self, draft: Draft, dtype: torch.dtype, plain: bool = True) -> tuple[TreeMask | None, list[list[int]]]:
+    def mask_and_positions(
+        self, draft: Draft, dtype: torch.dtype, plain: bool = True
+    ) -> tuple[TreeMask | None, list[list[int]]]:
         """Return the mask of a draft (which cached tokens and which nodes each node attends to), and the position ids
         of the nodes, one list for each batch row.
 

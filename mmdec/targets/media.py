@@ -28,46 +28,62 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mmdec.checks.devices import PASSED_ON
-from mmdec.compat import CACHE
-from mmdec.core.timing import Watch
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.core.timing import RoundTimer
 from mmdec.errors import InputError
-from mmdec.targets.decoder import ATTRIBUTE, READ, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
+from mmdec.targets.decoder import DECODER_INPUTS, ROPE_ATTRIBUTE, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
 from mmdec.targets.text import text_scorer
 
 # supported models for images, as beginnings of class names; tests/exactness/test_vision.py and test_media.py test each
-SEEING = """
+VISION_FAMILIES = """
     AyaVision Cohere2Vision DeepseekVL Gemma3 Gemma4 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus
     Kimi_K25 LightOnOcr Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL
     Qwen3VLMoe SmolVLM Qwen2_5OmniThinker VideoLlava VipLlava
 """
-HEARING = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
-FAMILIES = f"{SEEING} {HEARING}"
-REFUSED = {  # class that is not supported -> the reason, for the error message
+AUDIO_FAMILIES = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
+FAMILIES = f"{VISION_FAMILIES} {AUDIO_FAMILIES}"
+UNSUPPORTED_CLASSES = {  # class that is not supported -> the reason, for the error message
     "Blip2ForConditionalGeneration": "its `generate` takes the language model's part",
     "MllamaForConditionalGeneration": "it reads pictures by cross attention, whose columns no draft may touch",
     "Phi4MultimodalForCausalLM": "its rope changes with the text's length, and pictures and sound have adapters",
     "Qwen2_5OmniForConditionalGeneration": "it speaks, too; its `thinker` is taken alone",
     "Qwen3_5ForConditionalGeneration": "its language model has recurrent states beside positions of three axes",
 }
-CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in FAMILIES.split())
-TYPES = ("token_type_ids", "mm_token_type_ids")  # inputs that hold a type number for each token of the prompt
-TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
+SUPPORTED_CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in FAMILIES.split())
+TOKEN_TYPE_INPUTS = (
+    "token_type_ids",
+    "mm_token_type_ids",
+)  # inputs that hold a type number for each token of the prompt
+PLACEHOLDER_IDS = ("image_token_id", "video_token_id", "audio_token_id")
 PIXELS = {"pixel_values": "image", "pixel_values_images": "image", "pixel_values_videos": "video"}
-KINDS = ("image", "video")
-GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # inputs on which M-RoPE positions depend
+VISUAL_KINDS = ("image", "video")
+ROPE_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")  # inputs on which M-RoPE positions depend
 # Qwen2.5-Omni's inputs on which M-RoPE positions depend: argument of `get_rope_index` -> name of the input
-ALSO = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
-SOUNDS = ("feature_attention_mask", "audio_feature_lengths")  # inputs that hold the number of frames of each sound
+OMNI_ROPE_INPUTS = {"second_per_grids": "video_second_per_grid", "use_audio_in_video": "use_audio_in_video"}
+SOUND_LENGTH_INPUTS = (
+    "feature_attention_mask",
+    "audio_feature_lengths",
+)  # inputs that hold the number of frames of each sound
 TENSORS = (*PIXELS, "image_sizes", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
-ENCODED = "mm_encoder_outputs"  # name of the input that holds the vision tower's outputs: "image" or "video" -> output
+VISION_OUTPUTS_KEY = (
+    "mm_encoder_outputs"  # name of the input that holds the vision tower's outputs: "image" or "video" -> output
+)
 # exceptions that a model may raise for inputs that do not fit it
-MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, StopIteration, TypeError, ValueError)
-HELD = "vision_inputs"  # key of the `VisionInputs` among the inputs of `prefill`
+MALFORMED_INPUT_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StopIteration,
+    TypeError,
+    ValueError,
+)
+VISION_INPUTS_KEY = "vision_inputs"  # key of the `VisionInputs` among the inputs of `prefill`
 
 
 @dataclass(frozen=True)
-class Encoded:
+class VisionOutput:
     """The vision tower's output for T visual tokens: all images of the batch, or all videos."""
 
     features: Tensor  # (T, H), projected to the language model's width
@@ -77,7 +93,7 @@ class Encoded:
     summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of the tower's last states over patches
 
     @classmethod
-    def of(cls, output: Any) -> Encoded:
+    def of(cls, output: Any) -> VisionOutput:
         given = (
             output.last_hidden_state if output.pooler_output is None else output.pooler_output
         )  # Llama 4 has no `pooler_output`
@@ -103,7 +119,7 @@ class VisionInputs:
 
     inputs: Mapping[str, Any]  # the caller's pixels, grids and the like, by name
     rows: int  # number of prompts; the batch has more rows if each prompt gets several sequences
-    encoded: dict[str, Encoded] | None = None
+    encoded: dict[str, VisionOutput] | None = None
     # M-RoPE position ids (3, B, F) of the prompt's F new tokens, and offsets (3, B) of later tokens; None: not computed
     positions: tuple[Tensor, Tensor] | None = None
     seconds: float = 0.0  # seconds spent in the vision tower; 0 if `generate` ran it
@@ -131,16 +147,18 @@ class VisionInputs:
                 )
         return cls(given, rows)
 
-    def encode(self, model: Any) -> dict[str, Encoded]:
+    def encode(self, model: Any) -> dict[str, VisionOutput]:
         """Return the features of all images and videos: "image" or "video" -> features. The vision tower runs only at
         the first call. model: the model without its LM head."""
         if self.encoded is None:
-            watch = Watch(model.device)
-            outputs = self.inputs.get(ENCODED) or {}
-            self.encoded = {kind: Encoded.of(outputs[kind]) for kind in KINDS if outputs.get(kind) is not None}
+            watch = RoundTimer(model.device)
+            outputs = self.inputs.get(VISION_OUTPUTS_KEY) or {}
+            self.encoded = {
+                kind: VisionOutput.of(outputs[kind]) for kind in VISUAL_KINDS if outputs.get(kind) is not None
+            }
             for pixels in PIXELS:
                 if pixels in self.inputs:
-                    self.encoded[PIXELS[pixels]] = Encoded.of(self._tower(model, pixels))
+                    self.encoded[PIXELS[pixels]] = VisionOutput.of(self._tower(model, pixels))
                     watch.lap("target")
             self.seconds += watch.seconds["target"]
         return self.encoded
@@ -156,14 +174,14 @@ class VisionInputs:
             return call(**named, return_dict=True)
         except PASSED_ON:
             raise
-        except MALFORMED as error:
+        except MALFORMED_INPUT_ERRORS as error:
             shapes = {name: tuple(value.shape) for name, value in named.items() if isinstance(value, Tensor)}
             raise InputError(
                 f"`{pixels}` must be as {type(model).__name__} reads it, but is {shapes}: "
                 f"{str(error)[:200] or type(error).__name__}. Pass the output of the model's own processor."
             ) from error
 
-    def deal(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Any, Tensor | None]:
+    def assign_features(self, model: Any, kind: str, ids: Tensor, fresh: int) -> tuple[Any, Tensor | None]:
         """Assign visual features to the placeholders among the last `fresh` tokens of each batch row.
 
         The features may cover all placeholders of `ids`, or only the placeholders among the last `fresh` tokens.
@@ -180,7 +198,7 @@ class VisionInputs:
         copies = len(ids) // self.rows
         count = 0 if encoded is None else len(encoded.features)
         for holder_mask in (holders[::copies], fresh_holders[::copies]):
-            if encoded is not None and count == int(holder_mask.sum()) and _uncut(holder_mask, encoded.lengths):
+            if encoded is not None and count == int(holder_mask.sum()) and _fits_rows(holder_mask, encoded.lengths):
                 indices = holder_mask.flatten().cumsum(0).view(holder_mask.shape) - 1
                 tokens = indices.repeat_interleave(copies, 0)[:, -fresh:][fresh_holders]
                 if not len(tokens):
@@ -198,7 +216,7 @@ class VisionInputs:
         )
 
 
-def _uncut(holders: Tensor, lengths: list[int]) -> bool:
+def _fits_rows(holders: Tensor, lengths: list[int]) -> bool:
     """Return whether each image's visual tokens fit into one batch row. holders: (B, P) bool, True at placeholders.
     lengths: each image's number of visual tokens."""
     return set(accumulate(holders.sum(1).tolist())) <= {0, *accumulate(lengths)}
@@ -223,32 +241,32 @@ def rope_positions(model: Any, text: TextPrompt, vision: VisionInputs, given: Te
         text.
     Raises: InputError if the positions of the images in a given cache are unknown.
     """
-    text_positions, width = text.positions, text.fresh.shape[1]
+    text_positions, width = text.positions, text.new_ids.shape[1]
     usable = given is not None and (given.ndim == 2 or given.shape[0] in (3, 4))
     if usable and given is not None:
         positions = given.expand(3, *given.shape) if given.ndim == 2 else given[-3:]
         positions = positions.expand(3, len(text.ids), -1)
     else:
-        positions = _computed(model, text, vision)
+        positions = _whole_text_positions(model, text, vision)
     if positions is None:
-        before = _remembered(text)
-        after = _fresh(model, text, vision)
+        before = _stored_offsets(text)
+        after = _new_token_positions(model, text, vision)
         counted = text.mask[:, : text.past].sum(1)
         positions = after + counted[:, None] + before[:, :, None]
     offsets = positions[:, :, -1] - text_positions[:, -1]
     return positions[:, :, -width:], offsets
 
 
-def _computed(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | None:
+def _whole_text_positions(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor | None:
     """Compute position ids (3, B, C) of the whole text; None if only a part of the text or of its images is given."""
     if text.ids.shape[1] != text.mask.shape[1]:
         return None
-    tokens = [getattr(model.config, f"{kind}_token_id") for kind in KINDS]
+    tokens = [getattr(model.config, f"{kind}_token_id") for kind in VISUAL_KINDS]
     if not any(bool((text.ids == token).any()) for token in tokens):
         return text.positions.expand(3, -1, -1)
     if text.past and not _covers(model, text.ids, vision):
         return None
-    return _index(model, text.ids, text.mask, vision)
+    return _rope_index(model, text.ids, text.mask, vision)
 
 
 def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
@@ -256,7 +274,7 @@ def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
     new images.)"""
     merged = model.config.vision_config.spatial_merge_size**2
     copies = len(ids) // vision.rows
-    for kind in KINDS:
+    for kind in VISUAL_KINDS:
         grids = vision.inputs.get(f"{kind}_grid_thw")
         count = 0 if grids is None else int(grids.prod(-1).sum()) // merged
         if count != int((ids[::copies] == getattr(model.config, f"{kind}_token_id")).sum()):
@@ -264,24 +282,24 @@ def _covers(model: Any, ids: Tensor, vision: VisionInputs) -> bool:
     return True
 
 
-def _fresh(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
+def _new_token_positions(model: Any, text: TextPrompt, vision: VisionInputs) -> Tensor:
     """Compute position ids (3, B, F) of the prompt's F new tokens as if no text were before them."""
-    width = text.fresh.shape[1]
+    width = text.new_ids.shape[1]
     mask = text.mask[:, -width:]
-    if any(f"{kind}_grid_thw" in vision.inputs for kind in KINDS):
-        return _index(model, text.fresh, mask, vision)
+    if any(f"{kind}_grid_thw" in vision.inputs for kind in VISUAL_KINDS):
+        return _rope_index(model, text.new_ids, mask, vision)
     return (mask.long().cumsum(1) - 1).clamp(min=0).expand(3, -1, -1)
 
 
-def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
+def _rope_index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tensor:
     """Compute position ids (3, B, P) of ids (B, P) by the model's `get_rope_index`. Raises InputError if the images do
     not fit the ids."""
     types, known = vision.inputs.get("mm_token_type_ids"), inspect.signature(model.get_rope_index).parameters
     copies = len(ids) // vision.rows
-    options = {name: vision.inputs[name] for name in GRIDS if name in vision.inputs}
+    options = {name: vision.inputs[name] for name in ROPE_INPUTS if name in vision.inputs}
     if "mm_token_type_ids" not in known:
-        options |= {name: vision.inputs[given] for name, given in ALSO.items() if given in vision.inputs}
-        heard = next((vision.inputs[name] for name in SOUNDS if name in vision.inputs), None)
+        options |= {name: vision.inputs[given] for name, given in OMNI_ROPE_INPUTS.items() if given in vision.inputs}
+        heard = next((vision.inputs[name] for name in SOUND_LENGTH_INPUTS if name in vision.inputs), None)
         options["audio_seqlens"] = heard.sum(-1) if heard is not None and heard.ndim == 2 else heard
     elif types is None or types.shape[0] != vision.rows or types.shape[1] < ids.shape[1]:
         shape = None if types is None else tuple(types.shape)
@@ -295,7 +313,7 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
         positions, _ = model.get_rope_index(ids[::copies], attention_mask=mask[::copies].long(), **options)
     except PASSED_ON:
         raise
-    except MALFORMED as error:
+    except MALFORMED_INPUT_ERRORS as error:
         grids = {name: tuple(value.shape) for name, value in options.items() if isinstance(value, Tensor)}
         raise InputError(
             f"`image_grid_thw` and `video_grid_thw` must have a row for each image and video of `mm_token_type_ids`, "
@@ -304,13 +322,13 @@ def _index(model: Any, ids: Tensor, mask: Tensor, vision: VisionInputs) -> Tenso
     return positions.repeat_interleave(copies, 1)
 
 
-def _remembered(text: TextPrompt) -> Tensor:
+def _stored_offsets(text: TextPrompt) -> Tensor:
     """Return the offsets (3, B) that the chat's previous turn stored on the cache: what to add to a token's index in
     the text."""
-    stored: RopeOffsets | None = getattr(text.cache, ATTRIBUTE, None)
+    stored: RopeOffsets | None = getattr(text.cache, ROPE_ATTRIBUTE, None)
     if stored is None or stored.columns > text.past or stored.offsets.shape[1] != len(text.ids):
         raise InputError(
-            f"`{CACHE}` must come from a run of mmdec, or the whole chat with all of its images must be given "
+            f"`{CACHE_ARGUMENT}` must come from a run of mmdec, or the whole chat with all of its images must be given "
             f"to `mmdec.generate`, but it holds {text.past} columns whose images are not known. Pass `input_ids`, "
             "`mm_token_type_ids`, `pixel_values` and the grids of the whole chat."
         )
@@ -325,9 +343,11 @@ class MediaTarget(DecoderTarget):
     reads_images: ClassVar[bool] = True
 
     @staticmethod
-    def takes(model: PreTrainedModel) -> bool:
+    def supports(model: PreTrainedModel) -> bool:
         """Return whether this is a model of one of `FAMILIES`, which tests cover."""
-        return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
+        return any(
+            kind.__name__ in SUPPORTED_CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__
+        )
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Raise InputError if the model's language model cannot score drafts or roll them back."""
@@ -338,15 +358,19 @@ class MediaTarget(DecoderTarget):
         super().__init__(model)
         self._base: Any = model.base_model
         self._axes = callable(getattr(self._base, "get_rope_index", None))
-        towers = (getattr(self._base, f"get_{kind}_features", None) for kind in KINDS)
+        towers = (getattr(self._base, f"get_{kind}_features", None) for kind in VISUAL_KINDS)
         seen = {name for tower in towers if tower is not None for name in inspect.signature(tower).parameters}
-        self._vision = {*seen, *PIXELS, *GRIDS, ENCODED, *["mm_token_type_ids"] * self._axes}
-        self._told = {*self._vision, *ALSO.values(), *SOUNDS}  # names of the inputs on which positions may depend
+        self._vision = {*seen, *PIXELS, *ROPE_INPUTS, VISION_OUTPUTS_KEY, *["mm_token_type_ids"] * self._axes}
+        self._position_inputs = {
+            *self._vision,
+            *OMNI_ROPE_INPUTS.values(),
+            *SOUND_LENGTH_INPUTS,
+        }  # names of the inputs on which positions may depend
         self._arguments = {*inspect.signature(model.forward).parameters} - {"inputs_embeds", "labels"}
         own, stock = (cast(Any, kind).prepare_inputs_for_generation for kind in (type(model), GenerationMixin))
         self._prepares = own is not stock  # whether the class overrides `prepare_inputs_for_generation`
 
-    def hold_back(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split_inputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split the caller's inputs. Returns: the inputs for `model.generate`, and the inputs that go to `prefill`
         directly.
 
@@ -355,23 +379,23 @@ class MediaTarget(DecoderTarget):
         """
         ids: Tensor = inputs["input_ids"]
         named = {name: value for name, value in inputs.items() if name not in self._vision}
-        held: dict[str, Any] = {HELD: self._seen(inputs)}
+        held: dict[str, Any] = {VISION_INPUTS_KEY: self._vision_inputs(inputs)}
         if self._axes:
             held["position_ids"] = named.get("position_ids")
             mask = named.get("attention_mask")
             named["position_ids"] = torch.zeros_like(ids if mask is None else mask, dtype=torch.long)
         return named, held
 
-    def _seen(self, inputs: Mapping[str, Any]) -> VisionInputs:
-        ids, given = inputs.get("input_ids"), {name: inputs[name] for name in self._told if name in inputs}
+    def _vision_inputs(self, inputs: Mapping[str, Any]) -> VisionInputs:
+        ids, given = inputs.get("input_ids"), {name: inputs[name] for name in self._position_inputs if name in inputs}
         given = {name: value for name, value in given.items() if value is not None}
-        return inputs.get(HELD) or VisionInputs.of(given, len(ids) if isinstance(ids, Tensor) else 1)
+        return inputs.get(VISION_INPUTS_KEY) or VisionInputs.of(given, len(ids) if isinstance(ids, Tensor) else 1)
 
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs of `prefill`: those of a language model, and the images and videos as `VisionInputs`."""
         prepared = dict(super().prepare_inputs(ids, config, inputs))
-        seen = self._seen({**prepared, "input_ids": ids})
-        return {name: value for name, value in prepared.items() if name not in self._vision} | {HELD: seen}
+        seen = self._vision_inputs({**prepared, "input_ids": ids})
+        return {name: value for name, value in prepared.items() if name not in self._vision} | {VISION_INPUTS_KEY: seen}
 
     def prompt_positions(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return each batch row's number of prompt positions. With M-RoPE, an image takes only as many positions as its
@@ -379,22 +403,24 @@ class MediaTarget(DecoderTarget):
         if not self._axes:
             return super().prompt_positions(inputs)
         named = {name: value for name, value in inputs.items() if name not in self._vision}
-        positions, _ = rope_positions(self._base, TextPrompt.of(named), self._seen(inputs), None)
+        positions, _ = rope_positions(self._base, TextPrompt.of(named), self._vision_inputs(inputs), None)
         return (1 + positions.amax((0, 2))).tolist()
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        vision = self._seen(inputs)
-        named = {name: value for name, value in inputs.items() if name not in self._vision and name != HELD}
+        vision = self._vision_inputs(inputs)
+        named = {
+            name: value for name, value in inputs.items() if name not in self._vision and name != VISION_INPUTS_KEY
+        }
         given_positions = named.pop("position_ids", None) if self._axes else None
-        media = {name: named.pop(name) for name in [*named] if name in self._arguments and name not in READ}
+        media = {name: named.pop(name) for name in [*named] if name in self._arguments and name not in DECODER_INPUTS}
         media = {name: value for name, value in media.items() if value is not None}
         text = TextPrompt.of(named)
-        width, outputs, summaries = text.fresh.shape[1], dict[str, Any](), None
-        for kind in KINDS:
-            output, told = vision.deal(self._base, kind, text.ids, width)
+        width, outputs, summaries = text.new_ids.shape[1], dict[str, Any](), None
+        for kind in VISUAL_KINDS:
+            output, told = vision.assign_features(self._base, kind, text.ids, width)
             if output is not None:
                 outputs[kind], summaries = output, told
-        tokens = [getattr(self.model.config, name, None) for name in TOKENS]
+        tokens = [getattr(self.model.config, name, None) for name in PLACEHOLDER_IDS]
         listed = torch.tensor([token for token in tokens if isinstance(token, int)], device=text.ids.device)
         pictures = torch.isin(text.ids, listed)
         positions, offsets = text.positions[None, :, -width:], None
@@ -402,23 +428,29 @@ class MediaTarget(DecoderTarget):
             if vision.positions is None:
                 vision.positions = rope_positions(self._base, text, vision, given_positions)
             positions, offsets = vision.positions
-        extra = {**media, **({ENCODED: outputs} if outputs else {})}
-        images = None if ENCODED in vision.inputs else {**vision.inputs, **media}
+        extra = {**media, **({VISION_OUTPUTS_KEY: outputs} if outputs else {})}
+        images = None if VISION_OUTPUTS_KEY in vision.inputs else {**vision.inputs, **media}
         seen = pictures[:, -width:]
         return Prompt(text, positions, offsets, seen, pictures, extra, vision.seconds, summaries, images)
 
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
         model: Any = self.model
-        media = sorted(name for name in more if name == ENCODED or (name in self._arguments and name not in READ))
+        media = sorted(
+            name
+            for name in more
+            if name == VISION_OUTPUTS_KEY or (name in self._arguments and name not in DECODER_INPUTS)
+        )
         given: dict[str, Any] = {
             "attention_mask": mask,
             "position_ids": positions if self._axes else positions[0],
-            CACHE: cache,
+            CACHE_ARGUMENT: cache,
             "use_cache": cache is not None,
             **more,
         }
         try:
-            for name in TYPES:  # these inputs hold one number for each token of the prompt; the finished text is longer
+            for name in (
+                TOKEN_TYPE_INPUTS
+            ):  # these inputs hold one number for each token of the prompt; the finished text is longer
                 if isinstance(given.get(name), Tensor):
                     given[name] = pad(given[name], (0, max(0, ids.shape[1] - given[name].shape[1])))
             if self._prepares:
@@ -427,7 +459,7 @@ class MediaTarget(DecoderTarget):
             return model(input_ids=ids, **given)
         except PASSED_ON:
             raise
-        except MALFORMED as error:
+        except MALFORMED_INPUT_ERRORS as error:
             if not media:
                 raise
             raise InputError(

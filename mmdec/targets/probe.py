@@ -20,23 +20,25 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.recurrent_cache import cache_arguments, has_states, has_states_alone
+from mmdec.targets.recurrent_cache import cache_arguments, has_only_states, has_states
 from mmdec.types import Draft, Needs, Target, Verdict
 
 Scorer = Callable[[Any], Target]  # makes a target for a small model, without the checks that would call this test again
-LAYERS = 2
-WINDOW = 8
-VOCABULARY = 48
-WINDOWS = re.compile(r"window|sliding|chunk|local|block_size|blocks$|index_topk")
-NO_WINDOWS = re.compile(
+PROBE_LAYERS = 2
+PROBE_WINDOW = 8
+PROBE_VOCABULARY = 48
+WINDOW_FIELDS = re.compile(r"window|sliding|chunk|local|block_size|blocks$|index_topk")
+NOT_WINDOW_FIELDS = re.compile(
     r"^chunk_size$|chunk_size_feed_forward|experts|_layers$|_pattern$|dropout|mamba|lm_head|kernel|theta|mem_blocks"
 )
-HEADS = 4
-SIZES: dict[str, int] = {  # field of a configuration -> its maximum in the small model; smaller values and 0 stay
+PROBE_HEADS = 4
+MAX_PROBE_SIZES: dict[
+    str, int
+] = {  # field of a configuration -> its maximum in the small model; smaller values and 0 stay
     "hidden_size": 32,
     "intermediate_size": 48,
-    "vocab_size": VOCABULARY,
-    "vocab_size_per_layer_input": VOCABULARY,
+    "vocab_size": PROBE_VOCABULARY,
+    "vocab_size_per_layer_input": PROBE_VOCABULARY,
     "hidden_size_per_layer_input": 8,
     "max_position_embeddings": 128,
     "head_dim": 8,
@@ -87,70 +89,74 @@ SIZES: dict[str, int] = {  # field of a configuration -> its maximum in the smal
     "index_n_heads": 2,
     "index_head_dim": 16,
 }
-OWN = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
+IDENTITY_FIELDS = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
 # maximum difference of logits, relative to the largest logit; of 190 model classes, correct ones differed by less than
 # 1e-6, and wrong ones by more than 0.2
-BOUND = 1e-3
-MOST = 3_000_000  # maximum parameters of the small model; if it has more, the class is refused, to save time and memory
-SPREAD = 0.3  # standard deviation of the random weights, large enough that attention is not uniform
-PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # [round][node]: the node's parent, -1 at the root
-LEAVES = ((3, 4, 5), (2, 4))  # [round]: nodes whose paths are compared; the path to the last of them is accepted
+MAX_DIFFERENCE = 1e-3
+MAX_PARAMETERS = (
+    3_000_000  # maximum parameters of the small model; if it has more, the class is refused, to save time and memory
+)
+WEIGHT_DEVIATION = 0.3  # standard deviation of the random weights, large enough that attention is not uniform
+TREE_PARENTS = ((-1, 0, 0, 1, 1, 2), (-1, 0, 1, 0, 3))  # [round][node]: the node's parent, -1 at the root
+TREE_LEAVES = ((3, 4, 5), (2, 4))  # [round]: nodes whose paths are compared; the path to the last of them is accepted
 # `PARENTS` and `LEAVES` for models whose drafts must be chains
 CHAIN_PARENTS = ((-1, 0, 1, 2, 3, 4), (-1, 0, 1), (-1,), (-1, 0, 1, 2, 3, 4, 5, 6, 7, 8), (-1, 0, 1))
 CHAIN_LEAVES = ((5, 2), (2,), (0,), (9, 8), (2, 1))
-LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in tokens
+PROMPT_LENGTHS = ((13,), (12, 5, 9))  # [batch]: lengths of its prompts, in tokens
 
 
-def tiny(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
+def tiny_config(config: PreTrainedConfig, **changes: Any) -> PreTrainedConfig:
     """Make a configuration of the same class with two small layers. changes: fields to override.
 
     The fields in `SIZES` become small. If there are several types of layers, two of them remain. A model of one layer
     keeps one, so that lists with an entry for each layer fit. Attention windows become `WINDOW` tokens, so that a short
     text exceeds them. Boolean settings do not change.
     """
-    given = {name: value for name, value in config.to_dict().items() if name not in OWN}
+    given = {name: value for name, value in config.to_dict().items() if name not in IDENTITY_FIELDS}
     names = dict(config.attribute_map)
-    layers = getattr(config, "num_hidden_layers", LAYERS)
-    heads = getattr(config, "num_attention_heads", HEADS)
+    layers = getattr(config, "num_hidden_layers", PROBE_LAYERS)
+    heads = getattr(config, "num_attention_heads", PROBE_HEADS)
     small: dict[str, Any] = {}
-    for name, most in SIZES.items():
+    for name, most in MAX_PROBE_SIZES.items():
         own = names.get(name, name)
         if isinstance(given.get(own), int):
             small[own] = min(given[own], most)
         elif own == "head_dim" and own in given:
             small[own] = most  # set it if it is None, too; None means hidden_size / heads
-    small[names.get("num_hidden_layers", "num_hidden_layers")] = min(layers, LAYERS)
+    small[names.get("num_hidden_layers", "num_hidden_layers")] = min(layers, PROBE_LAYERS)
     if isinstance(heads, int):
-        small[names.get("num_attention_heads", "num_attention_heads")] = HEADS
+        small[names.get("num_attention_heads", "num_attention_heads")] = PROBE_HEADS
     for name, value in given.items():
         if name.endswith(("num_key_value_heads", "num_kv_heads", "multi_query_group_num")) and name not in small:
-            small[name] = HEADS if value is None or value == heads else min(value, 2)
-        elif isinstance(value, (list, tuple)) and len(value) == layers and layers > LAYERS:
-            small[name] = _both(list(value))
+            small[name] = PROBE_HEADS if value is None or value == heads else min(value, 2)
+        elif isinstance(value, (list, tuple)) and len(value) == layers and layers > PROBE_LAYERS:
+            small[name] = _two_kinds(list(value))
         elif name == "per_layer_config" and isinstance(value, dict):
             small[name] = _own_sizes(value, given)
         elif is_window(name, value):
-            small[name] = min(value, 1 if name.endswith("blocks") else WINDOW // 2 if "block" in name else WINDOW)
+            small[name] = min(
+                value, 1 if name.endswith("blocks") else PROBE_WINDOW // 2 if "block" in name else PROBE_WINDOW
+            )
         elif name.endswith("_token_id") and isinstance(value, int):
             small[name] = {"pad_token_id": 0, "bos_token_id": 1}.get(name, 2)
     if isinstance(given.get("eos_token_id"), (list, tuple)):
         small["eos_token_id"] = 2
     if isinstance(rope := given.get("rope_parameters"), dict):
-        small["rope_parameters"] = _cut_factors(rope)
+        small["rope_parameters"] = _shorten_factors(rope)
     return type(config)(**{**given, **small, **changes})
 
 
 def is_window(name: str, value: Any) -> bool:
     """Return whether a field of a configuration may limit how many tokens back a token attends."""
     number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return number and bool(WINDOWS.search(name)) and not NO_WINDOWS.search(name)
+    return number and bool(WINDOW_FIELDS.search(name)) and not NOT_WINDOW_FIELDS.search(name)
 
 
-def _cut_factors(rope: dict[str, Any]) -> dict[str, Any]:
+def _shorten_factors(rope: dict[str, Any]) -> dict[str, Any]:
     """Shorten the lists of factors of rotary positions, one factor for each frequency, to the small head size."""
-    turned = int(SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
+    turned = int(MAX_PROBE_SIZES["head_dim"] * (rope.get("partial_rotary_factor") or 1.0)) // 2
     kept = {name: value[:turned] if isinstance(value, list) else value for name, value in rope.items()}
-    return {name: _cut_factors(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {name: _shorten_factors(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -162,11 +168,15 @@ def _own_sizes(settings: dict[Any, dict[str, Any]], given: dict[str, Any]) -> di
     kinds: list[Any] = given.get("layer_types") or []
     other = next((index for index, kind in enumerate(kinds) if kind != kinds[0]), 1)
     own = next((fields for index, fields in settings.items() if int(index) == other), {})
-    sized = {name: value for name, value in own.items() if SIZES.get(name) and given.get(name)}
-    return {1: {name: max(1, SIZES[name] * value // given[name]) for name, value in sized.items()}} if sized else {}
+    sized = {name: value for name, value in own.items() if MAX_PROBE_SIZES.get(name) and given.get(name)}
+    return (
+        {1: {name: max(1, MAX_PROBE_SIZES[name] * value // given[name]) for name, value in sized.items()}}
+        if sized
+        else {}
+    )
 
 
-def _both(kinds: list[Any]) -> list[Any]:
+def _two_kinds(kinds: list[Any]) -> list[Any]:
     """Choose two entries for the small model's two layers. kinds: each layer's entry. The two differ if not all are
     equal."""
     other = next((kind for kind in kinds if kind != kinds[0]), kinds[0])
@@ -188,19 +198,19 @@ def difference(kind: type[PreTrainedModel], config: PreTrainedConfig, attention:
     with torch.no_grad():
         with suppress(RuntimeError, ValueError):
             # float64 may give NaN: "eager" attention's softmax is in float32, where the mask of a padding row overflows
-            if isfinite(worst := _worst(model.double(), target_of)):
+            if isfinite(worst := _max_difference(model.double(), target_of)):
                 return worst
-        return _worst(model.float(), target_of)
+        return _max_difference(model.float(), target_of)
 
 
 def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str, seed: int = 0) -> Any:
     """Make a model with two small layers and random weights, on the CPU."""
-    shape = tiny(config)
+    shape = tiny_config(config)
     shape._attn_implementation = attention
     shape._experts_implementation = "eager"  # other implementations do not support float64
     with torch.device("meta"):
         size = kind(copy.deepcopy(shape)).num_parameters()
-    if size > MOST:
+    if size > MAX_PARAMETERS:
         raise TooLarge(f"two small layers have {size} parameters")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
@@ -208,16 +218,16 @@ def small_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.ndim > 1:
-                    weight.normal_(0.0, SPREAD)
+                    weight.normal_(0.0, WEIGHT_DEVIATION)
     return model.eval()
 
 
-def _worst(model: Any, target_of: Scorer) -> float:
+def _max_difference(model: Any, target_of: Scorer) -> float:
     target = target_of(model)
-    return max(_batch(model, target, lengths) for lengths in LENGTHS)
+    return max(_batch_difference(model, target, lengths) for lengths in PROMPT_LENGTHS)
 
 
-def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
+def _batch_difference(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
     """Decode one batch of the small model in rounds. Returns the largest relative difference between logits in a tree
     and in a path alone. lengths: those of the batch's prompts, in tokens."""
     rng, most = random.Random(len(lengths)), target.vocab_size - 1
@@ -230,9 +240,9 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
     plain = _Plain(model, ids, mask)
     inputs = {"input_ids": ids} if len(lengths) == 1 else {"input_ids": ids, "attention_mask": mask}
     session, _, _, scores = target.prefill(inputs, Needs())
-    worst = _apart(scores.logits[:, -1], plain.logits)
+    worst = _relative_difference(scores.logits[:, -1], plain.logits)
     text = ids
-    drafts = (CHAIN_PARENTS, CHAIN_LEAVES) if has_states(model.config) else (PARENTS, LEAVES)
+    drafts = (CHAIN_PARENTS, CHAIN_LEAVES) if has_states(model.config) else (TREE_PARENTS, TREE_LEAVES)
     for parents, leaves in zip(*drafts, strict=True):
         tokens = draw(len(parents))
         draft = Draft(tokens, torch.tensor([parents] * len(lengths)), torch.full((len(lengths),), len(parents)))
@@ -242,7 +252,7 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
             branch, path = plain.branch(), _path(parents, leaf)
             for node in path:
                 branch.step(tokens[:, node])
-                worst = max(worst, _apart(logits[:, node], branch.logits))
+                worst = max(worst, _relative_difference(logits[:, node], branch.logits))
         plain, text = branch, torch.cat([text, tokens[:, path]], 1)
         ones = torch.ones(len(lengths), dtype=torch.long)
         target.commit(session, Verdict(torch.tensor([path] * len(lengths)), ones, ones == 0, ones[:, None], ones))
@@ -250,7 +260,7 @@ def _batch(model: Any, target: Target, lengths: tuple[int, ...]) -> float:
         return worst
     # a model without a causal mask gives other logits if it reads the whole text at once
     full = _Plain(model, text, torch.cat([mask, mask.new_ones(len(mask), text.shape[1] - mask.shape[1])], 1))
-    return max(worst, _apart(full.logits, plain.logits))
+    return max(worst, _relative_difference(full.logits, plain.logits))
 
 
 class _Plain:
@@ -278,7 +288,7 @@ class _Plain:
     def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
         arguments = cache_arguments(self.model, self.cache, positions)
         # no mask if it is all ones, or after the prompt of a model without attention: as `generate` does
-        unmasked = bool(self.mask.all()) or (has_states_alone(self.model.config) and ids.shape[1] < self.mask.shape[1])
+        unmasked = bool(self.mask.all()) or (has_only_states(self.model.config) and ids.shape[1] < self.mask.shape[1])
         return self.model(
             input_ids=ids,
             attention_mask=None if unmasked else self.mask,
@@ -296,18 +306,20 @@ def _path(parents: tuple[int, ...], node: int) -> list[int]:
     return path
 
 
-def _apart(scores: Tensor, expected: Tensor) -> float:
+def _relative_difference(scores: Tensor, expected: Tensor) -> float:
     """Return how much two logits differ: the largest absolute difference divided by the largest expected value;
     infinity if there is a NaN."""
     apart = float((scores - expected).abs().max() / expected.abs().max())
     return apart if apart == apart else float("inf")
 
 
-def numbers(kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]) -> list[str]:
+def possible_window_fields(
+    kind: type[PreTrainedModel], config: type[PreTrainedConfig], given: dict[str, Any]
+) -> list[str]:
     """Return the names of integer fields that may be attention windows. They are needed only for a class from outside
     transformers, whose fields may have any name; else the list is empty. given: the configuration's fields."""
     if kind.__module__.startswith("transformers.models."):
         return []
-    sizes = {*SIZES, *config.attribute_map, *config.attribute_map.values()}
-    numbers = [name for name, value in given.items() if type(value) is int and value > WINDOW]
+    sizes = {*MAX_PROBE_SIZES, *config.attribute_map, *config.attribute_map.values()}
+    numbers = [name for name, value in given.items() if type(value) is int and value > PROBE_WINDOW]
     return [name for name in numbers if name not in sizes and not name.endswith("_token_id")]

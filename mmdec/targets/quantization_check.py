@@ -22,27 +22,29 @@ from mmdec.types import Draft, Needs, Verdict
 
 # maximum difference of logits, relative to the largest logit: float32 noise is below 4e-5, quantised activations give
 # more than 2e-2
-BOUND = 1e-3
-NOISE = 32  # in half precision: the same maximum, in rounding steps of the dtype
+MAX_DIFFERENCE = 1e-3
+MAX_ROUNDING_STEPS = 32  # in half precision: the same maximum, in rounding steps of the dtype
 # `torch.get_float32_matmul_precision()`, if lowered -> relative rounding step
-PRECISION = {"high": 2.0**-10, "medium": 2.0**-7}
-PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
-PATH = (0, 1, 3, 6)  # nodes of the tree whose logits are compared: a path from the root down
-CHAIN = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes, for models whose drafts must be chains
+ROUNDING_STEP = {"high": 2.0**-10, "medium": 2.0**-7}
+TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 3)
+TREE_PATH = (0, 1, 3, 6)  # nodes of the tree whose logits are compared: a path from the root down
+CHAIN_PARENTS = (-1, 0, 1, 2, 3, 4, 5, 6)  # parents of the nodes, for models whose drafts must be chains
 CHAIN_PATH = (0, 1, 2, 3)
-ROWS = 8  # batch rows: 1 row of a tiny quantised model may show no difference; in 8 rows, at least 5 of 32 nodes did
-PROMPT = 4  # tokens of each batch row's prompt
-FRAMES = 5  # encoder states per batch row, for encoder-decoder models
+BATCH_ROWS = (
+    8  # batch rows: 1 row of a tiny quantised model may show no difference; in 8 rows, at least 5 of 32 nodes did
+)
+PROMPT_TOKENS = 4  # tokens of each batch row's prompt
+ENCODER_FRAMES = 5  # encoder states per batch row, for encoder-decoder models
 
-OWN = ("torch.nn.modules.", "transformers.")
-QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
+PLAIN_MODULES = ("torch.nn.modules.", "transformers.")
+QUANTISER_MODULES = ("transformers.integrations.", "transformers.quantizers.")
 
 # model -> {(classes of its modules and weights, dtype, device) -> whether siblings matter}
 _known: WeakKeyDictionary[PreTrainedModel, dict[Any, bool]] = WeakKeyDictionary()
 _lock = Lock()
 
 
-def siblings_matter(model: PreTrainedModel, target: HfTarget) -> bool:
+def siblings_change_logits(model: PreTrainedModel, target: HfTarget) -> bool:
     """Return whether other nodes in a pass change a node's logits by more than rounding noise.
 
     If so, the first call for a model warns. If no class of layers or weights can quantise activations, False is
@@ -85,7 +87,7 @@ def _is_plain(kind: type) -> bool:
     """Return whether this is a class of torch or transformers that does not quantise activations."""
     if kind in (Tensor, nn.Parameter, type(None)):
         return True
-    return kind.__module__.startswith(OWN) and not kind.__module__.startswith(QUANTISED)
+    return kind.__module__.startswith(PLAIN_MODULES) and not kind.__module__.startswith(QUANTISER_MODULES)
 
 
 @torch.inference_mode()
@@ -97,25 +99,27 @@ def difference(model: PreTrainedModel, target: HfTarget) -> tuple[float, float]:
     """
     device, order = target.device, torch.Generator().manual_seed(0)
     plain = _plain_tokens(model, target)
-    drawn = plain[torch.randint(len(plain), (ROWS, PROMPT + len(PARENTS)), generator=order)].to(device)
-    inputs: dict[str, Any] = {"input_ids": drawn[:, :PROMPT]}
+    drawn = plain[torch.randint(len(plain), (BATCH_ROWS, PROMPT_TOKENS + len(TREE_PARENTS)), generator=order)].to(
+        device
+    )
+    inputs: dict[str, Any] = {"input_ids": drawn[:, :PROMPT_TOKENS]}
     if target.reads_encoder:
-        states = torch.randn(ROWS, FRAMES, target.hidden_size, generator=order)
+        states = torch.randn(BATCH_ROWS, ENCODER_FRAMES, target.hidden_size, generator=order)
         inputs["encoder_outputs"] = (states.to(device, model.dtype),)
-    tokens = drawn[:, PROMPT:]
+    tokens = drawn[:, PROMPT_TOKENS:]
     session, *_ = target.prefill(inputs, Needs())
-    parents, path = (CHAIN, CHAIN_PATH) if target.chains else (PARENTS, PATH)
+    parents, path = (CHAIN_PARENTS, CHAIN_PATH) if target.needs_chains else (TREE_PARENTS, TREE_PATH)
     tree = target.score(session, _draft(tokens, parents)).logits
     session, *_ = target.prefill(inputs, Needs())
-    found, ones = list[Tensor](), torch.ones(ROWS, dtype=torch.long, device=device)
+    found, ones = list[Tensor](), torch.ones(BATCH_ROWS, dtype=torch.long, device=device)
     for node in path:
-        alone = target.score(session, _draft(tokens[:, node : node + 1], PARENTS[:1])).logits[:, 0].float()
+        alone = target.score(session, _draft(tokens[:, node : node + 1], TREE_PARENTS[:1])).logits[:, 0].float()
         differences = (alone - tree[:, node].float()).abs().amax(1) / alone.abs().amax(1)
         found.append(differences.max())
         target.commit(session, Verdict(ones[:, None] - 1, ones, ones == 0, ones[:, None], ones))
-    step = max(torch.finfo(tree.dtype).eps, PRECISION.get(torch.get_float32_matmul_precision(), 0.0))
+    step = max(torch.finfo(tree.dtype).eps, ROUNDING_STEP.get(torch.get_float32_matmul_precision(), 0.0))
     apart = float(torch.stack(found).max())  # `max` returns NaN if any difference is NaN, so that NaN is not overlooked
-    return apart, max(BOUND, NOISE * step)
+    return apart, max(MAX_DIFFERENCE, MAX_ROUNDING_STEPS * step)
 
 
 def _draft(tokens: Tensor, parents: tuple[int, ...]) -> Draft:

@@ -35,19 +35,23 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import chains, int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.targets.kv_cache import KVPool, RowLayout, empty_cache, stock_layer
 from mmdec.types import Draft, Scores
 
-BACKLOG = 8  # a row reads up to this number of accepted tokens again with a draft, and more of them in an extra pass
+MAX_BACKLOG = (
+    8  # a row reads up to this number of accepted tokens again with a draft, and more of them in an extra pass
+)
 Pass = Callable[[Draft], Scores]
-LEAST = 16  # least tokens of a scan's chunk on a GPU, because scan kernels there multiply blocks of at least 16
+MIN_SCAN_CHUNK = (
+    16  # least tokens of a scan's chunk on a GPU, because scan kernels there multiply blocks of at least 16
+)
 STATE_CACHE = "cache_params"  # name of the cache argument of a model without attention before transformers 5.24
 
 
-class States(LinearAttentionLayer):
+class RecurrentStates(LinearAttentionLayer):
     """A cache layer with recurrent and convolutional states. A pass makes new states. The old states are stored until
     `keep` chooses between old and new states for each batch row."""
 
@@ -111,7 +115,7 @@ class States(LinearAttentionLayer):
 
 
 @final
-class StateLayer(States):
+class StateLayer(RecurrentStates):
     """A cache layer with recurrent or convolutional states, and without keys and values."""
 
     def __init__(self, given: LinearAttentionLayer) -> None:
@@ -119,7 +123,7 @@ class StateLayer(States):
 
 
 @final
-class HybridLayer(States, LinearAttentionAndFullAttentionLayer):
+class HybridLayer(RecurrentStates, LinearAttentionAndFullAttentionLayer):
     """A cache layer with recurrent or convolutional states, and also keys and values, which `attention` holds."""
 
     def __init__(self, given: LinearAttentionLayer, attention: Any) -> None:
@@ -151,7 +155,7 @@ def attention_layers(cache: DynamicCache) -> list[Any]:
     return [layer for layer in cast(list[Any], cache.layers) if isinstance(layer, DynamicLayer)]
 
 
-def release(cache: DynamicCache) -> None:
+def copy_inference_states(cache: DynamicCache) -> None:
     """Replace the states in a cache by copies that other code may change in place. (Decoding made them in torch's
     inference mode, which forbids that. Some models change them.)"""
     for layer in cache.layers:
@@ -162,7 +166,7 @@ def release(cache: DynamicCache) -> None:
 
 
 @final
-class StateStore:
+class RecurrentCache:
     """Holds the cache of one `generate` call for a model with recurrent or convolutional layers: states, keys, values,
     and each batch row's backlog, the accepted tokens that its states do not include yet."""
 
@@ -176,7 +180,7 @@ class StateStore:
         states = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         if any(not any(layer.is_conv_states_initialized.values()) for layer in states):
             raise InputError(
-                f"`model` must keep its states in `{CACHE}`, but keeps them elsewhere: drafts cannot be taken "
+                f"`model` must keep its states in `{CACHE_ARGUMENT}`, but keeps them elsewhere: drafts cannot be taken "
                 "back. Choose another model."
             )
         self.cut = not any(any(layer.is_recurrent_states_initialized.values()) for layer in states)
@@ -191,7 +195,7 @@ class StateStore:
             else:
                 layers[index] = StateLayer(layer)
         self._steps = steps
-        self.states = [layer for layer in layers if isinstance(layer, States)]
+        self.states = [layer for layer in layers if isinstance(layer, RecurrentStates)]
         self.backlogs: list[list[int]] = [[] for _ in range(rows)]
         self._read: list[list[int]] = []  # for each batch row, the tokens that the last pass read
         self.passes = 0  # number of passes that only read backlogs, without a draft
@@ -202,7 +206,7 @@ class StateStore:
         sizes, parents = int_list(draft.size), int_rows(draft.parents)
         if any(links[1:size] != list(range(size - 1)) for links, size in zip(parents, sizes, strict=True)):
             raise InputError("`draft` must be a chain for a model with recurrent layers, but is a tree. Draft chains.")
-        while not self.cut and max(map(len, self.backlogs)) > BACKLOG:
+        while not self.cut and max(map(len, self.backlogs)) > MAX_BACKLOG:
             self._catch_up(rows, run)
         tokens = [row[:size] for row, size in zip(int_rows(draft.tokens), sizes, strict=True)]
         scores = self._pass([old + new for old, new in zip(self.backlogs, tokens, strict=True)], draft.tokens, run)
@@ -317,7 +321,7 @@ def has_states(config: PreTrainedConfig) -> bool:
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=config).layers)
 
 
-def has_states_alone(config: PreTrainedConfig) -> bool:
+def has_only_states(config: PreTrainedConfig) -> bool:
     """Return whether all layers are recurrent or convolutional, without attention."""
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     return kinds == {LinearAttentionLayer}
@@ -327,11 +331,11 @@ def cache_arguments(model: PreTrainedModel, cache: Any, positions: Tensor) -> di
     """Return the cache and the position ids (B, N) under the names that the model's `forward` gives them. Position ids
     are left out if `forward` has no such argument."""
     names = inspect.signature(model.forward).parameters
-    named = {STATE_CACHE if STATE_CACHE in names else CACHE: cache}
+    named = {STATE_CACHE if STATE_CACHE in names else CACHE_ARGUMENT: cache}
     return {**named, **({"position_ids": positions} if "position_ids" in names else {})}
 
 
-def cached_columns(cache: DynamicCache) -> int:
+def cached_length(cache: DynamicCache) -> int:
     """Return the number of tokens per batch row in a cache, padding included.
 
     Raises: InputError if the cache holds only recurrent states, from which the number cannot be known.
@@ -393,9 +397,9 @@ class DraftReader:
         self._own = model
         self._chunked: list[tuple[Any, int]] = []
         self.steps = False  # whether some layers of the copy read token by token
-        self.model = cast(PreTrainedModel, self._copied(model, {}) or model)
+        self.model = cast(PreTrainedModel, self._copy_scans(model, {}) or model)
 
-    def continued(self, cache: DynamicCache) -> PreTrainedModel:
+    def model_after(self, cache: DynamicCache) -> PreTrainedModel:
         """Return the model that can read several tokens after a cache: the copy if the model's scans cannot continue
         from the cache's states, else the model."""
         states = any(isinstance(layer, LinearAttentionLayer) and layer.has_previous_state[0] for layer in cache.layers)
@@ -403,16 +407,16 @@ class DraftReader:
 
     def fit(self, columns: int) -> None:
         """Prepare the model's copy for a pass over `columns` tokens: its scans get chunks of this length."""
-        size = columns if self.model.device.type == "cpu" else max(LEAST, 1 << (columns - 1).bit_length())
+        size = columns if self.model.device.type == "cpu" else max(MIN_SCAN_CHUNK, 1 << (columns - 1).bit_length())
         for scan, most in self._chunked:
             scan.chunk_size = min(size, most)
 
-    def _copied(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
+    def _copy_scans(self, part: nn.Module, done: dict[int, nn.Module | None]) -> nn.Module | None:
         """Return a copy of a module that contains a scan; None if the module contains no scan. done: id of an original
         module -> its copy, for the modules seen so far."""
         if id(part) in done:
             return done[id(part)]
-        below = {name: self._copied(child, done) for name, child in part._modules.items() if child is not None}
+        below = {name: self._copy_scans(child, done) for name, child in part._modules.items() if child is not None}
         chunk: object = vars(part).get("chunk_size")
         chunked, stepped = type(chunk) is int, "ssm_state_size" in vars(part) and chunk is None
         found: Any = None

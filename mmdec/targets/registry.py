@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 
 from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
-from mmdec.targets.families import SEEING, check_forward, known_families, lacking_arguments
+from mmdec.targets.families import VISION_MODEL_NAMES, check_forward, lacking_arguments, list_families
 from mmdec.targets.hf_target import HfTarget
-from mmdec.targets.media import REFUSED, MediaTarget, media_families
+from mmdec.targets.media import UNSUPPORTED_CLASSES, MediaTarget, media_families
 from mmdec.targets.text import TextTarget
 
 WHISPER = "mmdec.whisper.target"  # a system above this floor, hence by name
@@ -29,12 +29,12 @@ def target_of(model: PreTrainedModel) -> HfTarget:
             "`model` must keep a cache, but is being trained with gradient checkpointing, which allows none. Call "
             "`model.eval()` before, and `model.train()` after."
         )
-    if why := REFUSED.get(type(model).__name__):
+    if why := UNSUPPORTED_CLASSES.get(type(model).__name__):
         raise InputError(
             f"`model` must be one whose drafts can be taken back, but is {type(model).__name__}: {why}. Use another."
         )
     for target in target_classes():
-        if target.takes(model):
+        if target.supports(model):
             return target(cast(Any, model))  # `takes` has checked its type
     if model.config.is_encoder_decoder:
         raise InputError(
@@ -45,7 +45,8 @@ def target_of(model: PreTrainedModel) -> HfTarget:
     lacking = lacking_arguments(model)
     why = f", whose `forward` does not name {', '.join(lacking)}" if lacking else ""
     raise InputError(
-        f"`model` must be a Whisper, a {SEEING.replace(' and', ' or')}, or a decoder-only language model with a "
-        f"key-value cache, but is {type(model).__name__}{why}. {known_families()} Of models that see or hear, also "
+        f"`model` must be a Whisper, a {VISION_MODEL_NAMES.replace(' and', ' or')}, or a decoder-only language "
+        "model with a "
+        f"key-value cache, but is {type(model).__name__}{why}. {list_families()} Of models that see or hear, also "
         f"{media_families()}."
     )

@@ -24,15 +24,15 @@ class GrowingRope:
 
     kind: str
     length: int  # longest text, in positions, at which the frequencies are still those of short texts
-    each: bool  # whether the frequencies change again at each token beyond that length
+    changes_per_token: bool  # whether the frequencies change again at each token beyond that length
 
-    def crossed(self, prompt: int, cached: int, end: int) -> bool:
+    def changes_within(self, prompt: int, cached: int, end: int) -> bool:
         """Return whether the frequencies change between the tokens of a text.
 
         prompt: number of prompt tokens, padding included, of which `cached` are in the cache. end: number of tokens of
             the finished text.
         """
-        beyond = not self.each and prompt > self.length and not 0 < cached <= self.length
+        beyond = not self.changes_per_token and prompt > self.length and not 0 < cached <= self.length
         return end > self.length and not beyond
 
 
@@ -50,7 +50,7 @@ def growing_ropes(config: PreTrainedConfig) -> tuple[GrowingRope, ...]:
     return tuple(found)
 
 
-def longest(config: Any) -> int | None:
+def max_positions(config: Any) -> int | None:
     """Read the maximum number of positions from a language model's configuration; None if it has no such field.
 
     This number is the size of the model's table of positions, or the length to which its rotary positions are extended.

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, cast, final
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
-from mmdec.targets.families import SEEING, check_model, is_decoder_only
-from mmdec.targets.recurrent_cache import cache_arguments, cached_columns
+from mmdec.targets.families import VISION_MODEL_NAMES, check_model, is_decoder_only
+from mmdec.targets.recurrent_cache import cache_arguments, cached_length
 from mmdec.targets.ropes import growing_ropes
 
 # beginnings of argument names that only models of images, video or sound have
-MEDIA = re.compile("pixel_|image|video|mm_|audio|input_features")
-KINDS = ("hidden_states", "attentions")
+MEDIA_INPUTS = re.compile("pixel_|image|video|mm_|audio|input_features")
+OUTPUT_KINDS = ("hidden_states", "attentions")
 
 
 @final
@@ -29,7 +29,7 @@ class TextTarget(DecoderTarget):
     refused_outputs: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
-    def takes(model: PreTrainedModel) -> bool:
+    def supports(model: PreTrainedModel) -> bool:
         """Return whether this is a decoder-only language model with a key-value cache."""
         return is_decoder_only(model)
 
@@ -44,28 +44,28 @@ class TextTarget(DecoderTarget):
         super().__init__(model)
 
     def _read(self, inputs: Mapping[str, Any]) -> Prompt:
-        seen = [name for name, value in inputs.items() if value is not None and MEDIA.match(name)]
+        seen = [name for name, value in inputs.items() if value is not None and MEDIA_INPUTS.match(name)]
         if seen:
             raise InputError(
                 f"`{seen[0]}` must be left to `model.generate` without mmdec, but is given: pictures and sound of "
                 f"{type(self.model).__name__} are not supported, and without them it would answer something else. "
-                f"Pictures of {SEEING} are."
+                f"Pictures of {VISION_MODEL_NAMES} are."
             )
         text = TextPrompt.of(inputs)
-        return Prompt(text, text.positions[None, :, -text.fresh.shape[1] :])
+        return Prompt(text, text.positions[None, :, -text.new_ids.shape[1] :])
 
-    def stock_alone(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
+    def fallback_reasons(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
         empty if mmdec's loop can decode it. inputs: prepared by `model.generate`."""
-        kinds, cache, reasons = wanted(config), inputs.get(CACHE), list[str]()
-        cached = cached_columns(cache) if isinstance(cache, DynamicCache) else 0  # other caches raise an error later
+        kinds, cache, reasons = requested_outputs(config), inputs.get(CACHE_ARGUMENT), list[str]()
+        cached = cached_length(cache) if isinstance(cache, DynamicCache) else 0  # other caches raise an error later
         reasons += [f"`output_{kind}` is not given with drafts, whose passes have several tokens" for kind in kinds]
         mask, longest = inputs.get("attention_mask"), cast(Any, config).max_length
         columns = (inputs["input_ids"] if mask is None else mask).shape[1]
         end = columns + longest - inputs["input_ids"].shape[1]
         shortest = columns if mask is None else int(mask.sum(1).max())
         for rope in growing_ropes(self.model.config):
-            if rope.crossed(shortest, cached, end):
+            if rope.changes_within(shortest, cached, end):
                 reasons.append(f"`rope_type` {rope.kind} changes at {rope.length} columns, which the text may reach")
         return reasons
 
@@ -79,6 +79,6 @@ def text_scorer(model: PreTrainedModel) -> TextTarget:
     return TextTarget(model, checked=True)
 
 
-def wanted(config: GenerationConfig) -> list[str]:
+def requested_outputs(config: GenerationConfig) -> list[str]:
     """Return which of "hidden_states" and "attentions" the output of `generate` must contain."""
-    return [kind for kind in KINDS if config.return_dict_in_generate and getattr(config, f"output_{kind}")]
+    return [kind for kind in OUTPUT_KINDS if config.return_dict_in_generate and getattr(config, f"output_{kind}")]

@@ -21,8 +21,11 @@ from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.kv_cache import RowLayout
 
 # layer type in a configuration -> False: sliding window of the last tokens; True: chunks of the text
-KINDS = {"sliding_attention": False, "chunked_attention": True}
-STATES = ("linear_attention", "conv")  # layer types with recurrent or convolutional states, without attention
+IS_CHUNKED = {"sliding_attention": False, "chunked_attention": True}
+RECURRENT_LAYER_TYPES = (
+    "linear_attention",
+    "conv",
+)  # layer types with recurrent or convolutional states, without attention
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Windows:
         """
         types, settings = get_layer_types_and_kwargs(config)
         layers = tuple(
-            Window(given["sliding_window"], KINDS[kind]) if kind in KINDS and given.get("sliding_window") else None
+            Window(given["sliding_window"], IS_CHUNKED[kind])
+            if kind in IS_CHUNKED and given.get("sliding_window")
+            else None
             for kind, given in zip(types, settings, strict=True)
         )
         if not any(layers):
@@ -99,7 +104,7 @@ class Windows:
         if self.kinds is None:
             return masks[0].additive, masks
         additive = {kind: (trees[window] if window else tree).additive for kind, window in self.kinds.items()}
-        return {kind: None if kind in STATES else mask for kind, mask in additive.items()}, masks
+        return {kind: None if kind in RECURRENT_LAYER_TYPES else mask for kind, mask in additive.items()}, masks
 
 
 @final
@@ -142,20 +147,20 @@ def full_cache(config: PreTrainedConfig) -> DynamicCache:
     return cache
 
 
-def widened(layer: Any) -> Any:
+def full_length_layer(layer: Any) -> Any:
     """Return a caller's cache layer as one that holds all tokens. Tokens that a sliding window has dropped become
     zeros, to which no later token attends."""
     if type(layer) is not DynamicSlidingWindowLayer:
         return layer
     other = DynamicLayer()
     if length := layer.get_seq_length():
-        keys, values = (_front(states, length) for states in (layer.keys, layer.values))
+        keys, values = (_pad_front(states, length) for states in (layer.keys, layer.values))
         other.lazy_initialization(keys, values)
         other.keys, other.values = keys, values
     return other
 
 
-def _front(states: Any, length: int) -> Tensor:
+def _pad_front(states: Any, length: int) -> Tensor:
     """Pad keys or values (B, H, S, D) with zeros at the beginning. Returns: (B, H, length, D)."""
     zeros = states.new_zeros(*states.shape[:2], length - states.shape[2], states.shape[3])
     return torch.cat([zeros, states], 2)

@@ -26,8 +26,8 @@ from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.drafters.registry import AUTO, NAME, drafter_entry, drafter_names
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
-from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
-from mmdec.hub.find import drafter_by_name, drafter_folder, version
+from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
+from mmdec.hub.find import drafter_by_name, drafter_folder, path_version
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.small_model import small_drafter
@@ -35,8 +35,8 @@ from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of
-from mmdec.targets.ropes import longest
-from mmdec.tasks.confidence import CUT_CONFIDENCE, Output, too_unsure
+from mmdec.targets.ropes import max_positions
+from mmdec.tasks.confidence import CUT_CONFIDENCE, Output, confidence_error
 from mmdec.types import Drafter
 
 MAX_BATCH = 4096  # maximum batch size
@@ -51,7 +51,7 @@ RESERVED = {  # option of `generate` that no task accepts -> the task's argument
     "token_healing": "",
     "tokenizer": "",
 }
-LENGTHS = ("max_new_tokens", "max_length")  # options of `generate` that limit a text's length
+LENGTH_OPTIONS = ("max_new_tokens", "max_length")  # options of `generate` that limit a text's length
 # maximum number of new tokens of a text, if neither the caller nor the model's generation config sets one
 MAX_NEW_TOKENS = 512
 Given = TypeVar("Given")  # type of one input as the caller gives it
@@ -74,7 +74,7 @@ class BatchError(InputError):
 
 
 @final
-class Batch(Generic[Given]):
+class InputBatch(Generic[Given]):
     """The inputs of one call, a single one or a list, and the errors of those that were rejected."""
 
     def __init__(self, given: Sequence[Given], single: bool, what: str = "recordings") -> None:
@@ -118,7 +118,7 @@ class Batch(Generic[Given]):
         Raises: the InputError of a single input; BatchError if some inputs of a list were rejected.
         """
         for index, result in results.items():
-            refusal = too_unsure(result.confidence, least, "audio" if arguments is None else arguments[index])
+            refusal = confidence_error(result.confidence, least, "audio" if arguments is None else arguments[index])
             if refusal is not None:
                 self.errors.setdefault(index, refusal)
         errors = dict(sorted(self.errors.items()))
@@ -131,7 +131,7 @@ class Batch(Generic[Given]):
 
 
 @dataclass(frozen=True)
-class Part:
+class ArgumentKind:
     """Describes a network or processor that a caller may pass: its class, and words for errors."""
 
     kind: type  # the class of transformers
@@ -140,7 +140,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class System(Generic[Loaded]):
+class TaskLoader(Generic[Loaded]):
     """How a task loads its models."""
 
     # function that loads a model: (name, device, dtype) -> loaded model
@@ -148,13 +148,13 @@ class System(Generic[Loaded]):
     # function that combines a model of transformers with its processor: (model, processor, model's folder or None) ->
     # loaded model
     loaded: Callable[[Any, Any, Any], Loaded]
-    network: Part
-    processor: Part
+    network: ArgumentKind
+    processor: ArgumentKind
     integers: bool = False  # whether the dtype may be int8
 
 
 def as_loaded(
-    system: System[Loaded],
+    system: TaskLoader[Loaded],
     model: str | os.PathLike[str] | PreTrainedModel | Loaded,
     processor: ProcessorMixin | None,
     device: str | torch.device | None,
@@ -186,11 +186,11 @@ def as_loaded(
                     f"`{part.loader}.from_pretrained`."
                 )
         loaded = system.loaded(model, processor, source_folder(loaded))
-    check_placed(loaded.model, device, dtype)
+    check_placement(loaded.model, device, dtype)
     return loaded
 
 
-def check_placed(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:
+def check_placement(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:
     """Raise InputError if `device` or `dtype` is not None and differs from the loaded model's. remedy: last sentence of
     the message about `device`."""
     if device is not None and check_device(device).type != model.device.type:
@@ -200,7 +200,7 @@ def check_placed(model: Any, device: str | torch.device | None, dtype: Any, reme
     check_same_dtype(dtype, model.dtype)
 
 
-def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
+def load_speculation(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
     """Make the decoding loop from the options: load the drafter, and check that it fits the model.
 
     known: names of drafters that passed the check for this model before. For these the check is skipped, because it
@@ -221,7 +221,7 @@ def fitting(options: DecodingOptions, model: PreTrainedModel, known: set[str] | 
 LanguageModel = LoadedVlm | LoadedAudioLm
 
 
-def as_drafter(loaded: LanguageModel, drafter: DraftedBy) -> DraftedBy:
+def as_drafter(loaded: LanguageModel, drafter: DrafterChoice) -> DrafterChoice:
     """Convert a task's argument `drafter` to a value that `speculate` accepts.
 
     "auto" becomes the drafter that `auto_drafter` finds. The name, folder or hub id of a drafter with weights becomes
@@ -243,17 +243,17 @@ def as_drafter(loaded: LanguageModel, drafter: DraftedBy) -> DraftedBy:
         entry = drafter_entry(drafter)
         if entry is not None and entry.factory is not None:
             return drafter
-        folder = beside(loaded, drafter)
+        folder = find_drafter_folder(loaded, drafter)
         if folder is not None:
             return _read(loaded, folder)
     if isinstance(drafter, (str, os.PathLike)) and _is_folder(drafter):
         return _read(loaded, Path(drafter))
     if entry is not None:
-        raise _without_weights(loaded, str(drafter))
+        raise _missing_weights_error(loaded, str(drafter))
     return drafter
 
 
-def beside(loaded: LanguageModel, name: str) -> Path | None:
+def find_drafter_folder(loaded: LanguageModel, name: str) -> Path | None:
     """Return the folder of a drafter that belongs to this model, by the drafter's name; None if there is none."""
     return None if loaded.directory is None else drafter_folder(loaded.directory, name)
 
@@ -267,11 +267,11 @@ def _is_folder(path: str | os.PathLike[str]) -> bool:
 
 def _read(loaded: LanguageModel, folder: Path) -> Drafter:
     return loaded.drafters.get(
-        version(folder), lambda: load_drafter(folder, loaded.model, "drafter", tokenizer=loaded.tokenizer)
+        path_version(folder), lambda: load_drafter(folder, loaded.model, "drafter", tokenizer=loaded.tokenizer)
     )
 
 
-def _without_weights(loaded: LanguageModel, name: str) -> InputError:
+def _missing_weights_error(loaded: LanguageModel, name: str) -> InputError:
     home = loaded.directory
     where = (
         "it was loaded by its user"
@@ -298,7 +298,7 @@ def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], othe
 
 def sets_length(options: Mapping[str, Any]) -> bool:
     """Return whether options of `generate` limit the length of the text."""
-    return any(options.get(name) is not None for name in LENGTHS)
+    return any(options.get(name) is not None for name in LENGTH_OPTIONS)
 
 
 def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
@@ -311,13 +311,13 @@ def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str,
     return given
 
 
-def too_long(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
+def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
     """Return an error for each prompt that is longer than the model's maximum: row -> error.
 
     inputs: inputs of `generate`. rule: beginning of the message, in which `{most}` stands for the maximum. remedy: last
         sentence of the message.
     """
-    most = longest(model.config.get_text_config(decoder=True))
+    most = max_positions(model.config.get_text_config(decoder=True))
     # fast check: a prompt never needs more positions than it has tokens
     if most is None or inputs["input_ids"].shape[1] <= most:
         return {}
@@ -330,7 +330,7 @@ def too_long(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remed
     }
 
 
-def numbered(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
+def renumber_rounds(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
     """Wrap the callback `on_round` for one batch, so that the rows of each round are indices in the whole call.
 
     indices: index in the call of each input of the batch.
@@ -404,7 +404,7 @@ class Usage:
         """Return the note on a text that was cut; "" if it was not."""
         return cut_note(self.cut, self.raisable)
 
-    def limited(self, sure: float, by_caller: bool) -> float:
+    def limit_confidence(self, sure: float, by_caller: bool) -> float:
         """Return the confidence of the text, at most `CUT_CONFIDENCE` if it was cut at a length that the caller did not
         set. sure: the confidence of what was written. by_caller: whether the caller set the length, and so knows that
         the text may be cut."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
 
 from mmdec.checks.arguments import show
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import write_atomically
 from mmdec.checks.weights import lies_inside
 from mmdec.errors import InputError
 
@@ -35,7 +35,7 @@ LARGEST = 1 << 20  # maximum bytes of confidence.json; a larger file is rejected
 CUT_CONFIDENCE = 0.4  # maximum for a text that was cut at a length nobody asked for: what is missing is unknown
 STRETCH = 5  # number of consecutive tokens in the worst stretch, which shows a local error in an otherwise certain text
 LIKELY_WRONG = 0.5  # people are warned of an output with a lower calibrated confidence
-FLOOR = 0.01  # in nats: added to an uncertainty, which may be 0, before its logarithm is taken
+UNCERTAINTY_OFFSET = 0.01  # in nats: added to an uncertainty, which may be 0, before its logarithm is taken
 
 Evidence = Mapping[str, float]
 
@@ -63,8 +63,8 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
     stretch = min(STRETCH, len(costs))
     worst = max(sum(costs[at : at + stretch]) / stretch for at in range(len(costs) - stretch + 1))
     return {
-        f"{name}mean": math.log(mean + FLOOR),
-        f"{name}worst": math.log(worst + FLOOR),
+        f"{name}mean": math.log(mean + UNCERTAINTY_OFFSET),
+        f"{name}worst": math.log(worst + UNCERTAINTY_OFFSET),
         f"{name}count": math.log(len(costs)),
     }
 
@@ -124,7 +124,7 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
         },
         "measured": dict(measured),
     }
-    return write_whole(folder / FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    return write_atomically(folder / FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
@@ -136,7 +136,7 @@ def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: st
     if kind in calibrations:
         return calibrations[kind](seen)
     name = next(name for name in seen if name.endswith("mean"))
-    return math.exp(min(FLOOR - math.exp(seen[name]), 0.0))
+    return math.exp(min(UNCERTAINTY_OFFSET - math.exp(seen[name]), 0.0))
 
 
 def check_min_confidence(value: float | None) -> float | None:
@@ -148,7 +148,7 @@ def check_min_confidence(value: float | None) -> float | None:
     return float(value)
 
 
-def too_unsure(value: float | None, least: float | None, what: str) -> InputError | None:
+def confidence_error(value: float | None, least: float | None, what: str) -> InputError | None:
     """Return an error if the confidence is too low, else None. value: the confidence; None: there is none, because the
     input was silent, which is no reason to refuse the output. least: the minimum; None: no minimum.
     what: name of the call's argument that holds the input."""

@@ -18,7 +18,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.files import printable
 from mmdec.errors import InputError
 from mmdec.io import audio as sound
-from mmdec.tasks.call import Batch
+from mmdec.tasks.call import InputBatch
 
 Audio = str | os.PathLike[str] | BinaryIO | bytes | np.ndarray | Tensor | Mapping[str, Any]
 AudioList = (
@@ -37,7 +37,7 @@ SILENCE, INAUDIBLE = sound.SILENCE, sound.INAUDIBLE
 MAX_CHANNELS = 8
 
 
-def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[Audio]:
+def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> InputBatch[Audio]:
     """Collect the recordings of one call in a `Batch`. sample_rate: in Hz, for recordings that are arrays. Raises
     InputError if a sample rate is given although no recording is an array."""
     single = not isinstance(audio, (list, tuple))
@@ -48,10 +48,10 @@ def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> Batch[A
             f"`sample_rate` must be left out for files and dicts, which name it, but is {show(sample_rate)}. Leave it "
             "out."
         )
-    return Batch(items, single)
+    return InputBatch(items, single)
 
 
-def read(
+def read_audio(
     audio: Audio,
     sample_rate: int | None = None,
     max_seconds: float = sound.MAX_SECONDS,
@@ -62,10 +62,10 @@ def read(
     sample_rate: Hz of an array. max_seconds: maximum duration of a file. silence: whether a silent recording is
         accepted.
     """
-    return read_noted(audio, sample_rate, max_seconds, silence).samples
+    return read_recording(audio, sample_rate, max_seconds, silence).samples
 
 
-def read_noted(
+def read_recording(
     audio: Audio,
     sample_rate: int | None = None,
     max_seconds: float = sound.MAX_SECONDS,
@@ -89,7 +89,7 @@ def read_noted(
         raise InputError(
             f"`audio` must last at least {MIN_SECONDS} seconds, but lasts {seconds:.4f}. Check the recording."
         )
-    if not silence and (level := silent(samples)):
+    if not silence and (level := describe_silence(samples)):
         raise InputError(f"`audio` must hold speech, but is {level}. Check the microphone, or turn the recording up.")
     return recording
 
@@ -105,7 +105,7 @@ def with_note(result: Noted, note: str) -> Noted:
     return replace(result, note="; ".join(filter(None, (note, result.note)))) if note else result
 
 
-def silent(samples: Tensor) -> str:
+def describe_silence(samples: Tensor) -> str:
     """Describe for a message how quiet silent samples (T,) are; "" if they are not silent.
 
     Quiet speech stands out from the noise of its recording, as 24-bit recordings at a low level do. So must what is
@@ -172,7 +172,7 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None, notes: list[
         raise InputError(
             "`sample_rate` must be given with an array, but is None. Pass sample_rate=16000, for instance."
         )
-    rate = whole_rate(sample_rate)
+    rate = integer_rate(sample_rate)
     sound.check_rate(rate)
     array = _as_numpy(audio) if isinstance(audio, Tensor) else audio
     channels = _channels(array)  # (T, channels) float64
@@ -192,7 +192,7 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None, notes: list[
     return sound.resample(samples.float(), rate)
 
 
-def channels_of(audio: np.ndarray | Tensor) -> np.ndarray:
+def split_channels(audio: np.ndarray | Tensor) -> np.ndarray:
     """Convert an array of floats or integers, (T,), (T, channels) or (channels, T), to samples (T, channels). Integers
     are scaled by the range of their type. Values are not checked."""
     return _channels(_as_numpy(audio) if isinstance(audio, Tensor) else audio)
@@ -211,7 +211,7 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
         ) from error
 
 
-def whole_rate(sample_rate: object) -> int:
+def integer_rate(sample_rate: object) -> int:
     """Return the sample rate as an int in Hz; 16000.0 and NumPy's numbers are accepted. Raises InputError for other
     values."""
     number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate

@@ -22,19 +22,19 @@ from mmdec.checks.arguments import check_threads
 from mmdec.kernels.threads import own_threads
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-FEWEST = 2  # number of threads for the smallest models, if processors are idle
+MIN_THREADS = 2  # number of threads for the smallest models, if processors are idle
 # one more thread for each 10 M parameters; smaller matrix products do not gain from more threads
 PARAMETERS = 10_000_000
 # the system's load is read 3 times, 0.001 s apart, and the median is used, so that short bursts are ignored
-READINGS, APART = 3, 0.001
+READINGS, READING_INTERVAL = 3, 0.001
 
 _kept = False  # whether `keep_threads` was called; then the number of threads is not chosen
 
 
-def chosen_threads(parameters: int, idle: int, most: int) -> int:
+def choose_threads(parameters: int, idle: int, most: int) -> int:
     """Choose torch's number of CPU threads for one call. parameters: number of the model's parameters. idle: number of
     idle processors. most: torch's default number of threads."""
-    return max(1, min(most, FEWEST + parameters // PARAMETERS, idle))
+    return max(1, min(most, MIN_THREADS + parameters // PARAMETERS, idle))
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     if count is None:
         parameters = sum(p.numel() for network in networks for p in network.parameters() if p.device.type == "cpu")
         chooses = parameters and not _kept and is_default(before)
-        count = chosen_threads(parameters, idle_processors(), before) if chooses else before
+        count = choose_threads(parameters, idle_processors(), before) if chooses else before
     if count == before:
         yield
         return
@@ -82,8 +82,8 @@ def idle_processors() -> int:
     counts: list[int] = []
     for reading in range(READINGS if allowed > 1 else 0):
         if reading:
-            time.sleep(APART)
-        running = running_in(_text(Path("/proc/loadavg")))
+            time.sleep(READING_INTERVAL)
+        running = running_processes(_text(Path("/proc/loadavg")))
         if running is None:
             return allowed
         counts.append(running)
@@ -91,7 +91,7 @@ def idle_processors() -> int:
     return min(allowed, _processors() - others)
 
 
-def running_in(loadavg: str) -> int | None:
+def running_processes(loadavg: str) -> int | None:
     """Read the number of running processes from the text of /proc/loadavg. (The load averages in it are minutes
     old.)"""
     fields = loadavg.split()

@@ -20,12 +20,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
-from mmdec.checks.devices import fast_bfloat16
-from mmdec.checks.files import PART, one_line
-from mmdec.errors import InputError, MmdecError, told
-from mmdec.training.callbacks import Resumption, Termination, lightning_says
+from mmdec.checks.devices import has_fast_bfloat16
+from mmdec.checks.files import TEMPORARY_PREFIX, error_line
+from mmdec.errors import InputError, MmdecError, exit_on_error
+from mmdec.training.callbacks import Resumption, Termination, lightning_log_level
 from mmdec.training.checkpoints import FiniteNumbers, WholeCheckpoints, check_local, last_checkpoint, read_resumed
-from mmdec.training.processes import end_as_told, only_one, started_here
+from mmdec.training.processes import child_environment, end_with_named_parent, lock_folder
 
 set_parsing_settings(config_read_mode_fsspec_enabled=False)  # a recipe names classes to run, so it must be a local file
 
@@ -72,7 +72,7 @@ class TrainingCLI(LightningCLI):
                     raise
                 raise InputError(
                     f"`ckpt_path` must be a checkpoint of this recipe, but '{self.trainer.ckpt_path}' does not fit it "
-                    f"({one_line(error)}). Take one that this recipe wrote."
+                    f"({error_line(error)}). Take one that this recipe wrote."
                 ) from error
 
     def _restoring(self) -> bool:
@@ -112,13 +112,13 @@ class TrainingCLI(LightningCLI):
                 if callback.class_path.endswith(".ModelCheckpoint") and callback.init_args.dirpath is None:
                     callback.init_args.dirpath = str(Path(root) / "checkpoints")
         cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
-        if cpu and trainer.get("precision") == "bf16-mixed" and not fast_bfloat16(torch.device("cpu")):
+        if cpu and trainer.get("precision") == "bf16-mixed" and not has_fast_bfloat16(torch.device("cpu")):
             rank_zero_info("trainer.precision: 32-true, for this processor is slow in bfloat16 (no AVX-512).")
             trainer["precision"] = "32-true"
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         # Lightning's messages below level WARNING advertise its products, so these messages are hidden.
-        with lightning_says(logging.WARNING):
+        with lightning_log_level(logging.WARNING):
             plugins = self._get(self.config_init, "trainer").get("plugins") or []
             plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeCheckpoints()]
             return super().instantiate_trainer(**kwargs, plugins=plugins)
@@ -153,8 +153,8 @@ class TrainingCLI(LightningCLI):
         places = self._checkpoint_folders()
         runs = {check_local(root, "default_root_dir").resolve()} if root else set()
         for folder in sorted(runs | {place.resolve().parent for place in places}):
-            self.held.enter_context(only_one(folder, f"python -m mmdec.training {self.subcommand}"))
-        for part in (part for place in places for part in place.glob(f"{PART}*.part")):
+            self.held.enter_context(lock_folder(folder, f"python -m mmdec.training {self.subcommand}"))
+        for part in (part for place in places for part in place.glob(f"{TEMPORARY_PREFIX}*.part")):
             part.unlink(missing_ok=True)
 
     def _checkpoint_folders(self) -> list[Path]:
@@ -178,11 +178,11 @@ def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
 def command_line(arguments: Sequence[str] | None = None) -> None:
     """Run `main`. If it raises an mmdec error, such as InputError, print the error on stderr without a traceback and
     exit with code 2."""
-    with told():
+    with exit_on_error():
         main(arguments)
 
 
 if __name__ == "__main__":
-    end_as_told()
-    os.environ.update(started_here())  # child processes then end together with this one
+    end_with_named_parent()
+    os.environ.update(child_environment())  # child processes then end together with this one
     command_line()

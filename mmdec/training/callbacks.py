@@ -301,7 +301,7 @@ class Termination(Callback):
 
 
 @contextmanager
-def lightning_says(level: int) -> Iterator[None]:
+def lightning_log_level(level: int) -> Iterator[None]:
     """Within the `with` block, hide Lightning's log messages below `level`, such as `logging.WARNING`."""
     heard = logging.getLogger("lightning.pytorch")
     before = heard.level

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import treespec_leaf
 from transformers import PreTrainedTokenizerBase
 
-from mmdec.checks.files import one_line, open_regular, printable, reason, whole_file
-from mmdec.checks.weights import check_finite_weights, checked_file, is_finite, read_weights
-from mmdec.errors import REFUSED, InputError, MmdecError
+from mmdec.checks.files import atomic_file, error_line, error_reason, open_regular, printable
+from mmdec.checks.weights import check_finite_weights, is_finite, read_weights, weight_file
+from mmdec.errors import EXIT_CODE_REFUSED, InputError, MmdecError
 
 # Lightning (2.6) uses the class LeafSpec, which torch (2.11) has replaced by the function treespec_leaf.
 _pytree.LeafSpec = treespec_leaf  # type: ignore[attr-defined, assignment] # this module does not export it
@@ -63,8 +63,8 @@ class FiniteNumbers(Callback):
         this."""
         if any_process(trainer, bool(self.fault)):
             if not trainer.is_global_zero:
-                raise SystemExit(REFUSED)  # end without a message, because process 0 prints the error
-            raise diverged(
+                raise SystemExit(EXIT_CODE_REFUSED)  # end without a message, because process 0 prints the error
+            raise divergence_error(
                 self.fault or "another process has a loss that is not", trainer.global_step, pl_module.hparams
             )
 
@@ -80,7 +80,7 @@ def not_finite(state: Mapping[str, Tensor]) -> str:
     return f"{len(names)} of {len(state)} weights hold NaN or infinity, '{names[0]}' first" if names else ""
 
 
-def diverged(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
+def divergence_error(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
     """Build the error of a training whose loss or weights are not finite.
 
     fault: words for the message: what is not finite. options: the module's hyperparameters, with the learning rate.
@@ -125,14 +125,15 @@ class WholeCheckpoints(CheckpointIO):
         if Path(path).name != HANDED:
             fault = not_finite(checkpoint["state_dict"])
             if fault:
-                raise diverged(fault, checkpoint["global_step"], checkpoint.get("hyper_parameters") or {})
+                raise divergence_error(fault, checkpoint["global_step"], checkpoint.get("hyper_parameters") or {})
         try:
-            with whole_file(check_local(path, "dirpath")) as file:
+            with atomic_file(check_local(path, "dirpath")) as file:
                 torch.save(_without_units(checkpoint), file)
         except (OSError, RuntimeError) as error:  # after a system error, torch's writer raises RuntimeError
             told = error.__context__ if isinstance(error.__context__, OSError) else error
             raise MmdecError(
-                f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({reason(told)}). What was there "
+                f"The checkpoint '{printable(os.fspath(path))}' cannot be written ({error_reason(told)}). What "
+                "was there "
                 "before is as it was."
             ) from error
 
@@ -165,7 +166,7 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
         return state
     from mmdec.nn.int8 import unpack_rows  # imported here, because it is rarely needed
 
-    weights = unpack_rows(read_weights([checked_file(path, "model.safetensors", "start")], "start"), "start")
+    weights = unpack_rows(read_weights([weight_file(path, "model.safetensors", "start")], "start"), "start")
     return {prefix + name: tensor for name, tensor in weights.items()}
 
 
@@ -236,7 +237,7 @@ def _fault(error: Exception, size: int) -> str:
     code = re.search(r"GLOBAL (\S+)", str(error))
     if code:
         return f"it asks for {printable(code.group(1))}, which would run code"
-    return one_line(error)
+    return error_line(error)
 
 
 def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -246,7 +247,7 @@ def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         return read_checkpoint(file, "ckpt_path")
     except InputError as error:
-        good = newest_good(_numbered(file.parent), besides=file)
+        good = newest_good(_step_checkpoints(file.parent), besides=file)
         hint = f" The newest good one there is '{good}': --ckpt_path=last takes it." if good else ""
         raise InputError(f"{error}{hint}") from error
 
@@ -257,7 +258,7 @@ def last_checkpoint(folders: Iterable[Path]) -> Path | None:
     InputError if all are damaged."""
     places = list(folders)
     last = [path for folder in places for path in folder.glob("last*.ckpt")]
-    steps = [path for folder in places for path in _numbered(folder)]
+    steps = [path for folder in places for path in _step_checkpoints(folder)]
     there = [
         *sorted(last, key=lambda path: path.lstat().st_mtime, reverse=True)[:1],
         *sorted(steps, key=_step, reverse=True),
@@ -287,16 +288,16 @@ def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
     return None
 
 
-def newest(folder: Path, count: int) -> list[Path]:
+def newest_checkpoints(folder: Path, count: int) -> list[Path]:
     """Return the last `count` checkpoints of a folder, by training step in ascending order. last.ckpt is ignored,
     because it is a copy. Raises InputError if the folder has no checkpoint."""
-    numbered = sorted(_numbered(folder), key=_step)
+    numbered = sorted(_step_checkpoints(folder), key=_step)
     if not numbered:
         raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")
     return numbered[-count:]
 
 
-def _numbered(folder: Path) -> list[Path]:
+def _step_checkpoints(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step=*.ckpt") if _STEP.fullmatch(path.name)]
 
 
@@ -321,7 +322,8 @@ def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple
         if isinstance(error, MmdecError):
             raise
         raise InputError(
-            f"`checkpoints` must be of this kind of training, but '{checkpoints[-1]}' is not ({one_line(error)}). Name "
+            f"`checkpoints` must be of this kind of training, but '{checkpoints[-1]}' is not "
+            f"({error_line(error)}). Name "
             "others."
         ) from error
     shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mmdec.errors import InputError
 from mmdec.hub.publish import write_provenance
-from mmdec.training.optim import Schedule, scheduled, seed_step
+from mmdec.training.optim import Schedule, seed_step, with_schedule
 
 
 class RecipeModule(LightningModule):
@@ -42,7 +42,7 @@ class RecipeModule(LightningModule):
         raise NotImplementedError
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        return scheduled(self.optimizer(), lambda step: self.rate(step))
+        return with_schedule(self.optimizer(), lambda step: self.rate(step))
 
 
 class DrafterModule(RecipeModule):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from mmdec.checks.devices import fast_bfloat16
+from mmdec.checks.devices import has_fast_bfloat16
 
 
 def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
 
-def scheduled(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
+def with_schedule(optimizer: Optimizer, rate: Callable[[int], float]) -> OptimizerLRScheduler:
     """Return an optimizer with its learning-rate schedule in the form that Lightning's `configure_optimizers` must
     return.
 
@@ -125,7 +125,7 @@ class MuonAdamW(Optimizer):
                         state["momentum_buffer"] = torch.zeros_like(weight)
                     buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
                     updates.append(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
-                directions = shared(torch.stack(updates), orthogonalize)
+                directions = compute_shared(torch.stack(updates), orthogonalize)
                 rate = group["lr"] * 0.2 * max(shape) ** 0.5
                 for weight, direction in zip(weights, directions, strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-rate)
@@ -139,7 +139,7 @@ class MuonAdamW(Optimizer):
         self.param_groups = [*self.muon.param_groups, *self.adamw.param_groups]
 
 
-def shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def compute_shared(matrices: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply `function` to N matrices (N, rows, columns). With several processes, each process computes a part of the N
     matrices, and all processes get the whole result."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -166,7 +166,7 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
-    x = x.to(torch.bfloat16 if fast_bfloat16(matrices.device) else torch.float32)
+    x = x.to(torch.bfloat16 if has_fast_bfloat16(matrices.device) else torch.float32)
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(eps)
     for _ in range(steps):
         gram = x @ x.transpose(1, 2)
@@ -221,7 +221,7 @@ def rows_of(batches: Sequence[Sequence[T]], rank: int, world: int) -> list[list[
     return [list(batch[rank::world]) for batch in batches if len(batch) >= world]
 
 
-def sized_batches(order: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
+def batches_by_size(order: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
     """Group items, in their order, into batches of limited size.
 
     The size of a batch is that of its largest item times its number of items, as with padding.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import write_atomically
 from mmdec.errors import InputError
 
 WATCHED = "MMDEC_PARENT"  # name of the environment variable with the process id of the parent to watch
@@ -34,13 +34,13 @@ def end_with_parent(parent: int | None = None) -> None:
     threading.Thread(target=_watch, args=(expected,), daemon=True, name="end with parent").start()
 
 
-def started_here() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return environment variables for a child process that name this process as its parent. A child that calls
     `end_as_told` at its start then ends with this process."""
     return {WATCHED: str(os.getpid())}
 
 
-def end_as_told() -> None:
+def end_with_named_parent() -> None:
     """If the environment variable `MMDEC_PARENT` holds a process id, end this process when that process has ended.
     Child processes of this process will end with it in the same way."""
     parent = os.environ.get(WATCHED)
@@ -57,7 +57,7 @@ def _watch(parent: int) -> None:
 
 
 @contextmanager
-def only_one(folder: Path, what: str) -> Iterator[None]:
+def lock_folder(folder: Path, what: str) -> Iterator[None]:
     """Lock `folder` for this process, until the `with` block or the process ends.
 
     The operating system locks the empty file `folder`/.lock. The file .owner beside it names the holder. Both files
@@ -75,7 +75,7 @@ def only_one(folder: Path, what: str) -> Iterator[None]:
             f"`{what}` must be alone in '{folder}', but {known} works there. Wait for it, or stop it."
         ) from error
     try:
-        write_whole(owner, f"{what} (process {os.getpid()})".encode())
+        write_atomically(owner, f"{what} (process {os.getpid()})".encode())
         yield
     finally:
         lock.release()

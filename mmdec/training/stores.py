@@ -114,7 +114,7 @@ def _count(entry: int | list[int]) -> int:
 
 
 @final
-class StateStore(_Rows[list[int]]):
+class HiddenStateStore(_Rows[list[int]]):
     """Stores texts by name: n token ids, and the decoder states (n, H) that predict these tokens."""
 
     def names(self) -> Iterable[str]:

@@ -23,14 +23,22 @@ from torch import Tensor
 
 from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.loop import Round
-from mmdec.core.summary import rounds_line, three_lines
+from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import FamiliarPictures, LoadedVlm
-from mmdec.targets.media import Encoded
-from mmdec.tasks.call import RESERVED, Usage, check_reserved, fitting, numbered, sets_length, with_length
+from mmdec.targets.media import VisionOutput
+from mmdec.tasks.call import (
+    RESERVED,
+    Usage,
+    check_reserved,
+    load_speculation,
+    renumber_rounds,
+    sets_length,
+    with_length,
+)
 from mmdec.tasks.confidence import Calibration, Evidence, confidence, evidence, read_calibrations
 from mmdec.types import Draft, Drafter, Plan
 
@@ -55,14 +63,14 @@ RESERVED_HERE = {  # option of `generate` -> argument of `describe` that sets it
 }
 STRUCTURE, DISTANCE = "structure", "distance"  # names of the evidence in confidence.json
 SIDE = 128  # pixels: `structure` is computed on pictures that were reduced to sides of 128 to 255
-ENOUGH = 1024  # pixels: of larger pictures only every n-th row and column is read, which saves time
+MAX_SAMPLED_SIDE = 1024  # pixels: of larger pictures only every n-th row and column is read, which saves time
 SQUARE = 8  # side in pixels of the squares that `structure` compares
-FAINT = 2.0  # in grey levels: smaller differences between pixels are rounding, not edges
+FAINT_EDGE = 2.0  # in grey levels: smaller differences between pixels are rounding, not edges
 # maximum value of `structure`: a page of text has a lower value than a single sign, but is as good a picture
-MOST = 0.1
-FLOOR = 0.003  # added to `structure` before its logarithm is taken
-NEAREST = 1e-3  # minimum of the distance before its logarithm is taken
-TOGETHER = 32  # maximum number of pictures in one pass of the vision encoder
+MAX_STRUCTURE = 0.1
+STRUCTURE_OFFSET = 0.003  # added to `structure` before its logarithm is taken
+MIN_DISTANCE = 1e-3  # minimum of the distance before its logarithm is taken
+SUMMARY_BATCH_SIZE = 32  # maximum number of pictures in one pass of the vision encoder
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ class Description:
 
     def __str__(self) -> str:
         """Write three lines: the text, the number of rounds, the time."""
-        return three_lines(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
+        return format_result(self.text, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields except `evidence`, as lists, numbers and text."""
@@ -127,7 +135,7 @@ class DescriptionRequest:
         Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
             itself.
         """
-        speculation = fitting(decoding, vlm.model, vlm.checked)
+        speculation = load_speculation(decoding, vlm.model, vlm.checked)
         check_reserved(options, RESERVED_HERE, "mmdec.generate")
         return cls(vlm, speculation, options, on_text, read_calibrations(vlm.directory))
 
@@ -143,7 +151,7 @@ class DescriptionRequest:
 
 
 @final
-class Observed(ForwardingDrafter):
+class CompressionRecorder(ForwardingDrafter):
     """Wraps a drafter for one generate() call. Records how it compressed the image of each row, if the drafter's state
     tells this in a field `info`."""
 
@@ -181,12 +189,12 @@ def describe_batch(
     indices: index of each question in the call, for `on_round`. Default None: its index in the batch.
     """
     vlm, speculation = request.vlm, request.speculation
-    on_round = numbered(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
+    on_round = renumber_rounds(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
     usage, counts = [Usage() for _ in pictures], [len(group) for group in pictures]
     distances: list[list[float]] = [[] for _ in pictures]
     drafter, observed = speculation.drafter_for(vlm.model), None
     if drafter is not None and not speculation.networks:
-        observed = Observed(drafter, len(pictures))
+        observed = CompressionRecorder(drafter, len(pictures))
         speculation = Speculation(replace(speculation.options, drafter=observed))
     stopwatch, writer = Stopwatch(vlm.model.device), None if request.on_text is None else _TextWriter(request.on_text)
     for round_ in request.rounds(inputs, speculation):
@@ -213,7 +221,9 @@ def describe_batch(
             drafted=entry.drafted,
             accepted=entry.accepted,
             lossless=speculation.options.lossless,
-            confidence=entry.limited(confidence(seen, request.calibrations, ANSWER), sets_length(request.options)),
+            confidence=entry.limit_confidence(
+                confidence(seen, request.calibrations, ANSWER), sets_length(request.options)
+            ),
             finish_reason=entry.finish_reason,
             note=entry.note,
             evidence=seen,
@@ -267,9 +277,11 @@ def picture_evidence(
         pictures.
     Returns: {} without pictures.
     """
-    logarithms = {STRUCTURE: [math.log(min(structure(pixels), MOST) + FLOOR) for pixels in pictures]}
+    logarithms = {
+        STRUCTURE: [math.log(min(structure(pixels), MAX_STRUCTURE) + STRUCTURE_OFFSET) for pixels in pictures]
+    }
     if len(distances) == len(pictures):
-        logarithms[DISTANCE] = [math.log(max(distance, NEAREST)) for distance in distances]
+        logarithms[DISTANCE] = [math.log(max(distance, MIN_DISTANCE)) for distance in distances]
     told: dict[str, float] = {}
     for name, values in logarithms.items():
         if count and earlier is not None and name in earlier:
@@ -280,7 +292,7 @@ def picture_evidence(
 
 
 @torch.inference_mode()
-def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
+def picture_summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
     """Compute the features of N pictures from which `FamiliarPictures` measures the distance to the training pictures.
     Returns: (N, F); None if the vision encoder's output does not show which states belong to which picture.
 
@@ -289,10 +301,10 @@ def summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
     processor: Any = vlm.processor
     model: Any = vlm.model
     seen: list[Tensor] = []
-    for start in range(0, len(sources), TOGETHER):
-        pictures = [to_pil(read_image(source)) for source in sources[start : start + TOGETHER]]
+    for start in range(0, len(sources), SUMMARY_BATCH_SIZE):
+        pictures = [to_pil(read_image(source)) for source in sources[start : start + SUMMARY_BATCH_SIZE]]
         pixels = processor.image_processor(images=pictures, return_tensors="pt").to(model.device, model.dtype)
-        summary = Encoded.of(model.get_image_features(**pixels, return_dict=True)).summaries
+        summary = VisionOutput.of(model.get_image_features(**pixels, return_dict=True)).summaries
         if summary is None:
             return None
         seen.append(summary.float().cpu())
@@ -305,14 +317,14 @@ def structure(pixels: np.ndarray) -> float:
 
     Brightness does not change the measure. Contrast changes it only for very faint pictures.
     """
-    high, wide = (max(side // ENOUGH, 1) for side in pixels.shape[:2])
+    high, wide = (max(side // MAX_SAMPLED_SIDE, 1) for side in pixels.shape[:2])
     read = to_pil(pixels[::high, ::wide])
     reduced = read.reduce((max(read.width // SIDE, 1), max(read.height // SIDE, 1)))
     levels = np.asarray(reduced, np.float32)  # (h, w, 3), pixel values of the reduced picture
     across, down = np.diff(levels, axis=1, append=levels[:, -1:]), np.diff(levels, axis=0, append=levels[-1:])
     squares = _means((across**2 + down**2).mean(2))
     average, effective = float(np.sqrt(squares).mean()), math.sqrt(float(squares.mean()))
-    return max(1 - (average + FAINT) / (effective + FAINT), 0.0)
+    return max(1 - (average + FAINT_EDGE) / (effective + FAINT_EDGE), 0.0)
 
 
 def _means(values: np.ndarray) -> np.ndarray:

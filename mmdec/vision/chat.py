@@ -17,15 +17,15 @@ from torch import Tensor
 from transformers import DynamicCache
 from typing_extensions import Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads, naming_options, show
-from mmdec.compat import CACHE
+from mmdec.checks.arguments import check_callable, check_threads, show, suggesting_options
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm
 from mmdec.tasks.call import as_drafter, as_loaded
-from mmdec.tasks.confidence import Evidence, check_min_confidence, too_unsure
+from mmdec.tasks.confidence import Evidence, check_min_confidence, confidence_error
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, OnText, describe_batch
 from mmdec.vision.describe import (
@@ -36,15 +36,15 @@ from mmdec.vision.describe import (
     Pictures,
     Prompt,
     Question,
-    check_accepted,
+    check_images,
+    model_inputs,
+    prompt_errors,
     read_question,
-    render,
-    tensors,
-    too_long,
+    render_chat,
     user_message,
 )
 
-LACKING = ("batch_size", "on_text", "on_round")  # options of `describe` that `Chat` refuses
+UNSUPPORTED_OPTIONS = ("batch_size", "on_text", "on_round")  # options of `describe` that `Chat` refuses
 
 
 @final
@@ -63,7 +63,7 @@ class Chat:
         """Load the model and its drafter. options: those of `mmdec.describe`, except batch_size, on_text and on_round.
         Raises InputError if an option is rejected."""
         remaining: dict[str, Any] = {**options}
-        for name in LACKING:
+        for name in UNSUPPORTED_OPTIONS:
             if name in remaining:
                 raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
         self._threads = check_threads(remaining.pop("threads", None))
@@ -113,19 +113,19 @@ class Chat:
             message = user_message(question)
             inputs = self._inputs(question, message)
             cache = DynamicCache(config=self._request.vlm.model.config) if self._cache is None else self._cache
-            inputs[CACHE] = cache
+            inputs[CACHE_ARGUMENT] = cache
             remedy = "Shorten it, or begin a new chat: the dialogue so far counts."
-            for error in too_long(self._request.vlm, inputs, remedy).values():
+            for error in prompt_errors(self._request.vlm, inputs, remedy).values():
                 raise error
             self._cache = None  # no cache while an answer is computed: after an interruption it would be incomplete
             request, shown = replace(self._request, on_text=on_text), len(self._pictures)
-            with naming_options(DescribeOptions.__annotations__.keys() - {*LACKING}):
+            with suggesting_options(DescribeOptions.__annotations__.keys() - {*UNSUPPORTED_OPTIONS}):
                 (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
-            refusal = too_unsure(answer.confidence, self._least, question.argument)
+            refusal = confidence_error(answer.confidence, self._least, question.argument)
             if refusal is not None:
                 raise refusal
             self._cache = cache
-            self._ids = self._so_far(inputs["input_ids"], answer.tokens)
+            self._ids = self._append_answer(inputs["input_ids"], answer.tokens)
             reply = {"role": "assistant", "content": [{"type": "text", "text": answer.text}]}
             self._messages += [message, reply]
             self._pictures += question.pictures
@@ -139,11 +139,11 @@ class Chat:
         question: this turn's question with its images. message: the same question in the format of chat templates.
         """
         vlm = self._request.vlm
-        text = render(vlm, [message]) if not self._messages else self._turn(message)
+        text = render_chat(vlm, [message]) if not self._messages else self._turn(message)
         try:
-            inputs = tensors(vlm, [text], [question], begins=not self._messages)
+            inputs = model_inputs(vlm, [text], [question], begins=not self._messages)
         except Exception:
-            check_accepted(vlm, question)  # raises a clearer error if the images are the cause
+            check_images(vlm, question)  # raises a clearer error if the images are the cause
             raise
         ids: Tensor = torch.cat([self._ids, inputs["input_ids"]], 1)
         inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -163,10 +163,10 @@ class Chat:
         while any(mark in part.get("text", "") for part in message["content"]):
             mark += ")"
         last = {"role": "assistant", "content": [{"type": "text", "text": mark}]}
-        text = render(self._request.vlm, [*self._messages[:-1], last, message])
+        text = render_chat(self._request.vlm, [*self._messages[:-1], last, message])
         return text.rpartition(mark)[2]
 
-    def _so_far(self, ids: Tensor, answer: list[int]) -> Tensor:
+    def _append_answer(self, ids: Tensor, answer: list[int]) -> Tensor:
         """Append an answer's tokens to the dialogue's ids (1, L), without the answer's end token, which the chat
         template writes in the next turn."""
         config: Any = self._request.vlm.model.generation_config
@@ -200,23 +200,23 @@ class Dialogue:
             length.
         """
         pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
-        question = Question("", pictures, _written(vlm, messages))
+        question = Question("", pictures, _render_dialogue(vlm, messages))
         try:
-            inputs = tensors(vlm, [question.text], [question])
+            inputs = model_inputs(vlm, [question.text], [question])
         except Exception:
-            check_accepted(vlm, question)  # raises a clearer error if the pictures are the cause
+            check_images(vlm, question)  # raises a clearer error if the pictures are the cause
             raise
-        for error in too_long(vlm, inputs, "Shorten it, or send fewer or smaller pictures.").values():
+        for error in prompt_errors(vlm, inputs, "Shorten it, or send fewer or smaller pictures.").values():
             raise error
         return cls(question, int(inputs["attention_mask"].sum()))
 
 
-def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
+def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     """Write a dialogue as text by the chat template. Raises InputError if the template rejects it or leaves out a
     text."""
     texts = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
     try:
-        text = render(vlm, messages)
+        text = render_chat(vlm, messages)
     except TemplateError as error:
         raise InputError(f"`messages` must be what the model's chat template takes, but it says: {error}.") from error
     whole = vlm.plain.restore(text)
@@ -226,7 +226,9 @@ def _written(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     return text
 
 
-def answer(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]) -> list[Description]:
+def answer_dialogues(
+    vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]
+) -> list[Description]:
     """Continue several dialogues as one batch. The answers equal those of `model.generate`.
 
     options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
@@ -238,8 +240,8 @@ def answer(vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[Desc
     drafter = as_drafter(vlm, given.pop("drafter", AUTO))
     decoding = DecodingOptions(drafter, **{name: given.pop(name) for name in DECODING if name in given})
     request = DescriptionRequest.of(vlm, decoding, given)
-    with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
+    with with_threads(threads, vlm.model), suggesting_options(DescribeOptions.__annotations__):
         stopwatch = Stopwatch(vlm.model.device)
         questions = [dialogue.question for dialogue in dialogues]
-        inputs: Mapping[str, Any] = tensors(vlm, [question.text for question in questions], questions)
+        inputs: Mapping[str, Any] = model_inputs(vlm, [question.text for question in questions], questions)
         return describe_batch(request, inputs, [question.pictures for question in questions], stopwatch.lap())

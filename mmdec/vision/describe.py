@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads, check_whole, naming_options, show
+from mmdec.checks.arguments import check_callable, check_threads, check_whole, show, suggesting_options
 from mmdec.checks.devices import PASSED_ON
 from mmdec.core.budget import Nodes
 from mmdec.core.statistics import DecodingStatistics
@@ -24,11 +24,11 @@ from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import RuleName
 from mmdec.drafters.registry import AUTO, auto_names, drafter_entry
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, DraftedBy
+from mmdec.generation.run import DecodingOptions, DrafterChoice
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm, load_vlm
 from mmdec.tasks import call
-from mmdec.tasks.call import MAX_BATCH, Batch, Part, System, as_drafter, as_loaded, beside
+from mmdec.tasks.call import MAX_BATCH, ArgumentKind, InputBatch, TaskLoader, as_drafter, as_loaded, find_drafter_folder
 from mmdec.tasks.confidence import check_min_confidence
 from mmdec.tasks.threads import with_threads
 from mmdec.vision.answer import Description, DescriptionRequest, OnRound, OnText, describe_batch
@@ -37,11 +37,11 @@ __all__ = ["DEFAULT_MODEL", "DescribeOptions", "available_drafters", "describe",
 
 PROMPT = "Describe this image."
 MAX_IMAGES = 256  # maximum number of images of one question
-VLM = System(
+VLM = TaskLoader(
     load_vlm,
     LoadedVlm,
-    Part(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText"),
-    Part(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
+    ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForImageTextToText"),
+    ArgumentKind(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
 )
 Model = str | os.PathLike[str] | PreTrainedModel | LoadedVlm
 Picture = ImageSource | os.PathLike[str]
@@ -78,7 +78,7 @@ def user_message(question: Question) -> Message:
     return {"role": "user", "content": content}
 
 
-def render(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
+def render_chat(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
     """Write a dialogue as text by the chat template, up to where the model continues. Special tokens in the messages
     are hidden: what `tensors` makes of them is text. Raises InputError if the template leaves out an image."""
     hidden = [_hidden(vlm, message) for message in messages]
@@ -98,7 +98,9 @@ def _hidden(vlm: LoadedVlm, message: Message) -> Message:
     return {**message, "content": content}
 
 
-def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True) -> dict[str, Any]:
+def model_inputs(
+    vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question], begins: bool = True
+) -> dict[str, Any]:
     """Make the inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
     texts: prompts written by `render`. questions: their images. begins: whether the texts begin a dialogue;
@@ -121,18 +123,18 @@ def tensors(vlm: LoadedVlm, texts: Sequence[str], questions: Sequence[Question],
     return dict(inputs.to(vlm.model.device, vlm.model.dtype))
 
 
-def too_long(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
+def prompt_errors(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
     """Return an error for each prompt that is longer than the model's maximum: row -> error. inputs: from `tensors`.
     remedy: last sentence of the message."""
     rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
-    return call.too_long(vlm.model, inputs, rule, remedy)
+    return call.length_errors(vlm.model, inputs, rule, remedy)
 
 
-def check_accepted(vlm: LoadedVlm, question: Question) -> None:
+def check_images(vlm: LoadedVlm, question: Question) -> None:
     """Raise InputError if the processor rejects a question's images, for example because their sides are too
     unequal."""
     try:
-        tensors(vlm, [render(vlm, [user_message(question)])], [question])
+        model_inputs(vlm, [render_chat(vlm, [user_message(question)])], [question])
     except PASSED_ON:
         raise
     except Exception as error:  # all exceptions, because processors raise errors of many types
@@ -149,7 +151,7 @@ class DescribeOptions(TypedDict, total=False, extra_items=Any):
 
     model: Model
     processor: ProcessorMixin | None
-    drafter: DraftedBy
+    drafter: DrafterChoice
     batch_size: int
     rule: RuleName | None
     num_speculative_tokens: Nodes
@@ -181,7 +183,7 @@ def describe(
     *,
     model: Model = DEFAULT_MODEL,
     processor: ProcessorMixin | None = None,
-    drafter: DraftedBy = AUTO,
+    drafter: DrafterChoice = AUTO,
     batch_size: int = 8,
     rule: RuleName | None = None,
     num_speculative_tokens: Nodes = None,
@@ -230,7 +232,7 @@ def describe(
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
     least = check_min_confidence(min_confidence)
-    batch = Batch(_questions(image, prompt), not isinstance(image, list), "images")
+    batch = InputBatch(_questions(image, prompt), not isinstance(image, list), "images")
     batch.check_listener("on_text", on_text, "a function of a piece of text", "Call `describe` for each of them.")
     check_callable("on_round", on_round, "a function of a round")
     vlm = as_loaded(VLM, model, processor, device, dtype)
@@ -240,9 +242,9 @@ def describe(
 
     def read(given: tuple[Any, object]) -> Question:
         question = read_question(*given)
-        return replace(question, text=render(vlm, [user_message(question)]))
+        return replace(question, text=render_chat(vlm, [user_message(question)]))
 
-    with with_threads(threads, vlm.model), naming_options(DescribeOptions.__annotations__):
+    with with_threads(threads, vlm.model), suggesting_options(DescribeOptions.__annotations__):
         questions = batch.read(read)
         descriptions = _in_batches(request, questions, batch_size, batch.errors)
         arguments = {index: question.argument for index, question in questions.items()}
@@ -318,14 +320,14 @@ def _tensors(
     """
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
-        inputs = tensors(vlm, [question.text for question in chosen], chosen)
+        inputs = model_inputs(vlm, [question.text for question in chosen], chosen)
     except MemoryError:
         raise
     except Exception as error:  # find out which question of the batch causes the error
         refused = dict[int, InputError]()
         for index in batch:
             try:
-                check_accepted(vlm, questions[index])
+                check_images(vlm, questions[index])
             except InputError as reason:
                 refused[index] = reason
         if not refused:
@@ -335,7 +337,7 @@ def _tensors(
             ) from error
     else:
         remedy = "Shorten it, or ask about fewer or smaller pictures."
-        refused = {batch[row]: error for row, error in too_long(vlm, inputs, remedy).items()}
+        refused = {batch[row]: error for row, error in prompt_errors(vlm, inputs, remedy).items()}
         if not refused:
             return inputs, batch
     errors |= refused
@@ -346,6 +348,6 @@ def _tensors(
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
     """List the drafters with weights that belong to this model: name -> description in one line. They are in the order
     in which "auto" prefers them."""
-    names = [name for name in auto_names() if beside(vlm, name) is not None]
+    names = [name for name in auto_names() if find_drafter_folder(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}

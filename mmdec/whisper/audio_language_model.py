@@ -21,10 +21,19 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.call import RESERVED, Usage, check_reserved, fitting, numbered, sets_length, too_long, with_length
+from mmdec.tasks.call import (
+    RESERVED,
+    Usage,
+    check_reserved,
+    length_errors,
+    load_speculation,
+    renumber_rounds,
+    sets_length,
+    with_length,
+)
 from mmdec.tasks.confidence import Calibration, confidence, evidence, read_calibrations
-from mmdec.whisper.batches import TRANSCRIPT, in_order, silent_transcripts, timings
-from mmdec.whisper.request import Spoken
+from mmdec.whisper.batches import TRANSCRIPT, ordered_reporter, silent_transcripts, timings
+from mmdec.whisper.request import TextOptions
 from mmdec.whisper.target import LANGUAGE_CODES
 from mmdec.whisper.transcript import Transcript
 
@@ -39,7 +48,7 @@ RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets 
     "position_ids": "",
     "streamer": "on_round",
 }
-WINDOWED = (  # options of `generate` for Whisper's decoding in windows
+WINDOW_OPTIONS = (  # options of `generate` for Whisper's decoding in windows
     "compression_ratio_threshold",
     "condition_on_prev_tokens",
     "logprob_threshold",
@@ -50,7 +59,7 @@ WINDOWED = (  # options of `generate` for Whisper's decoding in windows
 
 @final
 @dataclass(frozen=True)
-class ListeningRequest:
+class AudioLmRequest:
     """The options of one call of `transcribe` with an audio language model; they apply to all of its recordings."""
 
     heard: LoadedAudioLm  # the audio language model with its processor
@@ -68,8 +77,8 @@ class ListeningRequest:
         decoding: DecodingOptions,
         options: Mapping[str, Any],
         recordings: int,
-        spoken: Spoken,
-    ) -> ListeningRequest:
+        spoken: TextOptions,
+    ) -> AudioLmRequest:
         """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
         support.
 
@@ -81,7 +90,7 @@ class ListeningRequest:
         whisper = "Leave it out, or use a Whisper."
         for argument, value, plain in (
             ("timestamps", spoken.timestamps, None),
-            *((option, options.get(option), None) for option in WINDOWED),
+            *((option, options.get(option), None) for option in WINDOW_OPTIONS),
         ):
             if value is not plain:
                 raise InputError(f"`{argument}` must be None for {name}, but is {show(value)}. {whisper}")
@@ -103,7 +112,7 @@ class ListeningRequest:
         check_reserved(
             {key: value for key, value in options.items() if value is not None}, RESERVED_HERE, "mmdec.generate"
         )
-        speculation = fitting(decoding, heard.model, heard.checked)
+        speculation = load_speculation(decoding, heard.model, heard.checked)
         languages = _languages(heard, spoken.language, recordings)
         calibrations = read_calibrations(heard.directory)
         return cls(heard, speculation, options, prompt if prompt and prompt.strip() else None, languages, calibrations)
@@ -124,8 +133,8 @@ class ListeningRequest:
         return self.heard.inputs([*samples.values()], self.prompt, languages)
 
 
-def listen(
-    request: ListeningRequest,
+def transcribe_with_audio_lm(
+    request: AudioLmRequest,
     samples: Mapping[int, Tensor],
     batch_size: int,
     progress: Callable[[float, float], None] | None,
@@ -139,7 +148,7 @@ def listen(
         maximum length are added.
     """
     transcripts = silent_transcripts(request.languages, samples)
-    tell = in_order(samples, transcripts, on_transcript)
+    tell = ordered_reporter(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
     indices = [index for index in samples if index not in transcripts]
     for start in range(0, len(indices), batch_size):
@@ -154,19 +163,19 @@ def listen(
 
 
 def _batch(
-    request: ListeningRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
+    request: AudioLmRequest, samples: Mapping[int, Tensor], errors: dict[int, InputError]
 ) -> dict[int, Transcript]:
     heard, speculation, indices = request.heard, request.speculation, [*samples]
     stopwatch = Stopwatch(heard.model.device)
     inputs = request.inputs(samples)
     rule = "`audio` and `prompt` must take at most the model's {most} positions, the chat template included"
-    if long := too_long(heard.model, inputs, rule, "Cut the recording."):
+    if long := length_errors(heard.model, inputs, rule, "Cut the recording."):
         errors |= {indices[row]: error for row, error in long.items()}
         rest = {index: sound for index, sound in samples.items() if index not in errors}
         return _batch(request, rest, errors) if rest else {}
     features = stopwatch.lap()
     usage = [Usage() for _ in indices]
-    on_round = numbered(speculation.options.on_round, indices)
+    on_round = renumber_rounds(speculation.options.on_round, indices)
     drafts = speculation.drafter_for(heard.model) is not None
     options = with_length(request.options, heard.model)
     if "stop_strings" in options:
@@ -193,7 +202,7 @@ def _batch(
 
 
 def _transcript(
-    request: ListeningRequest, usage: Usage, samples: Tensor, features: float, rest: float, index: int
+    request: AudioLmRequest, usage: Usage, samples: Tensor, features: float, rest: float, index: int
 ) -> Transcript:
     processor, language = cast(Any, request.heard.processor), request.language(index)
     text: str = request.heard.tokenizer.decode(usage.tokens, skip_special_tokens=True).strip()
@@ -211,7 +220,9 @@ def _transcript(
         timings=timings(usage, features, rest),
         seconds=len(samples) / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
-        confidence=usage.limited(confidence(seen, request.calibrations, TRANSCRIPT), sets_length(request.options)),
+        confidence=usage.limit_confidence(
+            confidence(seen, request.calibrations, TRANSCRIPT), sets_length(request.options)
+        ),
         note=usage.note,
         finish_reason=usage.finish_reason,
         calibrated=TRANSCRIPT in request.calibrations,

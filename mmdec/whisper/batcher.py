@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar, final
 
 import torch
 
-from mmdec.core.timing import Stopwatch, handed_over
+from mmdec.core.timing import Stopwatch, wait_for_other_thread
 from mmdec.kernels.threads import own_threads, set_own_threads
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class _Dropped(BaseException):
 
 @final
 @dataclass(frozen=True)
-class _Wish:
+class _Request:
     """A computation that a job asks for. The job waits until another thread has computed it."""
 
     several: Several  # the computation: a list of inputs -> a list of results
@@ -69,7 +69,7 @@ class _Job(Generic[T]):
     `go_on`."""
 
     def __init__(self, function: Callable[[], T], current: threading.local) -> None:
-        self.wish: _Wish | None = None  # the computation that the job waits for; None: the job has ended
+        self.wish: _Request | None = None  # the computation that the job waits for; None: the job has ended
         # the result of that computation, if a second thread computes it; else None
         self.later: Future[tuple[Any, float]] | None = None
         self.result: T | None = None
@@ -100,7 +100,7 @@ class _Job(Generic[T]):
         self._mine.release()
         self._thread.join()
 
-    def wait(self, wish: _Wish) -> Any:
+    def wait(self, wish: _Request) -> Any:
         """Called in the job's thread: ask for a computation and wait. Returns its result, or raises its exception."""
 
         def wait() -> tuple[Any, float]:
@@ -111,7 +111,7 @@ class _Job(Generic[T]):
                 raise _Dropped
             return self._answer
 
-        answer = handed_over(wait)
+        answer = wait_for_other_thread(wait)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -129,7 +129,7 @@ class _Job(Generic[T]):
 
 
 @final
-class Together:
+class PassBatcher:
     """Runs jobs, for example one `generate` call for each recording. A job hands its computations over by `alone` and
     `pass_of`; the thread that called `run` computes them."""
 
@@ -137,20 +137,20 @@ class Together:
         """width: maximum number of jobs at a time."""
         self._width, self._current = width, threading.local()
 
-    def alone(self, function: Callable[[], T], apart: bool = False) -> T:
+    def run_alone(self, function: Callable[[], T], apart: bool = False) -> T:
         """Called by a job: let the thread that called `run` compute `function()`. Returns its result. apart: whether a
         further thread may compute it, at the same time as passes of other jobs."""
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
-            _Wish(lambda parts: [part() for part in parts], function, False, apart, inference)
+            _Request(lambda parts: [part() for part in parts], function, False, apart, inference)
         )
 
-    def pass_of(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
+    def run_in_shared_pass(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
         """Called by a job: take part in a pass that several jobs share. Returns this job's result.
 
         several: computes the pass: the jobs' inputs -> their results. part: this job's input.
         """
-        return self._current.job.wait(_Wish(several, part, True, False, torch.is_inference_mode_enabled()))
+        return self._current.job.wait(_Request(several, part, True, False, torch.is_inference_mode_enabled()))
 
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
         """Run each function as a job, at most `width` at a time. Yields (index of the function, result) as jobs end.
@@ -185,9 +185,9 @@ class Together:
                     continue
                 if not jobs:
                     return
-                if _collected(jobs.values(), other):
+                if _resume_finished(jobs.values(), other):
                     continue
-                if (taken := _not_begun(jobs.values())) is not None and taken.wish is not None:
+                if (taken := _reclaim_pending(jobs.values())) is not None and taken.wish is not None:
                     taken.later = None
                     taken.go_on(*taken.wish.answer())
                     _serve(taken, other)
@@ -211,7 +211,7 @@ class Together:
                 job.drop()
 
 
-def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
+def _resume_finished(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> bool:
     """Continue those jobs whose computations the second thread has finished. Returns whether there were such jobs."""
     done = [(job, job.later) for job in jobs if job.later is not None and job.later.done()]
     for job, later in done:
@@ -221,7 +221,7 @@ def _collected(jobs: Iterable[_Job[Any]], other: ThreadPoolExecutor | None) -> b
     return bool(done)
 
 
-def _not_begun(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
+def _reclaim_pending(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
     """If the other thread is busy, take back a job whose request that thread has not begun; None if there is no such
     job.
 

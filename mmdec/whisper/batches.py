@@ -25,28 +25,38 @@ from mmdec.core.timing import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.io.audio.live import Window, cut_at_pauses
-from mmdec.tasks.call import Usage, numbered
+from mmdec.io.audio.live import SpeechWindow, cut_at_pauses
+from mmdec.tasks.call import Usage, renumber_rounds
 from mmdec.tasks.confidence import confidence, evidence
-from mmdec.tasks.inputs import silent
-from mmdec.whisper.batcher import Together
-from mmdec.whisper.call import can_twin, compression
+from mmdec.tasks.inputs import describe_silence
+from mmdec.whisper.batcher import PassBatcher
+from mmdec.whisper.call import can_use_eager_copy, compression_ratio
 from mmdec.whisper.checkpoint import LoadedWhisper
-from mmdec.whisper.request import TranscriptionRequest, UsageMeter, first_time
-from mmdec.whisper.target import attention_restored, without_own_warnings
-from mmdec.whisper.transcript import UNSPACED, Segment, Transcript, agree, beginnings, moved, words
+from mmdec.whisper.request import TranscriptionRequest, UsageMeter, first_timestamp_token
+from mmdec.whisper.target import hide_generate_warnings, restore_attention
+from mmdec.whisper.transcript import (
+    UNSPACED,
+    Segment,
+    Transcript,
+    reconcile_times,
+    shift_segment,
+    word_beginnings,
+    words_from_tokens,
+)
 
 TRANSCRIPT = "transcript"  # the kind of decoding in confidence.json
-UNSURE = 0.7  # below this confidence, the transcript's note recommends a model of more languages or a larger one
+ADVICE_CONFIDENCE = (
+    0.7  # below this confidence, the transcript's note recommends a model of more languages or a larger one
+)
 MULTILINGUAL = "openai/whisper-base"  # the model that the note recommends
 Progress = Callable[[float, float], None]  # called with (seconds of audio done, seconds of audio in total)
-NOBODY = "without a voice"  # text of the note for a long recording in which no speech was found
+NO_SPEECH_NOTE = "without a voice"  # text of the note for a long recording in which no speech was found
 OnTranscript = Callable[[int, Transcript], None]
 Languages = str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedPiece:
     """The result and the cost of decoding one recording, or one piece of it."""
 
     segments: list[Segment]
@@ -57,7 +67,7 @@ class Decoded:
     rest: float  # seconds of decoding outside the stages that are measured
 
 
-def in_batches(
+def transcribe_in_batches(
     request: TranscriptionRequest,
     samples: Mapping[int, Tensor],
     batch_size: int,
@@ -70,7 +80,7 @@ def in_batches(
         called with each index and transcript, in order.
     """
     transcripts = silent_transcripts(request.languages, samples)
-    tell = in_order(samples, transcripts, on_transcript)
+    tell = ordered_reporter(samples, transcripts, on_transcript)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
     lengths = {index: len(recording) for index, recording in samples.items() if index not in transcripts}
     for indices in request.batches(lengths, batch_size):
@@ -85,7 +95,7 @@ def in_batches(
     return transcripts
 
 
-def in_pieces(
+def transcribe_in_pieces(
     request: TranscriptionRequest,
     samples: Mapping[int, Tensor],
     batch_size: int,
@@ -101,17 +111,19 @@ def in_pieces(
     transcripts = silent_transcripts(request.languages, samples)
     most = request.whisper.extractor.n_samples
     cuts = {
-        index: cut_at_pauses(recording, most) if request.is_long(len(recording)) else [Window(0, recording)]
+        index: cut_at_pauses(recording, most) if request.is_long(len(recording)) else [SpeechWindow(0, recording)]
         for index, recording in samples.items()
         if index not in transcripts
     }
     transcripts |= {
-        index: _nothing(request.languages, index, samples[index], NOBODY) for index, cut in cuts.items() if not cut
+        index: _empty_transcript(request.languages, index, samples[index], NO_SPEECH_NOTE)
+        for index, cut in cuts.items()
+        if not cut
     }
-    tell = in_order(samples, transcripts, on_transcript)
+    tell = ordered_reporter(samples, transcripts, on_transcript)
     pieces = [(index, window) for index, windows in cuts.items() for window in windows]
-    found, together = defaultdict[int, dict[int, Decoded]](dict), Together(batch_size)
-    jobs = (partial(_decoded, request, [index], [window.samples], None, together) for index, window in pieces)
+    found, together = defaultdict[int, dict[int, DecodedPiece]](dict), PassBatcher(batch_size)
+    jobs = (partial(_decode_batch, request, [index], [window.samples], None, together) for index, window in pieces)
     done, total = 0.0, sum(map(len, samples.values())) / SAMPLE_RATE
     tell()
     with _decoding(request):
@@ -119,7 +131,7 @@ def in_pieces(
             index, window = pieces[number]
             found[index][window.start] = decoded
             if len(found[index]) == len(cuts[index]):
-                whole = _joined(sorted(found.pop(index).items()), len(samples[index]))
+                whole = _join_pieces(sorted(found.pop(index).items()), len(samples[index]))
                 transcripts[index] = _transcript(request, whole)
                 tell()
             done += len(window.samples) / SAMPLE_RATE
@@ -130,7 +142,7 @@ def in_pieces(
     return transcripts
 
 
-def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
+def _join_pieces(parts: Sequence[tuple[int, DecodedPiece]], samples: int) -> DecodedPiece:
     """Join the decoded pieces of one recording. parts: (index of the first sample in the recording, decoded piece) for
     each. samples: the recording's number of samples."""
     if len(parts) == 1 and parts[0][1].samples == samples:
@@ -138,13 +150,13 @@ def _joined(parts: Sequence[tuple[int, Decoded]], samples: int) -> Decoded:
     usage = Usage()
     for _, part in parts:
         usage.add(part.usage)
-    segments = [moved(segment, start / SAMPLE_RATE) for start, part in parts for segment in part.segments]
+    segments = [shift_segment(segment, start / SAMPLE_RATE) for start, part in parts for segment in part.segments]
     longest = max((part for _, part in parts), key=lambda part: part.samples)
     features, rest = sum(part.features for _, part in parts), sum(part.rest for _, part in parts)
-    return Decoded(segments, longest.language, usage, samples, features, rest)
+    return DecodedPiece(segments, longest.language, usage, samples, features, rest)
 
 
-def in_order(
+def ordered_reporter(
     wanted: Mapping[int, Tensor], found: Mapping[int, Transcript], on_transcript: OnTranscript | None
 ) -> Callable[[], None]:
     """Return a function that passes new transcripts to the callback `on_transcript`, each once, in the order of the
@@ -165,11 +177,13 @@ def in_order(
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
     """Return an empty transcript for each silent recording: index -> transcript. languages: the argument `language` of
     the call. samples: index -> recording (T,)."""
-    levels = {index: silent(recording) for index, recording in samples.items()}
-    return {index: _nothing(languages, index, samples[index], level) for index, level in levels.items() if level}
+    levels = {index: describe_silence(recording) for index, recording in samples.items()}
+    return {
+        index: _empty_transcript(languages, index, samples[index], level) for index, level in levels.items() if level
+    }
 
 
-def _nothing(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
+def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: str) -> Transcript:
     """Make an empty transcript of a recording without speech, which is not decoded, because the model would invent
     words.
 
@@ -204,16 +218,16 @@ def transcribe_batch(
         total.
     """
     with _decoding(request):
-        return [_transcript(request, one) for one in _decoded(request, indices, recordings, on_window)]
+        return [_transcript(request, one) for one in _decode_batch(request, indices, recordings, on_window)]
 
 
-def _decoded(
+def _decode_batch(
     request: TranscriptionRequest,
     indices: Sequence[int],
     recordings: Sequence[Tensor],
     on_window: Callable[[Tensor], None] | None,
-    together: Together | None = None,
-) -> list[Decoded]:
+    together: PassBatcher | None = None,
+) -> list[DecodedPiece]:
     """Decode one batch of recordings (T,); the caller must hold the locks of `_decoding`.
 
     indices: index of each recording in the call. on_window: called before each window with (B, 2): frames done and
@@ -224,15 +238,15 @@ def _decoded(
     inputs = request.features(recordings)
     features = stopwatch.lap()
     speculation = request.speculation
-    listeners = (_of_caller(on_window), _of_caller(numbered(speculation.options.on_round, indices)))
+    listeners = (_wrap_callback(on_window), _wrap_callback(renumber_rounds(speculation.options.on_round, indices)))
     begins = None
     if request.timestamps == "word":
-        begins = partial(beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))
+        begins = partial(word_beginnings, decode=partial(request.whisper.tokenizer.decode, skip_special_tokens=True))
     meter = UsageMeter(model, speculation, len(recordings), *listeners, request.margin, begins, together)
     arguments = request.arguments(indices, request.is_long(len(recordings[0])))
     stopwatch.lap()
     meter.start()
-    output = _generated(request, meter, {**inputs, **arguments})
+    output = _generate(request, meter, {**inputs, **arguments})
     codes = _languages(request.whisper, meter.prompts)
     texts = [
         _segments(request, segments, code, len(samples) / SAMPLE_RATE)
@@ -242,18 +256,18 @@ def _decoded(
     rest = (stopwatch.lap() - counted) / len(recordings)
     samples_read = sum(map(len, recordings))
     return [
-        Decoded(segments, code, usage, len(samples), features * len(samples) / samples_read, rest)
+        DecodedPiece(segments, code, usage, len(samples), features * len(samples) / samples_read, rest)
         for segments, code, usage, samples in zip(texts, codes, meter.usage, recordings, strict=True)
     ]
 
 
-def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
+def _transcript(request: TranscriptionRequest, decoded: DecodedPiece) -> Transcript:
     """Make the transcript of a decoded recording, and compute its confidence."""
     whisper, usage = request.whisper, decoded.usage
     tokens = [token for segment in decoded.segments for token in segment.tokens]
     text: str = whisper.tokenizer.decode(tokens, skip_special_tokens=True).strip()
-    rate = _rate(tokens, first_time(whisper.model), decoded.samples)
-    seen = evidence(usage.logprobs) | {"rate": rate, "repeats": repeats(text)}
+    rate = _rate(tokens, first_timestamp_token(whisper.model), decoded.samples)
+    seen = evidence(usage.logprobs) | {"rate": rate, "repeats": log_compression_ratio(text)}
     sure = confidence(seen, request.calibrations, TRANSCRIPT)
     # without a calibration, repeated text would get a high confidence: it consists of probable tokens
     if TRANSCRIPT not in request.calibrations:
@@ -268,7 +282,7 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
         timings=timings(usage, decoded.features, decoded.rest),
         seconds=decoded.samples / SAMPLE_RATE,
         lossless=request.speculation.options.lossless,
-        confidence=usage.limited(sure, request.length_given),
+        confidence=usage.limit_confidence(sure, request.length_given),
         calibrated=TRANSCRIPT in request.calibrations,
         evidence=seen,
         windows=usage.prompts,
@@ -277,7 +291,7 @@ def _transcript(request: TranscriptionRequest, decoded: Decoded) -> Transcript:
     )
 
 
-def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
+def _generate(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
     """Call `generate` with these arguments, and `meter` as its decoding loop. Raises InputError for an option that
     `generate` rejects; exceptions of the caller's callbacks are passed on unchanged."""
     try:
@@ -297,7 +311,7 @@ def _generated(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapp
 def _advice(whisper: LoadedWhisper, sure: float) -> str:
     """Return a note on a transcript that a model of English alone is unsure of; else "". sure: the confidence."""
     english = not getattr(whisper.model.generation_config, "is_multilingual", True)
-    if not english or sure >= UNSURE:
+    if not english or sure >= ADVICE_CONFIDENCE:
         return ""
     name = whisper.directory.name if whisper.directory is not None else "this model"
     return f'{name} knows English alone and is unsure of this recording; model="{MULTILINGUAL}" knows other languages'
@@ -309,7 +323,7 @@ def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
-def repeats(text: str) -> float:
+def log_compression_ratio(text: str) -> float:
     """Compute the natural logarithm of a text's compression ratio by zlib, at least 0. It is high for a text that
     repeats itself. Models write such text where there is no speech.
 
@@ -318,7 +332,7 @@ def repeats(text: str) -> float:
         decoded again.
     """
     numbers = {sign: number % 256 for number, sign in enumerate(dict.fromkeys(text))}
-    return math.log(max(compression(bytes(map(numbers.__getitem__, text))), 1.0))
+    return math.log(max(compression_ratio(bytes(map(numbers.__getitem__, text))), 1.0))
 
 
 def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
@@ -337,7 +351,7 @@ def _segments(
     timed: transformers' segments, with times in seconds. seconds: duration of the recording. No segment ends after this
         time, although the model also reads the silence after the recording.
     """
-    tokenizer, first = request.whisper.tokenizer, first_time(request.whisper.model)
+    tokenizer, first = request.whisper.tokenizer, first_timestamp_token(request.whisper.model)
     special = set(tokenizer.all_special_ids)
     segments = []
     for segment in timed:
@@ -351,7 +365,7 @@ def _segments(
                 [min(round(second, 3), seconds) for second in each.tolist()] for each in (timed_tokens, ending)
             )
             text = [index for index, token in enumerate(tokens) if token < first and token not in special]
-            spoken = words(
+            spoken = words_from_tokens(
                 [tokens[index] for index in text],
                 [starts[index] for index in text],
                 [ends[index] for index in text],
@@ -359,7 +373,7 @@ def _segments(
                 language not in UNSPACED,
             )
         segments.append(Segment(start, end, tokenizer.decode(tokens, skip_special_tokens=True).strip(), tokens, spoken))
-    return agree(segments) if request.timestamps == "word" else segments
+    return reconcile_times(segments) if request.timestamps == "word" else segments
 
 
 def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
@@ -380,7 +394,7 @@ class _CallerError(Exception):
         self.own = own
 
 
-def _of_caller(function: Callable[..., None] | None) -> Callable[..., None] | None:
+def _wrap_callback(function: Callable[..., None] | None) -> Callable[..., None] | None:
     """Wrap a callback: an exception that it raises is raised as `_CallerError`. For None, return None."""
     if function is None:
         return None
@@ -409,7 +423,7 @@ def _decoding(request: TranscriptionRequest) -> Iterator[None]:
     """Context manager around a call of `generate`: holds the locks of the model and of the drafter's networks, and
     hides warnings."""
     model, words = request.whisper.model, request.timestamps == "word"
-    with _attention(model, words, request.speculation.networks), without_own_warnings():
+    with _attention(model, words, request.speculation.networks), hide_generate_warnings():
         yield
 
 
@@ -430,9 +444,9 @@ def _attention(
         return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array_wrap__ must accept", DeprecationWarning)
-        if can_twin(model):
+        if can_use_eager_copy(model):
             with reading(model, *others):
                 yield
             return
-        with reading(*others, writing=[model]), attention_restored(model):
+        with reading(*others, writing=[model]), restore_attention(model):
             yield

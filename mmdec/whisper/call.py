@@ -27,12 +27,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperEncoderLayer
 
 from mmdec.core.timing import Stopwatch
-from mmdec.kernels.onednn import attention, linear, takes
-from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear, shallow
-from mmdec.whisper.batcher import Together
+from mmdec.kernels.onednn import attention, is_usable, linear
+from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear, shallow_copy
+from mmdec.whisper.batcher import PassBatcher
 
 FRAMES = 100  # mel frames per second of audio
-STEP = FRAMES  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
+CONTEXT_STEP_FRAMES = FRAMES  # the encoder reads multiples of this number of frames (1 s), so that few shapes occur
 TOKENS_A_SECOND, TOKENS_MORE = 12, 24  # a text with more than 12 tokens a second, plus 24, cannot be speech
 COMPRESSIBLE = 1.35  # maximum compression ratio of the token ids as bytes, Whisper's threshold; above it, text repeats
 SOUND = "sound"  # attribute of the encoder's output that holds the features which the encoder has read
@@ -66,7 +66,7 @@ def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate
     return {"input_features": torch.cat([heard, silence], -1), "attention_mask": real.to(mask.dtype)}
 
 
-def can_twin(model: WhisperForConditionalGeneration) -> bool:
+def can_use_eager_copy(model: WhisperForConditionalGeneration) -> bool:
     """Return whether a copy of this model's decoder may use another attention implementation than the model itself.
 
     The copy may not if a module's `forward` was replaced, because the new function reads the settings of the original
@@ -75,14 +75,14 @@ def can_twin(model: WhisperForConditionalGeneration) -> bool:
     return not any("forward" in vars(module) for module in model.model.decoder.modules())
 
 
-def eager_twin(decoder: nn.Module) -> nn.Module:
+def eager_copy(decoder: nn.Module) -> nn.Module:
     """Return a copy of a decoder that shares its weights and hooks, but computes attention by transformers' "eager"
     code, which returns attention maps."""
     config: Any = copy.copy(decoder.config)
     config._attn_implementation = "eager"
 
     def twin(module: nn.Module) -> nn.Module:
-        same = shallow(module)
+        same = shallow_copy(module)
         if "config" in vars(same):
             same.config = config
         same._modules = {name: child and twin(child) for name, child in module._modules.items()}
@@ -91,13 +91,13 @@ def eager_twin(decoder: nn.Module) -> nn.Module:
     return twin(decoder)
 
 
-def encoding_once(
+def with_caching_encoder(
     model: WhisperForConditionalGeneration,
     on_pass: Callable[[Tensor, float], None],
     own_config: bool = True,
     margin: float | None = None,
-    together: Together | None = None,
-) -> tuple[WhisperForConditionalGeneration, RememberingEncoder]:
+    together: PassBatcher | None = None,
+) -> tuple[WhisperForConditionalGeneration, CachingEncoder]:
     """Make a copy of the model for one `generate` call, whose encoder stores the states of the last windows.
 
     `generate` encodes each window several times: for its text, to detect the language, to recognise silence, and at
@@ -112,10 +112,10 @@ def encoding_once(
     together: computes the encoder's passes in another thread; None: they are computed in this thread.
     Returns: the copy, and the object that replaces its encoder's `forward`.
     """
-    outer, inner, encoder = shallow(model), shallow(model.model), shallow(model.model.encoder)
+    outer, inner, encoder = shallow_copy(model), shallow_copy(model.model), shallow_copy(model.model.encoder)
     for name in HOOK_TABLES:
         vars(encoder)[name] = OrderedDict()  # the copy gets no hooks: it calls the original encoder, which has them
-    remembering = RememberingEncoder(model.model.encoder, on_pass, margin, together)
+    remembering = CachingEncoder(model.model.encoder, on_pass, margin, together)
     vars(encoder)["forward"] = remembering
     inner._modules["encoder"] = encoder
     outer._modules["model"] = inner
@@ -125,7 +125,7 @@ def encoding_once(
 
 
 @final
-class RememberingEncoder:
+class CachingEncoder:
     """Replaces the `forward` of an encoder, and stores the features and states of the last windows. If all rows equal
     stored windows, it returns their states without running the encoder."""
 
@@ -134,7 +134,7 @@ class RememberingEncoder:
         encoder: nn.Module,
         on_pass: Callable[[Tensor, float], None],
         margin: float | None,
-        together: Together | None = None,
+        together: PassBatcher | None = None,
     ) -> None:
         """on_pass: called with features (B, mels, T) and seconds of each call. margin: a single window is encoded up to
         this many seconds after its sound; None: to its end. together: computes passes in another thread; None: not
@@ -142,7 +142,7 @@ class RememberingEncoder:
         self._on_pass, self._together = on_pass, together
         own = not can_shorten(encoder)
         self._margin = None if own else margin
-        self._encoder, self._quick = encoder, None if own else shallow(encoder)  # the copy keeps the hooks
+        self._encoder, self._quick = encoder, None if own else shallow_copy(encoder)  # the copy keeps the hooks
         if self._quick is not None:
             vars(self._quick)["forward"] = self._read
         self._last: Tensor | None = None  # features (B, mels, T) of the last windows
@@ -154,9 +154,9 @@ class RememberingEncoder:
         if rows is None:
             stopwatch = Stopwatch(input_features.device)
             options |= {"output_attentions": False, "return_dict": True}
-            encode = partial(self._encoded, input_features, attention_mask, options)
+            encode = partial(self._encode, input_features, attention_mask, options)
             apart = input_features.device.type == "cpu"
-            encoded = encode() if self._together is None else self._together.alone(encode, apart)
+            encoded = encode() if self._together is None else self._together.run_alone(encode, apart)
             self._last, self._states = input_features, cast(Tensor, encoded.last_hidden_state)
             self._on_pass(input_features, stopwatch.lap())
         else:
@@ -183,14 +183,14 @@ class RememberingEncoder:
         finally:
             self._margin = margin
 
-    def _encoded(self, features: Tensor, attention_mask: Any, options: dict[str, Any]) -> BaseModelOutput:
+    def _encode(self, features: Tensor, attention_mask: Any, options: dict[str, Any]) -> BaseModelOutput:
         if self._margin is not None and len(features) == 1:
             frames = context_frames(features, self._margin)
             if frames < features.shape[-1]:
                 return BaseModelOutput(last_hidden_state=encode(self._encoder, features, frames))
         config: Any = self._encoder.config
         whole = features.shape[-1] == 2 * config.max_source_positions
-        if self._quick is not None and whole and takes(features) and not options.get("output_hidden_states"):
+        if self._quick is not None and whole and is_usable(features) and not options.get("output_hidden_states"):
             return self._quick(features, attention_mask=attention_mask, **options)
         return self._encoder(features, attention_mask=attention_mask, **options)
 
@@ -223,7 +223,7 @@ def context_frames(features: Tensor, margin: float) -> int:
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
     heard = int(sounds[-1]) + 1 if len(sounds) else 0
-    return min(math.ceil((heard + margin * FRAMES) / STEP) * STEP, features.shape[-1])
+    return min(math.ceil((heard + margin * FRAMES) / CONTEXT_STEP_FRAMES) * CONTEXT_STEP_FRAMES, features.shape[-1])
 
 
 def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
@@ -246,10 +246,10 @@ def encode(encoder: Any, features: Tensor, frames: int) -> Tensor:
 
 def _stock(layer: nn.Module) -> bool:
     """Return whether a layer is transformers' own, without hooks, and uses "sdpa" attention."""
-    if type(layer) is not WhisperEncoderLayer or layer.training or hooked(layer):
+    if type(layer) is not WhisperEncoderLayer or layer.training or has_hooks(layer):
         return False
     own: Any = layer.self_attn
-    if type(own) is not WhisperAttention or hooked(own):
+    if type(own) is not WhisperAttention or has_hooks(own):
         return False
     settings: Any = own.config
     return settings._attn_implementation == "sdpa"
@@ -278,21 +278,21 @@ def can_shorten(encoder: nn.Module) -> bool:
     return not any("forward" in vars(module) for module in encoder.modules())
 
 
-def runs_away(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
+def is_runaway(tokens: Sequence[int], seconds: float, vocab_size: int) -> bool:
     """Return whether a text has too many tokens for `seconds` of sound, or repeats itself, which shows in its
     compression ratio."""
     if len(tokens) > TOKENS_A_SECOND * seconds + TOKENS_MORE:
         return True
     size = int(math.log2(vocab_size) / 8) + 1
-    return compression(b"".join(token.to_bytes(size, "little") for token in tokens)) > COMPRESSIBLE
+    return compression_ratio(b"".join(token.to_bytes(size, "little") for token in tokens)) > COMPRESSIBLE
 
 
-def compression(content: bytes) -> float:
+def compression_ratio(content: bytes) -> float:
     """Return the ratio of the sizes before and after zlib: high for a text that repeats itself, 0 for an empty text."""
     return len(content) / len(zlib.compress(content))
 
 
-def ends(tokens: Sequence[int], config: Any) -> bool:
+def has_end_token(tokens: Sequence[int], config: Any) -> bool:
     """Return whether a text ends with an end-of-text token. If not, it was cut off at the maximum length."""
     end = config.eos_token_id
     return bool(tokens) and tokens[-1] in (end if isinstance(end, (list, tuple)) else [end])

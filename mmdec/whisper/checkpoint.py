@@ -20,33 +20,33 @@ from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalG
 from mmdec.checks.arguments import did_you_mean, show
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import (
+    build_with_weights,
     check_counts,
     check_extractor,
     check_generation,
-    damaged,
-    fill,
     lies_inside,
     read_settings,
     read_weights,
-    shards,
+    report_damage,
+    weight_files,
 )
 from mmdec.drafters.medusa.checkpoint import WEIGHTS
 from mmdec.drafters.registry import auto_names, drafter_names
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, drafter_folder, find, kind, path_text, version
+from mmdec.hub.find import LoadedModels, drafter_folder, find_model, model_kind, path_text, path_version
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.nn.int8 import quantise_linears
 from mmdec.pretrained.drafters import load_drafter
-from mmdec.pretrained.language_model import GENERATION, read_network
+from mmdec.pretrained.language_model import GENERATION_FILE, read_network
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.types import Drafter
 from mmdec.whisper.encoder import WhisperEncoder, WhisperEncoderConfig
 
 DEFAULT_MODEL = "whisper-tiny.en"
-KIND = "whisper"  # transformers' model_type
-HEADS = "medusa"
-FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors")
-FILES += tuple(f"{name}/*.safetensors" for name in auto_names(speech=True))  # drafters in the model's folder
+WHISPER_KIND = "whisper"  # transformers' model_type
+MEDUSA = "medusa"
+WHISPER_FILES = ("*.json", "*.txt", "*.md", "model.safetensors", "model-*.safetensors")
+WHISPER_FILES += tuple(f"{name}/*.safetensors" for name in auto_names(speech=True))  # drafters in the model's folder
 
 
 @final
@@ -105,22 +105,22 @@ class LoadedWhisper:
     def read_drafter(self, folder: Path) -> Drafter:
         """Load the drafter in a folder, on the model's device and in its precision. It is loaded once, and again if its
         files have changed. Raises InputError if the folder holds no drafter that fits the model."""
-        return self._drafters.get(version(folder), lambda: load_drafter(folder, self.model, "drafter"))
+        return self._drafters.get(path_version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
         """Load Medusa heads as a drafter. directory: the heads' folder; None: the subfolder `medusa` of the model's
         folder. Raises InputError if there are none."""
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
-            folder = Path(path_text(directory, "drafter", f"'{HEADS}', {others}, a directory"))
+            folder = Path(path_text(directory, "drafter", f"'{MEDUSA}', {others}, a directory"))
             if not folder.is_dir():
                 raise InputError(
-                    f"`drafter` must be '{HEADS}', {others}, a directory with heads, an object or None, but is "
+                    f"`drafter` must be '{MEDUSA}', {others}, a directory with heads, an object or None, but is "
                     f"{show(str(directory))}, and no such directory exists. Choose one."
-                    f"{did_you_mean(str(directory), (HEADS, *drafter_names()))}"
+                    f"{did_you_mean(str(directory), (MEDUSA, *drafter_names()))}"
                 )
         else:
-            folder = self.directory and self.directory / HEADS
+            folder = self.directory and self.directory / MEDUSA
         if directory is None and folder and self.directory and not lies_inside(folder / WEIGHTS, self.directory):
             raise InputError(
                 f"`model` must hold its heads in its own folder, but '{folder}' leads outside. Give the heads' own "
@@ -130,7 +130,7 @@ class LoadedWhisper:
             where = f"'{folder}' has none" if folder is not None else "it was loaded by its user"
             raise InputError(
                 f"`drafter` must be {others}, an object or None for a `model` without Medusa heads, but is "
-                f"'{directory or HEADS}', and {where}. Train heads, or convert published ones with `mmdec convert "
+                f"'{directory or MEDUSA}', and {where}. Train heads, or convert published ones with `mmdec convert "
                 "medusa IN OUT`, and give their directory."
             )
         return self.read_drafter(folder)
@@ -166,16 +166,16 @@ def load_whisper(
         the weights; torch.int8 (only on a CPU): linear layers compute in 8 bits (`mmdec.nn.int8.quantise_linears`).
     Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
-    directory = find(model, KIND, FILES)
+    directory = find_model(model, WHISPER_KIND, WHISPER_FILES)
     _check(directory, os.fspath(model))
     checked = check_device(device)
-    key = (version(directory), version(directory.resolve() / HEADS), str(checked), str(dtype))
+    key = (path_version(directory), path_version(directory.resolve() / MEDUSA), str(checked), str(dtype))
     return _whispers.get(key, lambda: _read(directory, checked, dtype))
 
 
 def _check(directory: Path, name: str) -> None:
-    system = kind(directory)
-    if system != KIND:
+    system = model_kind(directory)
+    if system != WHISPER_KIND:
         remedy = "Call `mmdec.translate_speech` for it." if system == "daspeech" else "Name another model."
         raise InputError(f"`model` must be a Whisper, but '{name}' is {system or 'no model'!r}. {remedy}")
 
@@ -184,8 +184,10 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
     """Load the Whisper in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
     directory."""
     model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper")
-    if not (directory / GENERATION).is_file():  # older folders have the generation settings in the model's config.json
-        with damaged(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
+    if not (
+        directory / GENERATION_FILE
+    ).is_file():  # older folders have the generation settings in the model's config.json
+        with report_damage(f"`model` must be a whole Whisper, but '{directory}' is damaged or of another version"):
             settings = read_settings(directory / "config.json")
             model.generation_config = GenerationConfig.from_model_config(cast(Any, settings))
             check_generation(model.generation_config, model.config, directory)
@@ -195,14 +197,16 @@ def read_model(directory: Path) -> WhisperForConditionalGeneration:
 def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedWhisper:
     model = read_model(directory)
     check_extractor(directory)
-    with damaged(f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"):
+    with report_damage(
+        f"`model` must have a whole tokenizer and feature extractor, but those in '{directory}' are damaged"
+    ):
         processor = WhisperProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if dtype == torch.int8:
         model.to(device)  # type: ignore[arg-type] # transformers declares a str
         quantise_linears(model)
     else:
         # transformers raises an error here if bitsandbytes has quantised the weights
-        with damaged(f"`model` must have weights in floating point, but those in '{directory}' are quantised"):
+        with report_damage(f"`model` must have weights in floating point, but those in '{directory}' are quantised"):
             cast(Any, model).to(device, dtype)
     return LoadedWhisper(model, processor, directory)
 
@@ -215,9 +219,11 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
 
     Raises: InputError if there is no such model, or its files are damaged.
     """
-    folder: Path = find(model, KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json"))
+    folder: Path = find_model(
+        model, WHISPER_KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json")
+    )
     settings = read_settings(folder / "config.json")
-    if settings.get("model_type") != KIND:
+    if settings.get("model_type") != WHISPER_KIND:
         raise InputError(
             f"`model` must be a Whisper, but '{os.fspath(model)}' is {settings.get('model_type')!r:.60}. Name another."
         )
@@ -225,7 +231,7 @@ def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
         config = WhisperEncoderConfig.of(settings)
     except KeyError as error:
         raise InputError(f"`model` must name its sizes, but '{folder}' lacks {error}. Fetch it again.") from None
-    weights = read_weights(shards(folder, prefixes=(PREFIX,)), prefixes=(PREFIX,))
+    weights = read_weights(weight_files(folder, prefixes=(PREFIX,)), prefixes=(PREFIX,))
     check_counts(settings, weights)
     state = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
-    return fill(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)
+    return build_with_weights(lambda: WhisperEncoder(config), state, "model", folder).eval().requires_grad_(False)

@@ -22,17 +22,21 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoder, WhisperDecoderLayer
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels import onednn
 from mmdec.kernels.half import HalfWeights
 from mmdec.nn.int8 import Int8Linear
-from mmdec.targets.hf_target import HOOK_TABLES, hooked, plain_linear
-from mmdec.whisper.vocabulary import copies_of
+from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear
+from mmdec.whisper.vocabulary import half_precision_copies
 
-LARGE = 2**17  # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `FEW` holds
-FEW = 6  # for up to this many queries on a CPU, cross-attention computes keys x queries, which is faster
+MIN_ONEDNN_ELEMENTS = (
+    2**17
+)  # minimum elements of a weight that oneDNN multiplies on a CPU, and of keys for which `FEW` holds
+MAX_TRANSPOSED_QUERIES = (
+    6  # for up to this many queries on a CPU, cross-attention computes keys x queries, which is faster
+)
 Map = Callable[[Tensor], Tensor]
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head size)
+KeysValues = tuple[Tensor, Tensor]  # keys and values, each (B, heads, tokens, head size)
 
 
 @final
@@ -49,15 +53,15 @@ class FastDecoder(nn.Module):
         super().__init__()
         # in a tuple, so that torch does not register the embeddings as submodules of this module
         self.embeddings: tuple[Any, Any] = (decoder.embed_tokens, decoder.embed_positions)
-        self.copies = copies_of(decoder)
-        halves = self.copies.made(partial(_halves, decoder)) or [{}] * len(decoder.layers)
+        self.copies = half_precision_copies(decoder)
+        halves = self.copies.get(partial(_halves, decoder)) or [{}] * len(decoder.layers)
         self.layers_of = [_Layer(layer, half) for layer, half in zip(decoder.layers, halves, strict=True)]
         self.norm = _direct(decoder.layer_norm)
         for name in HOOK_TABLES:
             self.__dict__[name] = decoder.__dict__[name]
 
     @staticmethod
-    def fits(decoder: nn.Module) -> bool:
+    def can_replace(decoder: nn.Module) -> bool:
         """Return whether the decoder can be replaced: its layers are transformers' own, without hooks, and use
         "sdpa"."""
         if type(decoder) is not WhisperDecoder or decoder.training:
@@ -71,7 +75,7 @@ class FastDecoder(nn.Module):
         stock = all(type(part) is WhisperAttention for part in attentions)
         return stock and all(map(_bare, (decoder, *layers, *attentions)))
 
-    def remember(self, states: Tensor, cache: EncoderDecoderCache) -> None:
+    def store_encoder_states(self, states: Tensor, cache: EncoderDecoderCache) -> None:
         """Compute keys and values of the encoder's states (B, S, H), and store them in an empty cache.
 
         This saves time, because transformers' pass would copy keys and values once more (30 MB for the shipped
@@ -100,12 +104,12 @@ class FastDecoder(nn.Module):
         input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden. given:
             transformers' other arguments.
         """
-        cache: EncoderDecoderCache = given[CACHE]
-        states = self.together([Piece(input_ids, position_ids, attention_mask, cache)])
-        named: Any = {CACHE: cache}
+        cache: EncoderDecoderCache = given[CACHE_ARGUMENT]
+        states = self.run_shares([PassShare(input_ids, position_ids, attention_mask, cache)])
+        named: Any = {CACHE_ARGUMENT: cache}
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **named)
 
-    def together(self, pieces: Sequence[Piece]) -> Tensor:
+    def run_shares(self, pieces: Sequence[PassShare]) -> Tensor:
         """Run the decoder over drafts of several recordings. Returns their joined hidden states (B, sum of all N, H).
 
         Each draft attends to the cache of its recording. All else is computed for all tokens at once, so that weights
@@ -121,7 +125,7 @@ class FastDecoder(nn.Module):
 
 @final
 @dataclass(frozen=True)
-class Piece:
+class PassShare:
     """One recording's share of a common pass: its draft, and the cache that the draft attends to."""
 
     ids: Tensor  # (B, N), the draft's tokens
@@ -129,13 +133,13 @@ class Piece:
     mask: Tensor | None  # (B, 1, N, S + N), additive; None: nothing is hidden
     cache: EncoderDecoderCache
 
-    def own(self, index: int, keys: Tensor, values: Tensor) -> Pair:
+    def own(self, index: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Append the keys and values (B, heads, N, D) of this draft to the cache of decoder layer `index`. Returns the
         keys and values of all tokens."""
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)
 
-    def memory(self, index: int) -> Pair:
+    def memory(self, index: int) -> KeysValues:
         """Return layer `index`'s keys and values of the encoder's states, which cross-attention reads."""
         layer: Any = self.cache.cross_attention_cache.layers[index]
         return layer.keys, layer.values
@@ -154,7 +158,7 @@ class _Layer:
         self.widen, self.narrow = (half.get(name, _direct(getattr(layer, name))) for name in ("fc1", "fc2"))
         self.norm, self.activation = _direct(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
-    def __call__(self, x: Tensor, index: int, pieces: Sequence[Piece]) -> Tensor:
+    def __call__(self, x: Tensor, index: int, pieces: Sequence[PassShare]) -> Tensor:
         """Run the layer over x (B, N, H), the concatenated tokens of all pieces. index: the layer's index."""
         sizes = [piece.ids.shape[1] for piece in pieces]
         queries, *news = self.own.trio(self.own_norm(x))
@@ -180,7 +184,7 @@ class _Attention:
         self.mixed: Map | None = None
 
     def __call__(
-        self, queries: Tensor, pairs: Sequence[Pair], masks: Sequence[Tensor | None], sizes: Sequence[int]
+        self, queries: Tensor, pairs: Sequence[KeysValues], masks: Sequence[Tensor | None], sizes: Sequence[int]
     ) -> Tensor:
         each = zip((queries * self.scaling).split(sizes, 2), pairs, masks, strict=True)
         outs = [self.attend(own, *pair, mask) for own, pair, mask in each]
@@ -193,7 +197,7 @@ class _Attention:
             return self.heads(self.query(x)), *self.pair(x)
         return self.mixed(x).unflatten(2, (3, -1, self.size)).permute(2, 0, 3, 1, 4).unbind()
 
-    def pair(self, x: Tensor) -> Pair:
+    def pair(self, x: Tensor) -> KeysValues:
         return self.heads(self.keys(x)), self.heads(self.values(x))
 
     def heads(self, x: Tensor) -> Tensor:
@@ -226,7 +230,7 @@ def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) 
 
     queries: (B, heads, N, D). keys, values: (B, heads, S, D).
     """
-    if queries.shape[2] > FEW or keys.numel() < LARGE or queries.device.type != "cpu":
+    if queries.shape[2] > MAX_TRANSPOSED_QUERIES or keys.numel() < MIN_ONEDNN_ELEMENTS or queries.device.type != "cpu":
         return _stock(queries, keys, values, mask)
     scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
     return torch.matmul(scores.softmax(3), values)
@@ -240,7 +244,7 @@ def _direct(module: Any, many: bool = False) -> Map:
     """Return a function that computes what a torch module without hooks does, without the overhead of its `__call__`.
     Other modules are returned unchanged. many: whether the function is called with many positions at once."""
     if plain_linear(module):
-        large = (many or module.weight.numel() >= LARGE) and module.weight.device.type == "cpu"
+        large = (many or module.weight.numel() >= MIN_ONEDNN_ELEMENTS) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
     if type(module) is Int8Linear and _bare(module):
         return module.forward
@@ -252,7 +256,7 @@ def _direct(module: Any, many: bool = False) -> Map:
 
 def _bare(module: nn.Module) -> bool:
     """Return whether a module has no hooks and no replaced `forward`."""
-    return "forward" not in vars(module) if type(module) is WhisperDecoder else not hooked(module)
+    return "forward" not in vars(module) if type(module) is WhisperDecoder else not has_hooks(module)
 
 
 def decoder_of_layers(model: WhisperForConditionalGeneration, layers: Sequence[int]) -> WhisperForCausalLM:

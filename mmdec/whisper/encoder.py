@@ -25,7 +25,7 @@ from mmdec.kernels.onednn import attention, linear
 from mmdec.nn.conformer import lengths_to_mask
 
 HOP, WINDOW = 160, 400  # in samples: hop and window of the features' frames
-STEP = 2 * HOP  # in samples: distance of two encoder states; each state covers two frames
+STATE_SAMPLES = 2 * HOP  # in samples: distance of two encoder states; each state covers two frames
 MARGIN = 1.0  # seconds of silence that are added after a recording
 TAIL = 0.2  # seconds of this silence whose states a CTC head reads
 
@@ -172,15 +172,17 @@ def sound_features(
     Returns: features (B, mels, F); frames (B,), numbers of frames; states (B,), numbers of encoder states that belong
         to each recording.
     """
-    most = config.positions * STEP
+    most = config.positions * STATE_SAMPLES
 
     def size(sound: Tensor, behind: float) -> int:
-        return min(-(-(len(sound) + round(behind * SAMPLE_RATE)) // STEP) * STEP, most)
+        return min(-(-(len(sound) + round(behind * SAMPLE_RATE)) // STATE_SAMPLES) * STATE_SAMPLES, most)
 
     padded = [F.pad(sound[:most], (0, max(size(sound, margin) - len(sound), 0))) for sound in sounds]
     device = padded[0].device
     frames = torch.tensor([len(sound) // HOP for sound in padded], device=device)
-    wanted = torch.tensor([size(sound, margin if tail is None else tail) // STEP for sound in sounds], device=device)
+    wanted = torch.tensor(
+        [size(sound, margin if tail is None else tail) // STATE_SAMPLES for sound in sounds], device=device
+    )
     rows = [whisper_mel(sound[None], config.mels)[0] for sound in padded]
     longest = max(row.shape[-1] for row in rows)
     return torch.stack([F.pad(row, (0, longest - row.shape[-1])) for row in rows]), frames, wanted

@@ -18,43 +18,43 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_choice, check_threads, naming_options, show
+from mmdec.checks.arguments import check_choice, check_threads, show, suggesting_options
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import RuleName
 from mmdec.drafters.last_hypothesis import LastHypothesis
 from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
-from mmdec.generation.run import DecodingOptions, DraftedBy, Speculation
+from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
-from mmdec.io.audio.damage import Loss
+from mmdec.io.audio.damage import AudioLoss
 from mmdec.io.audio.live import (
     BYTES,
     PipedSound,
+    SpeechWindow,
     SpeechWindows,
     StreamResampler,
-    Window,
+    decode_samples,
     is_wav,
     looks_like_a_file,
-    pieces,
-    samples,
+    stream_pieces,
     wav_stream,
 )
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.call import as_loaded, fitting
-from mmdec.tasks.inputs import channels_of, whole_rate, with_note
+from mmdec.tasks.call import as_loaded, load_speculation
+from mmdec.tasks.inputs import integer_rate, split_channels, with_note
 from mmdec.tasks.threads import with_threads
-from mmdec.whisper.batches import in_batches
+from mmdec.whisper.batches import transcribe_in_batches
 from mmdec.whisper.checkpoint import DEFAULT_MODEL
-from mmdec.whisper.request import Spoken, Timestamps, TranscriptionRequest, first_time
+from mmdec.whisper.request import TextOptions, Timestamps, TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.transcribe import WHISPER, Model, as_drafter
-from mmdec.whisper.transcript import Segment, Transcript, moved
+from mmdec.whisper.transcript import Segment, Transcript, shift_segment
 
 HEAD = 12  # number of bytes read first from a pipe; they show whether it is a sound file or samples without a header
 # for provisional text: seconds of silence that the encoder reads after the audio, see docs/reference/whisper.md
 MARGIN = 5.0
-CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
-TEXTS = 3  # number of the window's previous texts that are kept for drafts
-TIMES = 50  # number of timestamp tokens per second of audio
+MAX_DRAFT_CHAIN = 31  # maximum number of drafted tokens in a round, from the window's previous text
+MAX_PREVIOUS_TEXTS = 3  # number of the window's previous texts that are kept for drafts
+TIMESTAMPS_PER_SECOND = 50  # number of timestamp tokens per second of audio
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # in seconds: minimum and maximum of the argument `pause`
 LOUDEST = 8.0  # maximum absolute sample value, 1 is full scale; larger samples are rejected
 Chunk = np.ndarray | Tensor | bytes
@@ -83,7 +83,7 @@ class StreamUpdate:
     def segments(self) -> list[Segment]:
         """Return the window's segments and words, with times relative to the beginning of the stream; empty unless
         timestamps were requested."""
-        return [moved(segment, self.start) for segment in self.transcript.segments]
+        return [shift_segment(segment, self.start) for segment in self.transcript.segments]
 
 
 class StreamOptions(TypedDict, total=False, extra_items=Any):
@@ -95,7 +95,7 @@ class StreamOptions(TypedDict, total=False, extra_items=Any):
     pause: float
     model: Model
     processor: Any
-    drafter: DraftedBy
+    drafter: DrafterChoice
     timestamps: Timestamps
     language: str | None
     task: str | None
@@ -146,7 +146,7 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
 
 @final
 @dataclass(frozen=True)
-class StreamedSound:
+class StreamAudioOptions:
     """The audio options of `transcribe_stream`.
 
     sample_rate: in Hz. encoding: format of bytes, such as "s16". every: seconds of new audio between two provisional
@@ -160,14 +160,14 @@ class StreamedSound:
     pause: float = 1.0
 
     def __post_init__(self) -> None:
-        check_rate(whole_rate(self.sample_rate))
+        check_rate(integer_rate(self.sample_rate))
         check_choice("encoding", self.encoding, tuple(BYTES), "s16 is the usual one.")
         if self.every is not None:
             _check_seconds("every", self.every, 0.1, 30.0)
         _check_seconds("pause", self.pause, SHORTEST_PAUSE, LONGEST_PAUSE)
 
 
-def _take(kind: type[Taken], options: dict[str, Any]) -> Taken:
+def _pop_options(kind: type[Taken], options: dict[str, Any]) -> Taken:
     """Make an object of the dataclass `kind` from those options that are its fields. These options are removed from
     `options`."""
     return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
@@ -181,7 +181,7 @@ class LiveTranscriber:
     def __init__(self, **options: Unpack[StreamOptions]) -> None:
         """Load the model. options: those of `transcribe_stream`. Raises InputError if an option is rejected."""
         left = dict[str, Any](options)
-        sound, spoken = _take(StreamedSound, left), _take(Spoken, left)
+        sound, spoken = _pop_options(StreamAudioOptions, left), _pop_options(TextOptions, left)
         threads = left.pop("threads", None)
         check_threads(threads)
         device, dtype = left.pop("device", None), left.pop("dtype", None)
@@ -195,7 +195,7 @@ class LiveTranscriber:
         drafter = as_drafter(whisper, left.pop("drafter", AUTO))
         rule, seed, statistics = (left.pop(name, None) for name in ("rule", "seed", "statistics"))
         self._decoding = DecodingOptions(drafter, rule, None, seed, statistics)
-        first = fitting(self._decoding, whisper.model)
+        first = load_speculation(self._decoding, whisper.model)
         self._request = request = TranscriptionRequest.of(whisper, first, left, 1, spoken)
         # options for provisional text: no word times, and less silence after the audio than up to 30 s; the shorter
         # silence hardly ever changes a token
@@ -207,14 +207,14 @@ class LiveTranscriber:
         self._threads, self._encoding = threads, sound.encoding
         self._every = None if sound.every is None else round(sound.every * SAMPLE_RATE)
         self._half = b""  # the first bytes of a sample of which the other bytes have not arrived yet
-        self._rate = whole_rate(sound.sample_rate)
+        self._rate = integer_rate(sound.sample_rate)
         self._mixer, self._channels = Mixer(self._rate), 1
         self._notes = list[str]()  # those of the mixers before
         self._noted = False  # whether a final update had a note about channels
         self._resampler = StreamResampler(self._rate)
         self._windows = SpeechWindows(sound.pause, whisper.extractor.n_samples)
         # the window as it was when it was last decoded; None: the open window was not decoded yet
-        self._decoded: Window | None = None
+        self._decoded: SpeechWindow | None = None
         # The transcript of `_decoded`, if it was made with the options of final text, so that it equals that of
         # `transcribe`; else None.
         self._settled: Transcript | None = None
@@ -260,9 +260,9 @@ class LiveTranscriber:
             whole = self._half + bytes(chunk)
             used = len(whole) - len(whole) % BYTES[self._encoding]
             self._half = whole[used:]
-            sound = samples(whole[:used], self._encoding)[:, None]
+            sound = decode_samples(whole[:used], self._encoding)[:, None]
         elif isinstance(chunk, (np.ndarray, Tensor)):
-            sound = channels_of(chunk)
+            sound = split_channels(chunk)
         else:
             raise InputError(f"`chunks` must hold arrays or bytes, but one is {show(chunk)}. Convert it.")
         wrong = ~(np.abs(sound) <= LOUDEST)  # written with ~, so that NaN counts as wrong, too
@@ -282,7 +282,7 @@ class LiveTranscriber:
         self._mixer, self._channels = Mixer(self._rate), sound.shape[1]
         return np.concatenate([rest, self._mixer.add(sound)])
 
-    def _final(self, window: Window) -> StreamUpdate:
+    def _final(self, window: SpeechWindow) -> StreamUpdate:
         """Return the final update of a closed window. The window is decoded, unless its last decoding had the same
         samples and options."""
         decoded, settled = self._decoded, self._settled
@@ -314,36 +314,41 @@ class LiveTranscriber:
         self._decoded, self._settled = sound, transcript if pausing else None
         return _update(sound, transcript, final=False)
 
-    def _transcript(self, window: Window, request: TranscriptionRequest) -> Transcript:
+    def _transcript(self, window: SpeechWindow, request: TranscriptionRequest) -> Transcript:
         """Decode a window with its previous text as draft. request: the options, those for final or for provisional
         text."""
         if self._texts and self._texts[0] and self._decoding.drafter is not None:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
-            drafting = replace(self._decoding, drafter=drafter, num_speculative_tokens=CHAIN)
+            drafting = replace(self._decoding, drafter=drafter, num_speculative_tokens=MAX_DRAFT_CHAIN)
             request = replace(request, speculation=Speculation(drafting))
-        with with_threads(self._threads, request.whisper.model), naming_options(StreamOptions.__annotations__):
-            transcript = in_batches(request, {0: request.check(window.samples)}, 1)[0]
-        self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][:TEXTS]
+        with with_threads(self._threads, request.whisper.model), suggesting_options(StreamOptions.__annotations__):
+            transcript = transcribe_in_batches(request, {0: request.check(window.samples)}, 1)[0]
+        self._texts = [transcript.tokens, *(text for text in self._texts if text != transcript.tokens)][
+            :MAX_PREVIOUS_TEXTS
+        ]
         return transcript
 
-    def _ending(self, window: Window, request: TranscriptionRequest, last: int) -> list[int]:
+    def _ending(self, window: SpeechWindow, request: TranscriptionRequest, last: int) -> list[int]:
         """Guess how a window's text ends, as a draft: the token ids after its last word. last: last token of the
         window's previous text. request: the options of this decoding."""
         settings: Any = request.whisper.model.generation_config
         ends: list[int] = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
-        first = first_time(request.whisper.model)
+        first = first_timestamp_token(request.whisper.model)
         if last < first:  # the text has no timestamp tokens, so only the end token follows
             return ends[:1]
         short = request is self._quick  # provisional text ends with the audio's end, rounded up to seconds
-        return [first + TIMES * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last, *ends[:1]]
+        return [
+            first + TIMESTAMPS_PER_SECOND * math.ceil(len(window.samples) / SAMPLE_RATE) if short else last,
+            *ends[:1],
+        ]
 
 
-def piped(
+def read_pipe(
     stream: BinaryIO,
     rate: int | None = None,
     encoding: str | None = None,
-    loss: Loss | None = None,
+    loss: AudioLoss | None = None,
     remarks: list[str] | None = None,
 ) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
     """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
@@ -364,10 +369,10 @@ def piped(
         return io.BytesIO(head + stream.read())
     else:
         sound = PipedSound(rate or SAMPLE_RATE, 1, encoding or "s16", None, head)
-    return sound.rate, pieces(sound, stream, loss, remarks)
+    return sound.rate, stream_pieces(sound, stream, loss, remarks)
 
 
-def _update(window: Window, transcript: Transcript, final: bool) -> StreamUpdate:
+def _update(window: SpeechWindow, transcript: Transcript, final: bool) -> StreamUpdate:
     return StreamUpdate(window.start / SAMPLE_RATE, window.end / SAMPLE_RATE, final, transcript)
 
 

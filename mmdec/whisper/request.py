@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, WhisperForConditionalGeneration
 
 from mmdec.checks.arguments import show
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.loop import Round
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
@@ -35,21 +35,23 @@ from mmdec.generation.run import Speculation
 from mmdec.hub.find import model_folders
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
-from mmdec.tasks.call import LENGTHS, RESERVED, Usage, check_reserved, sets_length
+from mmdec.tasks.call import LENGTH_OPTIONS, RESERVED, Usage, check_reserved, sets_length
 from mmdec.tasks.confidence import Calibration, read_calibrations
-from mmdec.whisper.batcher import Together
-from mmdec.whisper.call import can_twin, encoding_once, ends, recording_features, runs_away
+from mmdec.whisper.batcher import PassBatcher
+from mmdec.whisper.call import can_use_eager_copy, has_end_token, is_runaway, recording_features, with_caching_encoder
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.target import LANGUAGE_CODES, WhisperTarget
-from mmdec.whisper.words import Begins, check_alignment, time_tokens
+from mmdec.whisper.words import WordBeginnings, check_alignment, time_tokens
 
 Timestamps = Literal["segment", "word"] | None
 TIMESTAMPS = (None, "segment", "word")
-FITTED = "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
-GUARDED = 16  # number of new tokens between two checks whether the text repeats itself
+FALLBACK_CALIBRATION_MODEL = (
+    "whisper-base"  # the model whose calibration limits the confidence of models without a calibration
+)
+RUNAWAY_CHECK_TOKENS = 16  # number of new tokens between two checks whether the text repeats itself
 ENGLISH = "<|en|>"  # the language of a Whisper that has no tokens of languages
 TASKS = ("transcribe", "translate")
-HOTTEST = 100.0  # maximum temperature that is accepted
+MAX_TEMPERATURE = 100.0  # maximum temperature that is accepted
 THRESHOLDS = ("logprob_threshold", "no_speech_threshold", "compression_ratio_threshold")
 RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets it, or ""
     **RESERVED,
@@ -74,7 +76,7 @@ RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets 
 }
 
 
-def first_time(model: WhisperForConditionalGeneration) -> int:
+def first_timestamp_token(model: WhisperForConditionalGeneration) -> int:
     """Return the id of the first timestamp token; the vocabulary's size if the model has none. The confidence ignores
     timestamp tokens."""
     settings: Any = model.generation_config
@@ -84,7 +86,7 @@ def first_time(model: WhisperForConditionalGeneration) -> int:
 
 @final
 @dataclass(frozen=True)
-class Spoken:
+class TextOptions:
     """The options of `transcribe` about the text.
 
     timestamps: None, "segment" or "word". language: name or code, or one for each recording; None: detect. task:
@@ -123,7 +125,7 @@ class TranscriptionRequest:
         speculation: Speculation,
         options: Mapping[str, Any],
         recordings: int,
-        spoken: Spoken,
+        spoken: TextOptions,
     ) -> TranscriptionRequest:
         """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
         support.
@@ -133,7 +135,7 @@ class TranscriptionRequest:
         """
         settings: Any = whisper.model.generation_config
         timestamps, prompt = spoken.timestamps, spoken.prompt
-        has_timestamps = first_time(whisper.model) < whisper.model.config.vocab_size
+        has_timestamps = first_timestamp_token(whisper.model) < whisper.model.config.vocab_size
         if timestamps is not None and not (isinstance(timestamps, str) and timestamps in TIMESTAMPS):
             raise InputError(f'`timestamps` must be None, "segment" or "word", but is {show(timestamps)}. Choose one.')
         if timestamps and not has_timestamps:
@@ -143,7 +145,7 @@ class TranscriptionRequest:
         if timestamps == "word":
             check_alignment(whisper.model)
         chosen = _options(settings, options)
-        if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in LENGTHS):
+        if all(chosen.get(name) is None and getattr(settings, name, None) is None for name in LENGTH_OPTIONS):
             # transformers would cut at 20 tokens; stock Whispers name this number in their generation settings
             chosen["max_length"] = whisper.model.config.max_target_positions
         chosen |= _task(settings, spoken.task)
@@ -153,7 +155,7 @@ class TranscriptionRequest:
             chosen["prompt_ids"] = _prompt(whisper, prompt)
         languages = _languages(settings, spoken.language, recordings)
         calibrations = read_calibrations(whisper.directory) or read_calibrations(shipped_folder(whisper.model))
-        doubts = {} if calibrations else read_calibrations(_home(FITTED))
+        doubts = {} if calibrations else read_calibrations(_home(FALLBACK_CALIBRATION_MODEL))
         return cls(
             *(whisper, speculation, timestamps, languages, chosen, has_timestamps, tuple(options), calibrations),
             doubts=doubts,
@@ -250,9 +252,11 @@ def _options(settings: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         chosen.setdefault("max_length", None)  # or transformers warns of the config's value in each window
     temperature = chosen.get("temperature", 0.0)
     temperatures = list(temperature) if isinstance(temperature, (list, tuple)) else [temperature]
-    if not temperatures or not all(type(item) in (int, float) and 0 <= item <= HOTTEST for item in temperatures):
+    if not temperatures or not all(
+        type(item) in (int, float) and 0 <= item <= MAX_TEMPERATURE for item in temperatures
+    ):
         raise InputError(
-            f"`temperature` must be a number from 0 to {HOTTEST}, or several, but is {show(temperature)}. "
+            f"`temperature` must be a number from 0 to {MAX_TEMPERATURE}, or several, but is {show(temperature)}. "
             "0.0 is greedy."
         )
     for name in THRESHOLDS:
@@ -355,14 +359,14 @@ class UsageMeter:
         on_window: Callable[[Tensor], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
         margin: float | None = None,
-        begins: Begins | None = None,
-        together: Together | None = None,
+        begins: WordBeginnings | None = None,
+        together: PassBatcher | None = None,
     ) -> None:
         """recordings: batch size. on_window: called with the argument of `window`. on_round: called with each round;
         its rows are indices in the batch. margin: seconds that the encoder reads after the audio; None: up to 30 s in
         all. begins: function that tells which tokens begin a word, for word timestamps. together: lets several calls
         share decoder passes; None: no sharing."""
-        once = encoding_once(model, self._encoder_pass, can_twin(model), margin, together)
+        once = with_caching_encoder(model, self._encoder_pass, can_use_eager_copy(model), margin, together)
         self._target = target_of(model) if together is None else WhisperTarget(model, together)
         self.model, self._encoding = once  # a model for this call alone, whose encoder is timed
         if begins is not None:
@@ -371,7 +375,7 @@ class UsageMeter:
         self.prompts: list[list[int]] = []  # token ids of each recording's prompt in the first window
         self._model, self._speculation = model, speculation
         self._on_window, self._on_round = on_window, on_round
-        self._first_time = first_time(model)
+        self._first_time = first_timestamp_token(model)
         self._stopwatch = Stopwatch(model.device)
         self._recordings: Sequence[int] = range(recordings)  # indices in the batch of the rows that are decoded now
         # whether the current window was not decoded yet; a window may be decoded again at other temperatures
@@ -406,7 +410,7 @@ class UsageMeter:
         Returns what `generate` expects of a `custom_generate`."""
         begins = self._begins
         self._room = self._model.config.max_target_positions - input_ids.shape[1]
-        self._recordings = self._taking_part()
+        self._recordings = self._decoded_recordings()
         for index in self._recordings:
             if begins:
                 self._earlier[index] = len(self.usage[index].logprobs)
@@ -421,7 +425,7 @@ class UsageMeter:
         output, drafter = self._run(input_ids, generation_config, inputs, self._encoding.seconds)
         if output is None:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-            inputs |= {"encoder_outputs": self._encoding.whole(), CACHE: cache}
+            inputs |= {"encoder_outputs": self._encoding.whole(), CACHE_ARGUMENT: cache}
             for index in self._recordings:
                 self._restart(index)
             output, more = self._run(input_ids, generation_config, inputs, None)
@@ -446,11 +450,11 @@ class UsageMeter:
             if self._on_round is not None:
                 self._on_round(replace(round_, rows=[self._recordings[row] for row in round_.rows]))
             tokens += [token for token in round_.tokens[0] if token < self._first_time]
-            if seconds is not None and len(tokens) >= looked + GUARDED:
+            if seconds is not None and len(tokens) >= looked + RUNAWAY_CHECK_TOKENS:
                 looked = len(tokens)
-                if runs_away(tokens, seconds, model.config.vocab_size):
+                if is_runaway(tokens, seconds, model.config.vocab_size):
                     return None, drafter
-        if seconds is not None and not ends(tokens, config):
+        if seconds is not None and not has_end_token(tokens, config):
             return None, drafter
         return run.output(config), drafter
 
@@ -460,7 +464,7 @@ class UsageMeter:
         self.usage[index].cut, self.usage[index].raisable = self._cut_before[index]
         self._tokens[index] = 0
 
-    def _taking_part(self) -> Sequence[int]:
+    def _decoded_recordings(self) -> Sequence[int]:
         """Return the recordings that are decoded now, as indices in the batch. At the first decoding of a window these
         are all recordings of the window. Later only some are decoded again, at a higher temperature; they are
         recognised by their features."""

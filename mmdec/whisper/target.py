@@ -29,15 +29,15 @@ from transformers.generation.logits_process import (
 )
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels.tree_attention import TreeMask
-from mmdec.nn.int8 import quantised
+from mmdec.nn.int8 import has_int8_layers
 from mmdec.targets.encoded import EncodedPrompt, EncodedSession, EncodedTarget
 from mmdec.targets.hf_target import model_name
 from mmdec.types import Context, Draft, Needs, Scores
-from mmdec.whisper.batcher import Together
-from mmdec.whisper.call import can_twin, eager_twin
-from mmdec.whisper.decoder import FastDecoder, Piece
+from mmdec.whisper.batcher import PassBatcher
+from mmdec.whisper.call import can_use_eager_copy, eager_copy
+from mmdec.whisper.decoder import FastDecoder, PassShare
 from mmdec.whisper.vocabulary import vocabulary_scores
 
 OWN_WARNINGS = ("Passing `generation_config` together with", "Both `max_new_tokens`")
@@ -48,18 +48,18 @@ LANGUAGE_CODES: dict[str, str] = TO_LANGUAGE_CODE  # English name in lower case 
 class WhisperTarget(EncodedTarget):
     """Scores token trees with a Whisper model, which is not changed."""
 
-    one_run: ClassVar[bool] = False  # `generate` calls the decoding loop once for each window and temperature
-    counts_columns: ClassVar[bool] = False
-    tells_last: ClassVar[bool] = False  # transformers returns the last layer's output only after the final norm
-    encodes: ClassVar[bool] = True
+    decodes_once: ClassVar[bool] = False  # `generate` calls the decoding loop once for each window and temperature
+    counts_padding: ClassVar[bool] = False
+    exposes_last_layer: ClassVar[bool] = False  # transformers returns the last layer's output only after the final norm
+    encodes_sound: ClassVar[bool] = True
     batch_processors: ClassVar[tuple[type, ...]] = (WhisperNoSpeechDetection,)  # it encodes all audio again
 
     @staticmethod
-    def takes(model: PreTrainedModel) -> bool:
+    def supports(model: PreTrainedModel) -> bool:
         """Return whether this is a Whisper with encoder, decoder and output layer."""
         return isinstance(model, WhisperForConditionalGeneration)
 
-    def __init__(self, model: WhisperForConditionalGeneration, together: Together | None = None) -> None:
+    def __init__(self, model: WhisperForConditionalGeneration, together: PassBatcher | None = None) -> None:
         """together: computes passes for several recordings at once; None: not used. Raises InputError if the model's
         attention implementation cannot take tree masks."""
         super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
@@ -70,13 +70,15 @@ class WhisperTarget(EncodedTarget):
         """Return a name: the model, a hash of its weights, and a suffix for each of two settings that change the time
         of a pass: "-int8" for int8 weights, "-together" for batching (one pass over the drafts of several
         recordings)."""
-        return model_name(self.model) + "-int8" * quantised(self.model) + "-together" * (self._together is not None)
+        return (
+            model_name(self.model) + "-int8" * has_int8_layers(self.model) + "-together" * (self._together is not None)
+        )
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
         """Run the decoder over the prompt, as `EncodedTarget.prefill` does. If recordings share passes (`Together`),
         the thread that called `Together.run` computes this pass."""
         if self._together is not None:
-            return self._together.alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
+            return self._together.run_alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         return super().prefill(inputs, needs)
 
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
@@ -86,19 +88,19 @@ class WhisperTarget(EncodedTarget):
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
         if session.reader is None:
-            return self._together.alone(partial(alone.score, session, draft))
-        return self._together.pass_of(alone.score_several, (session, draft))
+            return self._together.run_alone(partial(alone.score, session, draft))
+        return self._together.run_in_shared_pass(alone.score_several, (session, draft))
 
     @torch.no_grad()
     def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
         """Score drafts of several recordings in one pass. drafts: (session, draft) of each recording, with one batch
         row; the session's reader must be a `FastDecoder`. Returns: each recording's scores."""
-        pieces = list[Piece]()
+        pieces = list[PassShare]()
         for session, draft in drafts:
-            tree, positions = session.rows.see(draft, self.model.dtype)
+            tree, positions = session.rows.mask_and_positions(draft, self.model.dtype)
             places = torch.tensor(positions, device=draft.tokens.device)
-            pieces.append(Piece(draft.tokens, places, None if tree is None else tree.additive, session.cache))
-        states: Tensor = drafts[0][0].reader.together(pieces)
+            pieces.append(PassShare(draft.tokens, places, None if tree is None else tree.additive, session.cache))
+        states: Tensor = drafts[0][0].reader.run_shares(pieces)
         sizes = [piece.ids.shape[1] for piece in pieces]
         scores = vocabulary_scores(self.model.proj_out, states)
         parts = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
@@ -122,11 +124,11 @@ class WhisperTarget(EncodedTarget):
         """Make a decoder that scores drafts with less Python overhead. Returns None if the model's decoder is not
         transformers' own, or if the drafter reads other layers than -1."""
         decoder, states = self.model.model.decoder, prompt.encoded[0]
-        if set(layers) - {-1} or not FastDecoder.fits(decoder):
+        if set(layers) - {-1} or not FastDecoder.can_replace(decoder):
             return None
         quick = FastDecoder(decoder)
         if len(states) == len(prompt.ids):
-            quick.remember(states, cache)
+            quick.store_encoder_states(states, cache)
         return quick
 
     def _begin(self, prompt: EncodedPrompt, session: EncodedSession) -> Scores:
@@ -145,8 +147,8 @@ class WhisperTarget(EncodedTarget):
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
         """Run the decoder over a finished text. For word timestamps, "eager" attention replaces "sdpa", because only
         "eager" returns attention maps."""
-        maps = bool(getattr(config, "return_token_timestamps", False)) and can_twin(self.model)
-        decoder = eager_twin(self.model.model.decoder) if maps else None
+        maps = bool(getattr(config, "return_token_timestamps", False)) and can_use_eager_copy(self.model)
+        decoder = eager_copy(self.model.model.decoder) if maps else None
         return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
 
     def _decoder(
@@ -169,7 +171,7 @@ class WhisperTarget(EncodedTarget):
             position_ids=positions,
             encoder_hidden_states=states,
             use_cache=True,
-            **{CACHE: cache},
+            **{CACHE_ARGUMENT: cache},
             **outputs,
         )
 
@@ -198,7 +200,7 @@ def generate_processors(
 
 
 @contextmanager
-def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]:
+def restore_attention(model: WhisperForConditionalGeneration) -> Iterator[None]:
     """Restore the model's attention implementation at the end of the `with` block, because `generate` with word
     timestamps sets it to "eager"."""
     before = model.config._attn_implementation or "sdpa"
@@ -209,7 +211,7 @@ def attention_restored(model: WhisperForConditionalGeneration) -> Iterator[None]
 
 
 @contextmanager
-def without_own_warnings() -> Iterator[None]:
+def hide_generate_warnings() -> Iterator[None]:
     """In this context, hide warnings of transformers (5.23) about arguments that its own `generate` passes."""
     log = logging.getLogger("transformers.generation.utils")
 

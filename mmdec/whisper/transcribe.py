@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, ProcessorMixin, WhisperForConditionalGeneration, WhisperProcessor
 from typing_extensions import TypedDict, Unpack
 
-from mmdec.checks.arguments import check_callable, check_switch, check_threads, check_whole, naming_options
+from mmdec.checks.arguments import check_callable, check_switch, check_threads, check_whole, suggesting_options
 from mmdec.checks.devices import check_dtype
 from mmdec.core.budget import Nodes
 from mmdec.core.loop import Round
@@ -27,40 +27,42 @@ from mmdec.drafters.ctc.checkpoint import SYSTEM as CTC
 from mmdec.drafters.registry import AUTO, drafter_entry, is_dotted
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
-from mmdec.generation.run import DecodingOptions, DraftedBy
-from mmdec.hub.find import drafter_by_name, find, kind
+from mmdec.generation.run import DecodingOptions, DrafterChoice
+from mmdec.hub.find import drafter_by_name, find_model, model_kind
 from mmdec.io.audio import Recording
-from mmdec.pretrained.audio_lm import FAMILIES as HEARD
-from mmdec.pretrained.audio_lm import FILES as AUDIO_FILES
-from mmdec.pretrained.audio_lm import LoadedAudioLm, family, load_audio_lm
-from mmdec.tasks.call import MAX_BATCH, Part, System, as_loaded, fitting
+from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES as HEARD
+from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
+from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
+from mmdec.tasks.call import MAX_BATCH, ArgumentKind, TaskLoader, as_loaded, load_speculation
 from mmdec.tasks.call import as_drafter as language_model_drafter
 from mmdec.tasks.confidence import check_min_confidence
-from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_noted, with_note, with_notes
+from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_note, with_notes
 from mmdec.tasks.threads import with_threads
-from mmdec.whisper.audio_language_model import ListeningRequest, listen
-from mmdec.whisper.batches import OnTranscript, Progress, in_batches, in_pieces
-from mmdec.whisper.checkpoint import DEFAULT_MODEL, FILES, HEADS, KIND, LoadedWhisper, load_whisper
-from mmdec.whisper.request import Spoken, Timestamps, TranscriptionRequest
+from mmdec.whisper.audio_language_model import AudioLmRequest, transcribe_with_audio_lm
+from mmdec.whisper.batches import OnTranscript, Progress, transcribe_in_batches, transcribe_in_pieces
+from mmdec.whisper.checkpoint import DEFAULT_MODEL, MEDUSA, WHISPER_FILES, WHISPER_KIND, LoadedWhisper, load_whisper
+from mmdec.whisper.request import TextOptions, Timestamps, TranscriptionRequest
 from mmdec.whisper.transcript import Transcript
 
-__all__ = ["AUTO", "HEADS", "KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
+__all__ = ["AUTO", "MEDUSA", "WHISPER_KIND", "LoadedTranscriber", "TranscribeOptions", "load_transcriber", "transcribe"]
 
 LoadedTranscriber = LoadedWhisper | LoadedAudioLm  # public name in `mmdec.load`
 
-FOR = "ForConditionalGeneration"  # ending of the class names of models that generate
-WHISPER = System(
+GENERATION_CLASS_SUFFIX = "ForConditionalGeneration"  # ending of the class names of models that generate
+WHISPER = TaskLoader(
     load_whisper,
     LoadedWhisper,
-    Part(WhisperForConditionalGeneration, "a WhisperForConditionalGeneration", "WhisperForConditionalGeneration"),
-    Part(WhisperProcessor, "a WhisperProcessor", "WhisperProcessor"),
+    ArgumentKind(
+        WhisperForConditionalGeneration, "a WhisperForConditionalGeneration", "WhisperForConditionalGeneration"
+    ),
+    ArgumentKind(WhisperProcessor, "a WhisperProcessor", "WhisperProcessor"),
     integers=True,
 )
-AUDIO_LM = System(
+AUDIO_LM = TaskLoader(
     load_audio_lm,
     LoadedAudioLm,
-    Part(PreTrainedModel, "a loaded model of transformers", "AutoModelForMultimodalLM"),
-    Part(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
+    ArgumentKind(PreTrainedModel, "a loaded model of transformers", "AutoModelForMultimodalLM"),
+    ArgumentKind(ProcessorMixin, "a processor of transformers", "AutoProcessor"),
 )
 Model = str | os.PathLike[str] | PreTrainedModel | LoadedTranscriber
 
@@ -71,7 +73,7 @@ class TranscribeOptions(TypedDict, total=False, extra_items=Any):
     sample_rate: int | None
     model: Model
     processor: ProcessorMixin | None
-    drafter: DraftedBy
+    drafter: DrafterChoice
     timestamps: Timestamps
     language: str | Sequence[str] | None
     task: str | None
@@ -106,7 +108,7 @@ def transcribe(
     sample_rate: int | None = None,
     model: Model = DEFAULT_MODEL,
     processor: ProcessorMixin | None = None,
-    drafter: DraftedBy = AUTO,
+    drafter: DrafterChoice = AUTO,
     timestamps: Timestamps = None,
     language: str | Sequence[str] | None = None,
     task: str | None = "transcribe",
@@ -192,23 +194,23 @@ def transcribe(
     strict = check_switch("strict", strict)
     loaded: LoadedTranscriber = as_loaded(_system(model), model, processor, device, dtype)
     decoding = DecodingOptions(as_drafter(loaded, drafter), rule, num_speculative_tokens, seed, statistics, on_round)
-    spoken = Spoken(timestamps, language, task, prompt)
+    spoken = TextOptions(timestamps, language, task, prompt)
     request = _request(loaded, decoding, options, len(batch), spoken, cut_at_pauses)
 
     def read_one(given: Audio) -> Recording:
-        recording = read_noted(given, sample_rate, silence=True, strict=strict)
+        recording = read_recording(given, sample_rate, silence=True, strict=strict)
         return replace(recording, samples=request.check(recording.samples))
 
-    with with_threads(threads, loaded.model), naming_options(TranscribeOptions.__annotations__):
+    with with_threads(threads, loaded.model), suggesting_options(TranscribeOptions.__annotations__):
         recordings = batch.read(read_one)
         samples = {index: recording.samples for index, recording in recordings.items()}
         on_noted = _with_notes_of(recordings, on_transcript)
-        if isinstance(request, ListeningRequest):
-            transcripts = listen(request, samples, batch_size, progress, on_noted, batch.errors)
+        if isinstance(request, AudioLmRequest):
+            transcripts = transcribe_with_audio_lm(request, samples, batch_size, progress, on_noted, batch.errors)
         elif cut_at_pauses:
-            transcripts = in_pieces(request, samples, batch_size, progress, on_noted)
+            transcripts = transcribe_in_pieces(request, samples, batch_size, progress, on_noted)
         else:
-            transcripts = in_batches(request, samples, batch_size, progress, on_noted)
+            transcripts = transcribe_in_batches(request, samples, batch_size, progress, on_noted)
         return batch.finish(with_notes(transcripts, recordings), least)
 
 
@@ -225,20 +227,22 @@ def _request(
     decoding: DecodingOptions,
     options: Mapping[str, Any],
     recordings: int,
-    spoken: Spoken,
+    spoken: TextOptions,
     cut_at_pauses: bool,
-) -> TranscriptionRequest | ListeningRequest:
+) -> TranscriptionRequest | AudioLmRequest:
     """Check the options of a call, for a Whisper or an audio language model. Raises InputError for an option that the
     model does not support. recordings: number of recordings."""
-    with naming_options(TranscribeOptions.__annotations__):
+    with suggesting_options(TranscribeOptions.__annotations__):
         if isinstance(loaded, LoadedWhisper):
-            return TranscriptionRequest.of(loaded, fitting(decoding, loaded.model), options, recordings, spoken)
+            return TranscriptionRequest.of(
+                loaded, load_speculation(decoding, loaded.model), options, recordings, spoken
+            )
         if cut_at_pauses:
             raise InputError(
                 f"`cut_at_pauses` must be False for {type(loaded.model).__name__}, but is True. Leave it out, or use a "
                 "Whisper."
             )
-        return ListeningRequest.of(loaded, decoding, options, recordings, spoken)
+        return AudioLmRequest.of(loaded, decoding, options, recordings, spoken)
 
 
 def load_transcriber(
@@ -257,14 +261,18 @@ def load_transcriber(
     return system.load(model, device, check_dtype(dtype, system.integers))
 
 
-def _system(model: object) -> System[Any]:
+def _system(model: object) -> TaskLoader[Any]:
     """Return how to load the model: as an audio language model or as a Whisper. model: the argument of `transcribe`."""
     if isinstance(model, (str, os.PathLike)):
-        return AUDIO_LM if family(find(model, KIND, (*FILES, *AUDIO_FILES))) else WHISPER
-    return AUDIO_LM if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(FOR) in HEARD else WHISPER
+        return AUDIO_LM if audio_family(find_model(model, WHISPER_KIND, (*WHISPER_FILES, *AUDIO_FILES))) else WHISPER
+    return (
+        AUDIO_LM
+        if isinstance(model, LoadedAudioLm) or type(model).__name__.removesuffix(GENERATION_CLASS_SUFFIX) in HEARD
+        else WHISPER
+    )
 
 
-def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
+def as_drafter(whisper: LoadedTranscriber, drafter: DrafterChoice) -> DrafterChoice:
     """Convert the argument `drafter` of `transcribe` to a value that `speculate` accepts.
 
     For a Whisper, "auto" becomes the drafter that `auto_drafter` finds; "medusa" becomes the Medusa heads in the
@@ -278,11 +286,11 @@ def as_drafter(whisper: LoadedTranscriber, drafter: DraftedBy) -> DraftedBy:
         return auto_drafter(whisper.model, whisper.directory, whisper.read_drafter)
     if isinstance(drafter, str) and drafter == CTC:
         return whisper.drafter_folder(CTC)
-    if isinstance(drafter, str) and drafter != HEADS and (drafter_entry(drafter) is not None or is_dotted(drafter)):
+    if isinstance(drafter, str) and drafter != MEDUSA and (drafter_entry(drafter) is not None or is_dotted(drafter)):
         return drafter
     drafter = drafter_by_name(drafter, "drafter") or drafter
-    if isinstance(drafter, (str, os.PathLike)) and drafter != HEADS and kind(Path(drafter)) not in ("", HEADS):
+    if isinstance(drafter, (str, os.PathLike)) and drafter != MEDUSA and model_kind(Path(drafter)) not in ("", MEDUSA):
         return drafter  # the folder of a drafter that is no Medusa heads; `speculate` reads it
     if isinstance(drafter, (str, bytes, os.PathLike)):
-        return whisper.heads(None if drafter == HEADS else drafter)
+        return whisper.heads(None if drafter == MEDUSA else drafter)
     return drafter

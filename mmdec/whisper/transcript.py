@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mmdec.checks.arguments import show
-from mmdec.core.summary import rounds_line, three_lines
+from mmdec.core.summary import format_result, rounds_line
 from mmdec.errors import InputError
 
 FORMATS = ("text", "json", "srt", "vtt")
@@ -22,7 +22,7 @@ UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 UNSPACED_FROM = "\u0e00"  # in the order of Unicode, the first letter of the scripts without spaces
 OPENING = frozenset("\"'“‘«¿¡([{-")
 BROKEN = "\ufffd"  # the character that a tokenizer writes for a token that is only a part of a character
-MOST = 4  # maximum number of tokens of one character, because a character has at most 4 bytes
+MAX_CHARACTER_TOKENS = 4  # maximum number of tokens of one character, because a character has at most 4 bytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Segment:
     words: list[Word] | None = field(default=None, repr=False)  # None if no word timestamps were requested
 
 
-def moved(segment: Segment, by: float) -> Segment:
+def shift_segment(segment: Segment, by: float) -> Segment:
     """Return the segment with `by` seconds added to all times, also to those of its words."""
     words = segment.words and [replace(word, start=word.start + by, end=word.end + by) for word in segment.words]
     return replace(segment, start=segment.start + by, end=segment.end + by, words=words)
@@ -87,7 +87,7 @@ class Transcript:
 
     def __str__(self) -> str:
         """Write three lines: the text, or why there is none; the number of rounds; the time."""
-        return three_lines(
+        return format_result(
             self.text or self.note, rounds_line(self.rounds, self.tokens_per_round, self.lossless), self.timings
         )
 
@@ -132,7 +132,7 @@ CUE_LETTERS, CUE_SECONDS = 84, 6.0
 CUE_LEAST = 21  # minimum letters of a subtitle that ends at a sentence or clause
 SENTENCE, CLAUSE = tuple(".?!…。？！"), tuple(",;:–—、，；：")
 CLOSING = "\"'”’»)]"  # characters that may follow a sentence or clause mark
-PAUSE = 0.5  # seconds of silence at which a subtitle ends
+SUBTITLE_PAUSE = 0.5  # seconds of silence at which a subtitle ends
 
 
 def cues(segments: Iterable[Segment]) -> list[Cue]:
@@ -154,7 +154,7 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
                 cues.append(_cue(group[:cut]))
                 group = group[cut:]
             group.append(word)
-            paused = following is not None and following.start - word.end >= PAUSE
+            paused = following is not None and following.start - word.end >= SUBTITLE_PAUSE
             if paused or (_ends(word, SENTENCE) and _letters(group) >= CUE_LEAST):
                 cues.append(_cue(group))
                 group = []
@@ -185,7 +185,7 @@ def _ends(word: Word, marks: tuple[str, ...]) -> bool:
 def srt(segments: Iterable[Segment], first: int = 1) -> str:
     """Write segments as subtitles in SubRip format. first: number of the first subtitle."""
     blocks = [
-        f"{number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{cue.text}\n"
+        f"{number}\n{format_clock(cue.start, ',')} --> {format_clock(cue.end, ',')}\n{cue.text}\n"
         for number, cue in enumerate(cues(segments), first)
     ]
     return "\n".join(blocks)
@@ -196,11 +196,11 @@ def vtt(segments: Iterable[Segment]) -> str:
     blocks = ["WEBVTT\n"]
     for cue in cues(segments):
         text = cue.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        blocks.append(f"{clock(cue.start)} --> {clock(cue.end)}\n{text}\n")
+        blocks.append(f"{format_clock(cue.start)} --> {format_clock(cue.end)}\n{text}\n")
     return "\n".join(blocks)
 
 
-def clock(seconds: float, mark: str = ".") -> str:
+def format_clock(seconds: float, mark: str = ".") -> str:
     """Format seconds as hours, minutes, seconds and milliseconds: 00:01:02.340. mark: the character before the
     milliseconds."""
     whole, thousandths = divmod(round(max(seconds, 0.0) * 1000), 1000)
@@ -208,10 +208,10 @@ def clock(seconds: float, mark: str = ".") -> str:
 
 
 def _cue(words: list[Word]) -> Cue:
-    return Cue(words[0].start, words[-1].end, spoken(words))
+    return Cue(words[0].start, words[-1].end, join_words(words))
 
 
-def spoken(words: Iterable[Word]) -> str:
+def join_words(words: Iterable[Word]) -> str:
     """Join consecutive words to a text."""
     return "".join(word.text for word in words).strip()
 
@@ -225,7 +225,7 @@ class _Piece:
     end: float
 
 
-def words(
+def words_from_tokens(
     tokens: Sequence[int],
     starts: Sequence[float],
     ends: Sequence[float],
@@ -254,7 +254,7 @@ def words(
     return [Word(piece.text, piece.start, max(piece.start, piece.end)) for piece in joined if piece.text.strip()]
 
 
-def agree(segments: Sequence[Segment]) -> list[Segment]:
+def reconcile_times(segments: Sequence[Segment]) -> list[Segment]:
     """Make the times of segments and their words consistent: a segment begins with its first word, ends with its last,
     and nothing overlaps.
 
@@ -282,7 +282,7 @@ def agree(segments: Sequence[Segment]) -> list[Segment]:
     return agreed[::-1]
 
 
-def beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> list[bool | None]:
+def word_beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> list[bool | None]:
     """Return for each token whether it begins a word; None for a token without sound, such as punctuation.
 
     decode: function from token ids to text, without special tokens. In scripts without spaces (Thai and all scripts
@@ -308,7 +308,7 @@ def _pieces(
         begin = begin if group else start
         group.append(token)
         text = decode(group)
-        if BROKEN not in text or len(group) == MOST or index == len(tokens) - 1:
+        if BROKEN not in text or len(group) == MAX_CHARACTER_TOKENS or index == len(tokens) - 1:
             pieces.append(_Piece(text, begin, end))
             group = []
     return pieces

@@ -20,16 +20,18 @@ from mmdec.kernels.half import HalfWeights
 from mmdec.kernels.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 
-LARGE = 2**14  # least vocabulary size for which a half-precision copy of the output layer saves time
+MIN_COPIED_VOCABULARY = 2**14  # least vocabulary size for which a half-precision copy of the output layer saves time
 # After this many passes the half-precision copies are made. This costs as much time as the copies save in 100 passes,
 # so it would not pay for a short use.
-PAYS = 64
-MOST = 32  # the output layer's half-precision copy is used for up to this many positions (rows x tokens) in a pass
+MIN_PASSES_BEFORE_COPY = 64
+MAX_COPY_POSITIONS = (
+    32  # the output layer's half-precision copy is used for up to this many positions (rows x tokens) in a pass
+)
 
 
 @final
 @dataclass
-class Copies:
+class HalfPrecisionCopies:
     """Half-precision copies of a module's weights, and the number of passes so far, after which copies are made."""
 
     usable: bool  # False: no copies, because changes of weights would not be noticed, or the last attempt failed
@@ -38,10 +40,10 @@ class Copies:
     _made: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def made(self, make: Callable[[], Any]) -> Any:
+    def get(self, make: Callable[[], Any]) -> Any:
         """Return the copies; None before `PAYS` passes, or if they cannot be made. make: makes them, called once."""
         with self._lock:
-            if self.usable and self._made is None and self.passes >= PAYS:
+            if self.usable and self._made is None and self.passes >= MIN_PASSES_BEFORE_COPY:
                 try:
                     self._made = make()
                 except RuntimeError:  # no such matrix product on this CPU, or weights too large for half precision
@@ -50,11 +52,11 @@ class Copies:
             return self._made
 
 
-_copies: WeakKeyDictionary[nn.Module, Copies] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[nn.Module, HalfPrecisionCopies] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def copies_of(module: nn.Module) -> Copies:
+def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
     """Return the `Copies` object of a module; a new one, with 0 passes, if the weights have changed."""
     weights = list(module.parameters())
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
@@ -62,7 +64,7 @@ def copies_of(module: nn.Module) -> Copies:
     with _lock:
         copies = _copies.get(module)
         if copies is None or copies.state != state:
-            copies = _copies[module] = Copies(plain, state)
+            copies = _copies[module] = HalfPrecisionCopies(plain, state)
         return copies
 
 
@@ -75,9 +77,13 @@ def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
     if not (plain_linear(output) and output.bias is None):
         return output(states)
     weight = cast(nn.Linear, output).weight
-    if len(weight) < LARGE or not states.dtype == weight.dtype == torch.float32 or states.device.type != "cpu":
+    if (
+        len(weight) < MIN_COPIED_VOCABULARY
+        or not states.dtype == weight.dtype == torch.float32
+        or states.device.type != "cpu"
+    ):
         return torch_linear(states, weight)
-    copies = copies_of(output)
+    copies = half_precision_copies(output)
     copies.passes += 1
-    copy = copies.made(partial(HalfWeights, weight)) if states.shape[0] * states.shape[1] <= MOST else None
+    copy = copies.get(partial(HalfWeights, weight)) if states.shape[0] * states.shape[1] <= MAX_COPY_POSITIONS else None
     return linear(states, weight) if copy is None else copy(states)

@@ -24,21 +24,28 @@ from mmdec.errors import InputError
 
 FRAME = 0.02  # seconds of audio for each encoder state, the frame of the alignment
 MELS_A_STATE = 2  # mel frames for each encoder state
-FLOOR, CEILING = 5.0, 95.0  # percentiles of a window's log power that count as silence (0) and as speech (1)
-HALF = 0.45  # on the scale from silence (0) to speech (1): the level at which a frame is as likely speech as silence
+SILENCE_PERCENTILE, CEILING = (
+    5.0,
+    95.0,
+)  # percentiles of a window's log power that count as silence (0) and as speech (1)
+SPEECH_LEVEL = (
+    0.45  # on the scale from silence (0) to speech (1): the level at which a frame is as likely speech as silence
+)
 SMOOTH = 5  # mel frames over which loudness is averaged
 # mel frames, and largest deviation of their log power, of noise without speech, because speech varies; and the level
 # below which it is noise
 STEADY, STEADY_BELS, STEADY_LEVEL = 100, 0.2, 0.95
 GAP = 4.0  # score of a fully silent frame in a gap, in standard deviations of attention, the unit of token scores
 WIDTH = 7  # width of the median filter over attention, in encoder states
-LATE = 25  # encoder states: how long speech may go on after the timestamp that ends its text
+MAX_LATE_STATES = 25  # encoder states: how long speech may go on after the timestamp that ends its text
 SLACK = 5  # encoder states by which a word may begin before the timestamp that ends the text before it
 LEADS = (-2, 1, 4)  # encoder states by which attention may come before its sound; each window gets the best lead
-PAUSE = 100  # encoder states of silence before words that may be of the text after this one
-NEVER = -1e9  # score of a forbidden transition
+LONG_PAUSE_STATES = 100  # encoder states of silence before words that may be of the text after this one
+FORBIDDEN_SCORE = -1e9  # score of a forbidden transition
 
-Begins = Callable[[Sequence[int]], list[bool | None]]  # token ids -> for each, whether it begins a word; None: no sound
+WordBeginnings = Callable[
+    [Sequence[int]], list[bool | None]
+]  # token ids -> for each, whether it begins a word; None: no sound
 
 
 def check_alignment(model: WhisperForConditionalGeneration) -> None:
@@ -66,11 +73,11 @@ def loudness(features: np.ndarray) -> np.ndarray:
     features: (mels, 2 S), the window's log-mel features as Whisper reads them: (log10 of power + 4) / 4.
     """
     decibels = np.log10((10.0 ** (features.astype(np.float64) * 4 - 4)).sum(0) + 1e-12)
-    low, high = np.percentile(decibels, (FLOOR, CEILING))
+    low, high = np.percentile(decibels, (SILENCE_PERCENTILE, CEILING))
     level = (decibels - low) / max(high - low, 1e-3)
     quieter = level < STEADY_LEVEL
     level = np.convolve(np.pad(level, SMOOTH // 2, mode="edge"), np.ones(SMOOTH) / SMOOTH, "valid")
-    spoken = np.clip(2 * (level - HALF), -1, 1)
+    spoken = np.clip(2 * (level - SPEECH_LEVEL), -1, 1)
     if len(decibels) >= STEADY:
         steady = np.lib.stride_tricks.sliding_window_view(decibels, STEADY).std(1) < STEADY_BELS
         # a frame is steady if any stretch that holds it is
@@ -78,7 +85,7 @@ def loudness(features: np.ndarray) -> np.ndarray:
     return spoken[: len(spoken) // MELS_A_STATE * MELS_A_STATE].reshape(-1, MELS_A_STATE).mean(1)
 
 
-def attended(maps: Tensor) -> np.ndarray:
+def mean_attention(maps: Tensor) -> np.ndarray:
     """Average attention maps (H, N, S) of H heads, N tokens and S encoder states into one map (N, S).
 
     Before, each head's map is normalised over the tokens to mean 0 and standard deviation 1, and smoothed over the
@@ -93,7 +100,7 @@ def attended(maps: Tensor) -> np.ndarray:
     return maps.mean(0).double().cpu().numpy()
 
 
-def moved_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
+def shift_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
     """Shift attention in time so that its peaks fit the loud frames best. Returns: (N, S).
 
     seen: (N, S), attention of N tokens to S encoder states. loud: (S,), loudness from -1 to 1.
@@ -123,12 +130,14 @@ def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple
     worth = np.empty((2 * count + 1, frames))
     worth[0::2] = -GAP * loud
     worth[1::2] = tokens + GAP * loud
-    worth[[2 * at for at in range(1, count) if not begins[at]]] = NEVER
-    skips = np.where(np.arange(2 * count + 1) % 2 == 1, 0.0, NEVER)  # the path may skip a gap, but not a token
-    best = np.full(2 * count + 1, NEVER)
+    worth[[2 * at for at in range(1, count) if not begins[at]]] = FORBIDDEN_SCORE
+    skips = np.where(
+        np.arange(2 * count + 1) % 2 == 1, 0.0, FORBIDDEN_SCORE
+    )  # the path may skip a gap, but not a token
+    best = np.full(2 * count + 1, FORBIDDEN_SCORE)
     best[:2] = worth[:2, 0]
     back = np.zeros((frames, 2 * count + 1), np.int8)
-    ways = np.full((3, 2 * count + 1), NEVER)
+    ways = np.full((3, 2 * count + 1), FORBIDDEN_SCORE)
     for frame in range(1, frames):
         ways[0], ways[1, 1:] = best, best[:-1]
         ways[2, 2:] = best[:-2] + skips[2:]
@@ -152,7 +161,7 @@ def align_text(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool], end
     end: the frame of the timestamp that ends the text.
     """
     starts, ends = align(tokens, loud, begins)
-    pauses = [at for at in range(1, len(starts)) if starts[at] - ends[at - 1] >= PAUSE]
+    pauses = [at for at in range(1, len(starts)) if starts[at] - ends[at - 1] >= LONG_PAUSE_STATES]
     if not pauses or starts[pauses[-1]] < end - SLACK:
         return starts, ends
     before = int(starts[pauses[-1]])
@@ -160,14 +169,14 @@ def align_text(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool], end
 
 
 @final
-class SpokenTokens:
+class TokenAligner:
     """Computes token times: replaces the model's method `_extract_token_timestamps` during one `generate` call.
 
     Calling it returns each token's start in seconds, and stores each token's duration as `token_seconds` in the output.
     Tokens without sound (punctuation, timestamps) begin and end where the token before them ends.
     """
 
-    def __init__(self, layers: int, begins: Begins, sound: Callable[[], Tensor], first_time: int) -> None:
+    def __init__(self, layers: int, begins: WordBeginnings, sound: Callable[[], Tensor], first_time: int) -> None:
         """layers: number of the decoder's layers. begins: called with token ids; returns for each whether it begins a
         word, None for a token without sound. sound: returns the features (B, mels, T) of the rows decoded last.
         first_time: id of the timestamp token of 0 seconds."""
@@ -203,10 +212,10 @@ class SpokenTokens:
             spoken = [num_input_ids + at for at, begin in enumerate(begins) if begin is not None]
             if not spoken:
                 continue
-            seen = attended(maps[index, :, [at - 1 for at in spoken], :states])
+            seen = mean_attention(maps[index, :, [at - 1 for at in spoken], :states])
             loud = loudness(sound[index, :, : states * MELS_A_STATE])
             new = [bool(begins[at - num_input_ids]) for at in spoken]
-            starts, ends = align_text(moved_to_sound(seen, loud), loud, new, self._end(row[num_input_ids:], begins))
+            starts, ends = align_text(shift_to_sound(seen, loud), loud, new, self._end(row[num_input_ids:], begins))
             times[0, index, spoken], times[1, index, spoken] = starts, ends - starts
             end = float(starts[0])
             for at in range(num_input_ids, len(row)):
@@ -220,7 +229,7 @@ class SpokenTokens:
     def _cut(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
         """Return how many encoder states to align at most: up to 0.5 s after the text's end, because later speech is
         not in the text."""
-        return min(self._end(tokens, begins), sys.maxsize - LATE) + LATE
+        return min(self._end(tokens, begins), sys.maxsize - MAX_LATE_STATES) + MAX_LATE_STATES
 
     def _end(self, tokens: Sequence[int], begins: Sequence[bool | None]) -> int:
         """Return the encoder state at which the text ends, if it ends with a timestamp; else there is no limit:
@@ -235,7 +244,7 @@ class SpokenTokens:
         return tokens[last - 1] - self._first_time if ended else sys.maxsize
 
 
-def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: Callable[[], Tensor]) -> None:
+def time_tokens(model: WhisperForConditionalGeneration, begins: WordBeginnings, sound: Callable[[], Tensor]) -> None:
     """Make `model.generate` compute start and duration of each token by `SpokenTokens`. model: a copy for one call.
 
     begins: called with token ids; returns for each whether it begins a word, None for a token without sound. sound:
@@ -243,4 +252,4 @@ def time_tokens(model: WhisperForConditionalGeneration, begins: Begins, sound: C
     """
     settings: Any = model.generation_config
     first_time = settings.no_timestamps_token_id + 1
-    vars(model)["_extract_token_timestamps"] = SpokenTokens(model.config.decoder_layers, begins, sound, first_time)
+    vars(model)["_extract_token_timestamps"] = TokenAligner(model.config.decoder_layers, begins, sound, first_time)

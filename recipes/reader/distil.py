@@ -16,24 +16,26 @@ from pathlib import Path
 import torch
 
 from mmdec.checks.devices import check_device
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import write_atomically
 from mmdec.daspeech.piece_reader import PiecesToUnits, unit_limits
 from mmdec.daspeech.training.reader.module import load_module
-from mmdec.errors import told
-from mmdec.phonetics.pieces import Pieces, heard
+from mmdec.errors import exit_on_error
+from mmdec.phonetics.pieces import PieceTokenizer, normalise_for_speech
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs
 
 SHOW = 3200  # number of sentences between two lines of progress
 BATCH, LARGE_BATCH = 32, 1024  # number of sentences that are translated together: on a CPU, on other devices
 
 
-def from_text(network: PiecesToUnits, pieces: Pieces, rows: Sequence[TextPair]) -> Iterator[list[int]]:
+def from_text(network: PiecesToUnits, pieces: PieceTokenizer, rows: Sequence[TextPair]) -> Iterator[list[int]]:
     """Translate each sentence from its exact text, on the network's device. pieces: the source tokenizer. Yields the
     target piece ids of each."""
     device = next(network.parameters()).device
     size = BATCH if device.type == "cpu" else LARGE_BATCH
     for start in range(0, len(rows), size):
-        sources = [torch.tensor(pieces.encode(heard(pair.source)) or [0]) for pair in rows[start : start + size]]
+        sources = [
+            torch.tensor(pieces.encode(normalise_for_speech(pair.source)) or [0]) for pair in rows[start : start + size]
+        ]
         lengths = torch.tensor([len(source) for source in sources], device=device)
         with torch.inference_mode():
             states = network.read(torch.nn.utils.rnn.pad_sequence(sources, batch_first=True).to(device), lengths)
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     network, pieces, english = (
         load_module([given.checkpoint])[0].network.to(check_device(given.device)),
-        *map(Pieces.read, (given.pieces, given.english)),
+        *map(PieceTokenizer.read, (given.pieces, given.english)),
     )
     pairs = evenly_spaced(read_text_pairs(given.text, "train"), given.limit)
     # sentences of similar length form a batch, so that they end at about the same step
@@ -63,10 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append((pair.name, pair.group, pair.source, text))
         if number % SHOW == 0:
             print(f"{number} of {len(pairs)}", flush=True)
-    write_whole(given.out / "train.tsv", "".join("\t".join(row) + "\n" for row in rows).encode())
+    write_atomically(given.out / "train.tsv", "".join("\t".join(row) + "\n" for row in rows).encode())
     print(f"{len(rows)} sentences in {given.out}")
 
 
 if __name__ == "__main__":
-    with told():
+    with exit_on_error():
         main()

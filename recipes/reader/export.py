@@ -23,18 +23,18 @@ from typing import Any, cast
 import torch
 from mmdec.drafters.ctc.drafter.training import module as ctc
 
-from mmdec.daspeech.checkpoint import heard_parts, load_encoder
-from mmdec.daspeech.checkpoint_parts import STRATEGIES, Decoding, check_decoding
+from mmdec.daspeech.checkpoint import load_encoder, load_piece_translator
+from mmdec.daspeech.checkpoint_parts import STRATEGIES, DecodingSettings, check_decoding
 from mmdec.daspeech.ctc_beam import PieceNGram
-from mmdec.daspeech.heard_checkpoint import HeardParts, save_heard
-from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
+from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts, save_piece_translator
+from mmdec.daspeech.heard_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.training.reader.module import load_module
 from mmdec.daspeech.training.vocoder import load_acoustic, load_vocoder
-from mmdec.errors import InputError, told
+from mmdec.errors import InputError, exit_on_error
 from mmdec.phonetics.ngram import END, START, NGram
-from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
+from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.phonetics.spelling import Speller
-from mmdec.training.checkpoints import newest
+from mmdec.training.checkpoints import newest_checkpoints
 from mmdec.training.corpora.text_files import read_training_pairs
 
 
@@ -80,9 +80,9 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     if missing and runs.model is None:
         raise InputError(f"`{missing[0]}` must be given, or `model`, whose it is, but neither is. Name one.")
     # without `model` the base is None, and is not used
-    base = cast(HeardParts, heard_parts(runs.model) if runs.model else None)
-    pieces = Pieces.read(runs.pieces) if runs.pieces else base.pieces
-    english = Pieces.read(runs.english) if runs.english else base.english
+    base = cast(PieceTranslatorParts, load_piece_translator(runs.model) if runs.model else None)
+    pieces = PieceTokenizer.read(runs.pieces) if runs.pieces else base.pieces
+    english = PieceTokenizer.read(runs.english) if runs.english else base.english
     encoder = load_encoder(runs.encoder) if runs.encoder else base.model.encoder
     training: dict[str, Any] = {} if runs.model is None else {"model": base.name}
     if runs.head:
@@ -102,7 +102,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
         reader = {name: value for name, value in reader.items() if not name.startswith(("encoder.", "head."))}
     if runs.encoder:
         training["encoder"] = runs.encoder
-    model = HeardTranslator(HeardTranslatorConfig(encoder.config, head.config, sizes))
+    model = PieceTranslator(PieceTranslatorConfig(encoder.config, head.config, sizes))
     state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     state |= {f"head.{name}": value for name, value in head.state_dict().items()}
     model.load_state_dict(state | reader)
@@ -119,7 +119,7 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     chosen = strategy or ("lookahead" if graph else "autoregressive")
     if runs.model and strategy is None:
         chosen = base.decoding.strategy
-    parts = HeardParts(
+    parts = PieceTranslatorParts(
         model=model.eval(),
         voice=voice,
         vocoder=load_vocoder(runs.vocoder) if runs.vocoder else base.vocoder,
@@ -128,10 +128,10 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
         phones=phones,
         speller=Speller.read(pronunciation),
         pronunciation=pronunciation,
-        decoding=check_decoding(Decoding(chosen, collapse=True), graph),
+        decoding=check_decoding(DecodingSettings(chosen, collapse=True), graph),
         name=out.name,
     )
-    return save_heard(out, parts, provenance={"training": training})
+    return save_piece_translator(out, parts, provenance={"training": training})
 
 
 def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
@@ -143,21 +143,23 @@ def read_voice(folder: Path) -> tuple[PhoneVoice, tuple[str, ...]]:
     return voice, tuple(phones)
 
 
-def french_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
+def french_ngram(folders: Sequence[Path], pieces: PieceTokenizer) -> PieceNGram:
     """Count an n-gram of French pieces from the training sentences in folders of sentence pairs. Repeated sentences
     count once."""
-    texts = (heard(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
-    return _piece_ngram(texts, pieces, HEARD, FRENCH)
+    texts = (normalise_for_speech(pair.source) for pairs in read_training_pairs(folders) for pair in pairs)
+    return _piece_ngram(texts, pieces, CTC_SPECIAL_PIECES, FRENCH)
 
 
-def english_ngram(folders: Sequence[Path], pieces: Pieces) -> PieceNGram:
+def english_ngram(folders: Sequence[Path], pieces: PieceTokenizer) -> PieceNGram:
     """Count an n-gram of English pieces from the translations in folders of sentence pairs. Repeated sentences count
     once."""
     texts = (text for pairs in read_training_pairs(folders) for pair in pairs for text in pair.references)
-    return _piece_ngram(texts, pieces, WRITTEN, ENGLISH)
+    return _piece_ngram(texts, pieces, DECODER_SPECIAL_PIECES, ENGLISH)
 
 
-def _piece_ngram(texts: Iterable[str], pieces: Pieces, special: Sequence[str], entries: Sequence[int]) -> PieceNGram:
+def _piece_ngram(
+    texts: Iterable[str], pieces: PieceTokenizer, special: Sequence[str], entries: Sequence[int]
+) -> PieceNGram:
     sentences = ([str(piece) for piece in pieces.encode(text)] for text in dict.fromkeys(texts))
     known = (str(piece) for piece in range(len(special), len(pieces)))
     order = len(entries) + 1
@@ -213,7 +215,7 @@ def _trained(load: Callable[[Sequence[Path]], tuple[Any, int]], path: Path, aver
     load: loads the module from checkpoints, with the mean of their weights.
     path: a checkpoint, or a folder, whose last `average` checkpoints are used.
     """
-    checkpoints = newest(path, average) if path.is_dir() else [path]
+    checkpoints = newest_checkpoints(path, average) if path.is_dir() else [path]
     module, step = load(checkpoints)
     options: Mapping[str, Any] = module.hparams
     kept = {name: value for name, value in options.items() if name != "units" and name[0] != "_"}
@@ -238,5 +240,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with told():
+    with exit_on_error():
         main()

@@ -16,30 +16,30 @@ from typing import cast
 
 import torch
 
-from mmdec.daspeech.checkpoint import heard_parts
-from mmdec.daspeech.heard_checkpoint import HeardParts
-from mmdec.daspeech.training.reader.confusions import START, confusions
-from mmdec.drafters.ctc.network import Heard, best_pieces
-from mmdec.drafters.ctc.training.module import load_ears
-from mmdec.errors import InputError, told
+from mmdec.daspeech.checkpoint import load_piece_translator
+from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
+from mmdec.daspeech.training.reader.confusions import START, collect_confusions
+from mmdec.drafters.ctc.network import CtcTranscripts, best_pieces
+from mmdec.drafters.ctc.training.module import load_ctc_recogniser
+from mmdec.errors import InputError, exit_on_error
 from mmdec.io.audio import load_audio
-from mmdec.phonetics.pieces import Pieces, heard
+from mmdec.phonetics.pieces import PieceTokenizer, normalise_for_speech
 from mmdec.training.corpora.librispeech import read_utterances
 
 
-def _listener(head: Path, encoder: str | None) -> Callable[[Path], Heard]:
+def _listener(head: Path, encoder: str | None) -> Callable[[Path], CtcTranscripts]:
     """Return a function that maps a sound file to a CTC head's output.
 
     head: a speech translator's folder: its encoder, head and n-gram are used. Or a checkpoint of a head: it reads
         `encoder`, and is decoded greedily.
     """
     if not head.is_dir():
-        ears = load_ears(head, encoder or "")
+        ears = load_ctc_recogniser(head, encoder or "")
         return lambda path: best_pieces(*ears(path))
-    model = cast(HeardParts, heard_parts(head)).model.eval()
+    model = cast(PieceTranslatorParts, load_piece_translator(head)).model.eval()
 
     @torch.inference_mode()
-    def listen(path: Path) -> Heard:
+    def listen(path: Path) -> CtcTranscripts:
         return model.hear(*model.features([load_audio(path)]))[0]
 
     return listen
@@ -61,15 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.encoder is None and not given.head.is_dir():
         raise InputError("`encoder` must be given with a checkpoint as `head`, but is not. Name the head's.")
-    listen, pieces = _listener(given.head, given.encoder), Pieces.read(given.pieces)
+    listen, pieces = _listener(given.head, given.encoder), PieceTokenizer.read(given.pieces)
     rows = read_utterances(given.corpus, given.split)[given.skip :]
-    texts = (pieces.encode(heard(row.text)) for row in rows)
-    found = confusions((text, listen(row.path)) for text, row in zip(texts, rows, strict=True))
+    texts = (pieces.encode(normalise_for_speech(row.text)) for row in rows)
+    found = collect_confusions((text, listen(row.path)) for text, row in zip(texts, rows, strict=True))
     found.save(given.out)
     wrong = 1 - len(found.right) / max(int((found.said != START).sum()), 1)
     print(f"{len(found.said)} pieces of {len(rows)} recordings, {wrong:.1%} not heard first, in {given.out}")
 
 
 if __name__ == "__main__":
-    with told():
+    with exit_on_error():
         main()

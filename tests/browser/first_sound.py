@@ -19,7 +19,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from mmdec.bench.kernels import machine
+from mmdec.bench.kernels import describe_kernels
 from mmdec.bench.report import BenchReport, BenchRun, Quantity
 from mmdec.cli.reports import Destinations
 from mmdec.demo import samples
@@ -113,7 +113,9 @@ def measure(repeats: int) -> BenchReport:
     )
     load = max(load, os.getloadavg()[0])
     title = f"The demo's first sound; load of the machine up to {load:.1f} on {os.cpu_count()} cores. Median and range."
-    return BenchReport("demo", title, machine(), quantities=quantities, details={"load": load, "repeats": repeats})
+    return BenchReport(
+        "demo", title, describe_kernels(), quantities=quantities, details={"load": load, "repeats": repeats}
+    )
 
 
 def main() -> None:

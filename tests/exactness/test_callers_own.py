@@ -30,7 +30,7 @@ from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 import mmdec
 from mmdec.core.loop import Round
-from mmdec.generation.hf_bridge import stock_alone
+from mmdec.generation.hf_bridge import fallback_reasons
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
 from tests.support.callers_own import (
@@ -221,5 +221,5 @@ def test_images_go_to_the_stock_loop_as_they_came(kind: str) -> None:
 def test_who_is_known(given: Any, kept: bool) -> None:
     criterion = isinstance(given, StoppingCriteria)
     ending = EosTokenCriteria(2)
-    faults = stock_alone([] if criterion else [given], [ending, given] if criterion else [ending], 2)
+    faults = fallback_reasons([] if criterion else [given], [ending, given] if criterion else [ending], 2)
     assert (faults == []) == kept

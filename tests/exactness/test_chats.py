@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
-from mmdec.targets.probe import VOCABULARY
+from mmdec.targets.probe import PROBE_VOCABULARY
 from tests.support.families import model_of
 from tests.support.pairwise import cover
 from tests.support.wild import Wild
@@ -58,7 +58,7 @@ def say(
     network: PreTrainedModel, inputs: dict[str, Tensor], door: str, drafter: Any, cache: DynamicCache | None
 ) -> tuple[Tensor, Any]:
     """One turn through a door: the sequences and the cache for the next."""
-    given: Any = {**OPTIONS, CACHE: cache}
+    given: Any = {**OPTIONS, CACHE_ARGUMENT: cache}
     plug = mmdec.speculate(drafter, num_speculative_tokens=(5, 3))
     if door == "generate":
         return mmdec.generate(network, inputs, drafter, num_speculative_tokens=(5, 3), **given).sequences, cache
@@ -76,7 +76,7 @@ def say(
     out: Any = network.generate(  # type: ignore[operator]
         **inputs, **given, custom_generate=plug, return_dict_in_generate=True
     )
-    return out.sequences, out[CACHE]
+    return out.sequences, out[CACHE_ARGUMENT]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     batch = case["batch"]
 
     def words(width: int) -> Tensor:
-        return torch.tensor([([rng.randrange(6, VOCABULARY) for _ in range(4)] * 3)[:width] for _ in range(batch)])
+        return torch.tensor(
+            [([rng.randrange(6, PROBE_VOCABULARY) for _ in range(4)] * 3)[:width] for _ in range(batch)]
+        )
 
     text = words(9)
     mask = torch.ones_like(text)
@@ -98,7 +100,7 @@ def test_a_chat_goes_on_from_its_cache(case: dict[str, Any]) -> None:
     theirs = DynamicCache(config=network.config)
     for turn in range(3):
         wanted = network.generate(text, attention_mask=mask, **OPTIONS)
-        again = network.generate(text, attention_mask=mask, **OPTIONS, **{CACHE: theirs})
+        again = network.generate(text, attention_mask=mask, **OPTIONS, **{CACHE_ARGUMENT: theirs})
         assert torch.equal(again, wanted)  # the stock chat itself
         new = case["ids"] == "new" and turn > 0
         shown = text[:, mine.get_seq_length() :] if new and mine is not None else text
@@ -134,19 +136,19 @@ def assert_alike(mine: Any, theirs: DynamicCache, seen: Tensor) -> None:
 def test_stock_code_goes_on_from_the_cache(batch: int) -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 6 + 8 * batch).view(batch, 8)
     mine = DynamicCache(config=network.config)
-    text = mmdec.generate(network, ids, "lookup", **{CACHE: mine}, **OPTIONS).sequences
+    text = mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: mine}, **OPTIONS).sequences
     text = torch.cat([text, ids[:, :3]], 1)
     mask = torch.ones_like(text)
     before = copy.deepcopy(mine)
     wanted = network.generate(text, attention_mask=mask, **OPTIONS)
     for held in (mine, before):
-        assert torch.equal(network.generate(text, attention_mask=mask, **{CACHE: held}, **OPTIONS), wanted)
+        assert torch.equal(network.generate(text, attention_mask=mask, **{CACHE_ARGUMENT: held}, **OPTIONS), wanted)
 
 
 def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
     held = DynamicCache(config=network.config)
-    text = mmdec.generate(network, ids, "lookup", **{CACHE: held}, **OPTIONS).sequences
+    text = mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: held}, **OPTIONS).sequences
     length, keys = held.get_seq_length(), held.layers[0].keys
     assert keys is not None
     kept = keys.clone()
@@ -157,7 +159,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
     ]
     for given, options, match in refused:
         with pytest.raises(InputError, match=match):
-            mmdec.generate(network, given, "lookup", **{CACHE: held}, **{**OPTIONS, **options})
+            mmdec.generate(network, given, "lookup", **{CACHE_ARGUMENT: held}, **{**OPTIONS, **options})
         assert held.get_seq_length() == length
         assert torch.equal(held.layers[0].keys, kept)  # type: ignore[arg-type]
 
@@ -167,7 +169,7 @@ def test_a_cache_of_another_model_is_refused() -> None:
 
     def held() -> DynamicCache:
         filled = DynamicCache(config=network.config)
-        network(ids[:, :4], **{CACHE: filled}, use_cache=True)
+        network(ids[:, :4], **{CACHE_ARGUMENT: filled}, use_cache=True)
         return filled
 
     shallow, uneven = held(), held()
@@ -175,18 +177,18 @@ def test_a_cache_of_another_model_is_refused() -> None:
     uneven.layers[1].keys = uneven.layers[1].keys[:, :, :2]  # type: ignore[index]
     uneven.layers[1].values = uneven.layers[1].values[:, :, :2]  # type: ignore[index]
     for odd in (shallow, uneven, EncoderDecoderCache(held(), DynamicCache())):
-        with pytest.raises(InputError, match=f"`{CACHE}` must be"):
-            mmdec.generate(network, ids, "lookup", **{CACHE: odd}, **OPTIONS)
+        with pytest.raises(InputError, match=f"`{CACHE_ARGUMENT}` must be"):
+            mmdec.generate(network, ids, "lookup", **{CACHE_ARGUMENT: odd}, **OPTIONS)
 
 
 def test_a_stream_that_is_left_keeps_the_text_so_far() -> None:
     network, ids = model("LlamaForCausalLM"), torch.arange(6, 14)[None]
     held = DynamicCache(config=network.config)
     text = ids
-    for one in mmdec.stream(network, ids, "lookup", **{CACHE: held}, **OPTIONS | {"eos_token_id": None}):
+    for one in mmdec.stream(network, ids, "lookup", **{CACHE_ARGUMENT: held}, **OPTIONS | {"eos_token_id": None}):
         text = torch.cat([text, torch.tensor(one.tokens)], 1)
         if one.index == 2:
             break
     mask = torch.ones_like(text)
     wanted = network.generate(text, attention_mask=mask, **OPTIONS)
-    assert torch.equal(mmdec.generate(network, text, None, **{CACHE: held}, **OPTIONS).sequences, wanted)
+    assert torch.equal(mmdec.generate(network, text, None, **{CACHE_ARGUMENT: held}, **OPTIONS).sequences, wanted)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdec.core.budget import Budget
 from mmdec.core.sampling import Dice, KeyedSample, Stop
-from mmdec.core.verify import MatchRule, ResidualRule, Rule, Stream
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
 from mmdec.types import Draft, Plan
 from tests.support.oracle import plain_law
 from tests.support.toy import AlwaysAccept, Memory, Scripted, Toy, run
@@ -97,12 +97,12 @@ def keyed_match(drafter: Racing) -> Rule:
         def drawn(self, plan: Plan, device: torch.device) -> Plan:
             return stream.drawn(plan, device)
 
-    stream = Stream(11)
+    stream = SamplingState(11)
     return Drawn(KeyedSample(11), "sampled")
 
 
 def residual(drafter: Racing) -> Rule:
-    return ResidualRule(Stream(12, temperature=1.3))
+    return ResidualRule(SamplingState(12, temperature=1.3))
 
 
 def always(drafter: Racing) -> Rule:
@@ -110,12 +110,14 @@ def always(drafter: Racing) -> Rule:
         def drawn(self, plan: Plan, device: torch.device) -> Plan:
             return stream.drawn(plan, device)
 
-    stream = Stream(14)
+    stream = SamplingState(14)
     return Drawn(KeyedSample(14), "sampled")
 
 
 def shared(drafter: Racing) -> Rule:
-    return ResidualRule(Stream(15), dice=lambda device, seed, kind, row, place: Shared(drafter, seed, row, place))
+    return ResidualRule(
+        SamplingState(15), dice=lambda device, seed, kind, row, place: Shared(drafter, seed, row, place)
+    )
 
 
 def texts(target: Toy, drafter: Racing, rule: Rule, rows: int, length: int) -> list[list[int]]:

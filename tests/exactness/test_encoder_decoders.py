@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import FAMILIES
 from mmdec.targets.registry import target_of
@@ -121,7 +121,7 @@ def test_the_output_object_is_the_models_own(batch: int) -> None:
     for name in ("decoder_attentions", "cross_attentions", "decoder_hidden_states"):
         for own, others in zip(found[name], wanted[name], strict=True):
             assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(own, others, strict=True))
-    assert found[CACHE].get_seq_length() == wanted[CACHE].get_seq_length()
+    assert found[CACHE_ARGUMENT].get_seq_length() == wanted[CACHE_ARGUMENT].get_seq_length()
 
 
 def test_a_prompt_of_the_decoder_may_be_padded() -> None:
@@ -147,13 +147,13 @@ def test_several_samples_of_one_source() -> None:
 def test_the_source_is_known_where_its_tokens_are_the_texts() -> None:
     model = encoder_decoder("T5ForConditionalGeneration")
     target, ids = target_of(model), torch.tensor([[4, 5, 6, 0], [7, 8, 9, 10]])
-    _, held = target.hold_back({"input_ids": ids, "attention_mask": (ids > 0).long()})
+    _, held = target.split_inputs({"input_ids": ids, "attention_mask": (ids > 0).long()})
     states = torch.randn(4, 4, 32)
     inputs = {"input_ids": torch.zeros(4, 1, dtype=torch.long), "encoder_outputs": (states,), **held}
     context = target.prefill(inputs, Needs())[1]
     assert context.source == [[4, 5, 6], [4, 5, 6], [7, 8, 9, 10], [7, 8, 9, 10]]
     apart = encoder_decoder("MarianMTModel", share_encoder_decoder_embeddings=False)
-    assert target_of(apart).hold_back({"input_ids": ids})[1] == {}
+    assert target_of(apart).split_inputs({"input_ids": ids})[1] == {}
 
 
 def copier() -> Any:

@@ -22,7 +22,7 @@ from transformers import (
 import mmdec
 from mmdec.errors import InputError
 from mmdec.targets.families import FAMILIES
-from mmdec.targets.probe import BOUND, VOCABULARY, WINDOW, difference, tiny
+from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, PROBE_WINDOW, difference, tiny_config
 from mmdec.targets.text import TextTarget
 from tests.support.families import attention_of, config_of, model_of
 from tests.support.wild import Wild
@@ -50,10 +50,13 @@ def fresh() -> None:
 @pytest.mark.parametrize("family", TRIED)
 def test_a_familys_texts_are_its_own_and_its_trees_are_its_paths(family: str) -> None:
     scorer = lambda model: TextTarget(model, checked=True)  # noqa: E731
-    assert difference(getattr(transformers, family), config_of(family), attention_of(family), scorer) < BOUND / 100
+    assert (
+        difference(getattr(transformers, family), config_of(family), attention_of(family), scorer)
+        < MAX_DIFFERENCE / 100
+    )
     model, rng = model_of(family), random.Random(family)
     for batch in (1, 3):
-        ids = torch.tensor([[rng.randrange(3, VOCABULARY) for _ in range(4)] * 3 for _ in range(batch)])
+        ids = torch.tensor([[rng.randrange(3, PROBE_VOCABULARY) for _ in range(4)] * 3 for _ in range(batch)])
         mask = torch.ones_like(ids)
         for row in range(1, batch):
             mask[row, : 4 * row - 1] = 0
@@ -69,7 +72,7 @@ def test_a_familys_texts_are_its_own_and_its_trees_are_its_paths(family: str) ->
 @pytest.mark.parametrize("drafter", ["recycling", "small"])
 def test_a_table_by_column_holds_a_tree(drafter: str) -> None:
     """GPT-Neo's mask is a table: near its end a tree's nodes would be beyond it, deep or not."""
-    shape = tiny(config_of("GPTNeoForCausalLM"), max_position_embeddings=24)
+    shape = tiny_config(config_of("GPTNeoForCausalLM"), max_position_embeddings=24)
     torch.manual_seed(0)
     small = transformers.GPTNeoForCausalLM(shape).eval()
     large = small if drafter == "recycling" else model_of("LlamaForCausalLM")
@@ -98,7 +101,7 @@ class Bounded(LlamaForCausalLM):
 
     @property
     def span(self) -> int:
-        return WINDOW
+        return PROBE_WINDOW
 
     def forward(  # type: ignore[override]
         self,
@@ -177,14 +180,14 @@ def test_a_probe_leaves_random_numbers_and_the_model_alone() -> None:
 
 def test_large_configurations_are_tried_in_small() -> None:
     """Every kind of layer stays in, every size and window shrinks, whatever is off stays off."""
-    shape: Any = tiny(
+    shape: Any = tiny_config(
         transformers.Gemma3TextConfig(
             sliding_window=4096, num_hidden_layers=24, num_key_value_heads=1, eos_token_id=[1, 7]
         )
     )
-    assert (shape.num_hidden_layers, shape.sliding_window, shape.vocab_size) == (2, WINDOW, VOCABULARY)
+    assert (shape.num_hidden_layers, shape.sliding_window, shape.vocab_size) == (2, PROBE_WINDOW, PROBE_VOCABULARY)
     assert set(shape.layer_types) == {"sliding_attention", "full_attention"}
     assert (shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads) == (32, 4, 1)
-    other: Any = tiny(transformers.Qwen2Config())
+    other: Any = tiny_config(transformers.Qwen2Config())
     assert other.sliding_window is None
     assert other.use_sliding_window is False

@@ -14,7 +14,7 @@ from transformers import TextStreamer
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.generation.run import default_statistics
 from tests.support.draft_networks import tree_growing
@@ -131,10 +131,10 @@ def test_the_cache_comes_back_and_serves_on() -> None:
     out = model.generate(  # type: ignore[operator]
         ids, attention_mask=torch.ones_like(ids), custom_generate=plug, return_dict_in_generate=True, **options
     )
-    cache, ids = out[CACHE], out.sequences
+    cache, ids = out[CACHE_ARGUMENT], out.sequences
     assert cache.get_seq_length() == ids.shape[1] - 1
     mask = torch.ones_like(ids)
-    later = model.generate(ids, attention_mask=mask, **{CACHE: cache}, **options)  # type: ignore[operator]
+    later = model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **options)  # type: ignore[operator]
     assert torch.equal(later, model.generate(ids, attention_mask=mask, **options))  # type: ignore[operator]
 
 

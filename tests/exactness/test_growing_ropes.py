@@ -13,7 +13,7 @@ import transformers
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.targets.probe import small_model
 from mmdec.targets.text import TextTarget
 from tests.support.every_class import prompts
@@ -78,7 +78,7 @@ def test_a_cache_from_below_is_not_drafted_beyond() -> None:
             options: dict[str, Any] = {"max_new_tokens": more, "do_sample": False, "eos_token_id": None}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                ids = model.generate(ids, **{CACHE: cache}, pad_token_id=0, custom_generate=plug, **options)
+                ids = model.generate(ids, **{CACHE_ARGUMENT: cache}, pad_token_id=0, custom_generate=plug, **options)
         texts.append(ids)
     assert torch.equal(*texts)
 

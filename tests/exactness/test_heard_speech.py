@@ -13,8 +13,8 @@ from mmdec.daspeech.translator import (
     RERANKED,
     STRATEGIES,
     SpeechTranslator,
-    readings,
-    second_opinion,
+    autoregressive_evidence,
+    score_texts,
 )
 from tests.conftest import buzz
 from tests.support.tiny_heard import parts
@@ -74,8 +74,8 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
     (row,) = model.translate([sound], "reranked")
     assert read == [len(texts)]  # its confidence needs no pass of its own
     with torch.inference_mode():
-        (alone,) = readings(model.model.ar, [texts[worth.index(max(worth))]], source)
-    told = second_opinion(alone)
+        (alone,) = score_texts(model.model.ar, [texts[worth.index(max(worth))]], source)
+    told = autoregressive_evidence(alone)
     assert {name: row.evidence[name] for name in told} == pytest.approx(told, abs=1e-4)
     assert row.units == [model.units[token] for token in texts[worth.index(max(worth))]]
     assert row.passes == 2
@@ -87,7 +87,7 @@ def test_reranked_is_the_graphs_text_that_both_decoders_find_likeliest(seed: int
 def test_a_padded_batch_has_the_units_of_its_rows_alone(strategy: str, seed: int, tmp_path: Path) -> None:
     model = translator(seed, tmp_path)
     sounds = [torch.from_numpy(buzz(seconds, seed)) for seconds in (1.3, 0.5, 2.2)]
-    together = model.translate_together(sounds, strategy)
+    together = model.translate_batch(sounds, strategy)
     for row, sound in zip(together, sounds, strict=True):
         (alone,) = model.translate([sound], strategy)
         assert row.units == alone.units
@@ -111,7 +111,7 @@ def test_a_silent_row_does_not_change_its_neighbours(tmp_path: Path) -> None:
 
         model.model.hear = hear  # type: ignore[method-assign]
         for strategy in ("lookahead", "verified"):
-            found = model.translate_together([sounds[0], sounds[1], sounds[1]], strategy)
+            found = model.translate_batch([sounds[0], sounds[1], sounds[1]], strategy)
             assert (found[1].text, found[1].units, found[1].passes, len(found[1].samples)) == ("", [], 0, 0)
             assert found[1].confidence == 0.0
             for row, sound in ((0, sounds[0]), (2, sounds[1])):

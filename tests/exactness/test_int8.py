@@ -12,7 +12,7 @@ from torch import nn
 import mmdec
 from mmdec import InputError
 from mmdec.io.audio import load_audio
-from mmdec.nn.int8 import Int8Linear, levels, quantised
+from mmdec.nn.int8 import Int8Linear, has_int8_layers, levels
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
@@ -73,7 +73,7 @@ def test_a_row_has_the_same_bits_beside_any_others() -> None:
 
 
 def test_it_is_asked_for_by_name() -> None:
-    assert quantised(mmdec.load("whisper-tiny.en", device="cpu", dtype="int8").model)
-    assert not quantised(load_whisper("whisper-tiny.en", "cpu").model)
+    assert has_int8_layers(mmdec.load("whisper-tiny.en", device="cpu", dtype="int8").model)
+    assert not has_int8_layers(load_whisper("whisper-tiny.en", "cpu").model)
     with pytest.raises(InputError, match="float16 or float64, but is 'int8'"):
         mmdec.translate_speech(SOUNDS[0], sample_rate=16_000, dtype="int8")

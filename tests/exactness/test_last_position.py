@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 import mmdec
-from mmdec.targets.probe import SPREAD, tiny
+from mmdec.targets.probe import WEIGHT_DEVIATION, tiny_config
 from tests.support.encoder_decoders import encoder_decoder, sources
 from tests.support.families import attention_of, config_of
 from tests.support.wild import Wild
@@ -35,14 +35,14 @@ OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id"
 @lru_cache(16)
 def language_model(family: str, positions: int = TABLE, seed: int = 0) -> Any:
     """Build a small random model with a table of `positions` positions."""
-    shape = tiny(config_of(family), max_position_embeddings=positions)
+    shape = tiny_config(config_of(family), max_position_embeddings=positions)
     shape._attn_implementation = attention_of(family)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = getattr(transformers, family)(shape).eval()
         for weight in model.parameters():
             if weight.ndim > 1:
-                weight.normal_(0.0, SPREAD)
+                weight.normal_(0.0, WEIGHT_DEVIATION)
     return model
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE, transformers_release
+from mmdec.compat import CACHE_ARGUMENT, transformers_release
 from mmdec.errors import InputError
-from mmdec.targets.media import FAMILIES, HEARING, REFUSED, SEEING, MediaTarget
+from mmdec.targets.media import AUDIO_FAMILIES, FAMILIES, UNSUPPORTED_CLASSES, VISION_FAMILIES, MediaTarget
 from mmdec.targets.registry import target_of
 from tests.support.hearing_folders import FAMILIES as LISTENING
 from tests.support.media_models import FOR, media_inputs, media_model
@@ -89,8 +89,8 @@ def test_a_chat_goes_on_from_its_cache(family: str) -> None:
     caches = [DynamicCache(config=model.config), DynamicCache(config=model.config)]
     plug = mmdec.speculate("lookup", num_speculative_tokens=4)
     for turn in range(2):
-        wanted = model.generate(**inputs, **options, **{CACHE: caches[0]})
-        found = model.generate(**inputs, **options, **{CACHE: caches[1]}, custom_generate=plug)
+        wanted = model.generate(**inputs, **options, **{CACHE_ARGUMENT: caches[0]})
+        found = model.generate(**inputs, **options, **{CACHE_ARGUMENT: caches[1]}, custom_generate=plug)
         assert torch.equal(found, wanted), turn
         ids = torch.cat([wanted, torch.tensor([[7, 9, 8, 7, 9]])], 1)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -105,13 +105,13 @@ def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
     inputs = media_inputs(model, [1], seed=2)
     options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": None, "do_sample": False, "suppress_tokens": HELD}
     cache = DynamicCache(config=model.config)
-    first = mmdec.generate(model, {**inputs, CACHE: cache}, "lookup", **options).sequences
+    first = mmdec.generate(model, {**inputs, CACHE_ARGUMENT: cache}, "lookup", **options).sequences
     assert torch.equal(first, model.generate(**inputs, **options))
     ids = torch.cat([first, torch.tensor([[7, 9, 8, 7, 9]])], 1)
     whole = {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if "mm_token_type_ids" in inputs:
         whole["mm_token_type_ids"] = (ids == 60).long()
-    again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: cache}
+    again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE_ARGUMENT: cache}
     found = mmdec.generate(model, again, "lookup", num_speculative_tokens=4, **options).sequences
     assert torch.equal(found, model.generate(**whole, **options))
 
@@ -119,7 +119,7 @@ def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
 def test_each_family_has_its_target() -> None:
     for family in NAMED:
         assert type(target_of(media_model(family + FOR))) is MediaTarget
-    assert all("audio" in media_model(family + FOR).input_modalities for family in HEARING.split())
+    assert all("audio" in media_model(family + FOR).input_modalities for family in AUDIO_FAMILIES.split())
 
 
 NEEDS = {**SEEING_NEEDS, "Voxtral": ("mistral-common",)}  # packages of processors
@@ -134,9 +134,9 @@ HEARD = (*LISTENING, "Voxtral")
 def rows() -> list[str]:
     """The table of the page, a line a family."""
     exact = "exact: one row and four, second turns"
-    seen = [f"| `{name}{FOR}` | {exact}, 0 to 3 pictures | {_door(name, SEEN)} |" for name in SEEING.split()]
-    heard = [f"| `{name}{FOR}` | {exact}, 0 to 3 sounds | {_door(name, HEARD)} |" for name in HEARING.split()]
-    return [*seen, *heard, *(f"| `{name}` | refused: {why} | |" for name, why in REFUSED.items())]
+    seen = [f"| `{name}{FOR}` | {exact}, 0 to 3 pictures | {_door(name, SEEN)} |" for name in VISION_FAMILIES.split()]
+    heard = [f"| `{name}{FOR}` | {exact}, 0 to 3 sounds | {_door(name, HEARD)} |" for name in AUDIO_FAMILIES.split()]
+    return [*seen, *heard, *(f"| `{name}` | refused: {why} | |" for name, why in UNSUPPORTED_CLASSES.items())]
 
 
 def _door(name: str, tried: tuple[str, ...]) -> str:
@@ -153,12 +153,12 @@ def test_the_page_lists_the_families() -> None:
     assert [line for line in page.splitlines() if line.startswith("| `")] == rows()
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED_CLASSES)
 def test_other_families_are_refused_by_name(name: str) -> None:
     """Of a whole model nothing but its class is looked at: none needs to be made."""
     model = object.__new__(getattr(transformers, name))
     model.__dict__["training"] = False
-    with pytest.raises(InputError, match=re.escape(f"{name}: {REFUSED[name]}")):
+    with pytest.raises(InputError, match=re.escape(f"{name}: {UNSUPPORTED_CLASSES[name]}")):
         target_of(model)
 
 

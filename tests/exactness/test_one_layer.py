@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import mmdec
-from mmdec.targets.probe import tiny
+from mmdec.targets.probe import tiny_config
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "max_new_tokens": 12}
 ONE_LAYER = ("Gemma3ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Llama4ForCausalLM", "Lfm2ForCausalLM")
@@ -19,7 +19,7 @@ ONE_LAYER = ("Gemma3ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Lla
 def test_a_model_of_one_layer_is_target_and_drafter(family: str) -> None:
     """Its lists with an entry for each layer have one entry."""
     kind: Any = getattr(transformers, family)
-    fields = tiny(kind.config_class()).to_dict()
+    fields = tiny_config(kind.config_class()).to_dict()
     lists = {name: value[-1:] for name, value in fields.items() if isinstance(value, list) and len(value) == 2}
     known = {name: value for name, value in fields.items() if name not in ("model_type", "transformers_version")}
     model = kind(kind.config_class(**{**known, **lists, "num_hidden_layers": 1})).eval()

@@ -15,7 +15,7 @@ import mmdec
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
-from mmdec.core.verify import ResidualRule, Stream
+from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.targets.text import TextTarget
 from tests.support.blended_toy import Toy
@@ -89,7 +89,7 @@ def test_residual_sampling_keeps_the_targets_law() -> None:
     rows = 1200
     ids = torch.tensor([[1, 2]] * rows)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(Stream(4, temperature=0.8))
+    text, rule = Sequences(ids, Stop(5, frozenset())), ResidualRule(SamplingState(4, temperature=0.8))
     drafts = OtherVocabulary(toy, letters, letters)
     rounds = list(decode(target, inputs, text, rule, drafts, Budget.fixed(2)))
     accepted = sum(sum(one.accepted) for one in rounds)

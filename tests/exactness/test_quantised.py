@@ -19,7 +19,7 @@ from torch import Tensor
 import mmdec
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets import quantization_check as siblings
-from mmdec.targets.quantization_check import difference, siblings_matter
+from mmdec.targets.quantization_check import difference, siblings_change_logits
 from mmdec.targets.registry import target_of
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
@@ -130,17 +130,17 @@ def test_a_model_is_measured_once_and_anew_when_it_was_quantised_in_place(monkey
         return measured[-1]
 
     monkeypatch.setattr(siblings, "difference", counted)
-    assert not siblings_matter(LLAMA, target_of(LLAMA))
+    assert not siblings_change_logits(LLAMA, target_of(LLAMA))
     assert not measured  # of torch's and transformers' own parts
     model = weights_alone(LLAMA)
     for _ in range(2):
-        assert not siblings_matter(model, target_of(model))
+        assert not siblings_change_logits(model, target_of(model))
     assert len(measured) == 1
     model = copy.deepcopy(LLAMA)
-    assert not siblings_matter(model, target_of(model))
+    assert not siblings_change_logits(model, target_of(model))
     dynamic(model, in_place=True)
     with pytest.warns(RuntimeWarning, match=WARNING):
-        assert siblings_matter(model, target_of(model))
-    assert siblings_matter(model, target_of(model))
+        assert siblings_change_logits(model, target_of(model))
+    assert siblings_change_logits(model, target_of(model))
     assert len(measured) == 2
     assert measured[1][0] > 1e-2

@@ -22,7 +22,7 @@ from mmdec.core.tree import trees_from_lists
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.generation.auto_drafter import auto_drafter
-from mmdec.hub.find import kind
+from mmdec.hub.find import model_kind
 from mmdec.io.audio import SAMPLE_RATE, load_audio
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
@@ -45,7 +45,7 @@ def seconds(path: Path) -> float:
     return len(load_audio(path)) / SAMPLE_RATE
 
 
-MODELS = [path for path in folder("MMDEC_MODELS") if path.is_dir() and kind(path) == "whisper"]
+MODELS = [path for path in folder("MMDEC_MODELS") if path.is_dir() and model_kind(path) == "whisper"]
 FOUND = [path for path in folder("MMDEC_RECORDINGS") if path.suffix in SOUNDS]
 RECORDINGS = FOUND if WHOLE else [path for path in FOUND if seconds(path) <= SHORT][:2]
 pytestmark = pytest.mark.skipif(

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import mmdec
-from mmdec.hub.find import kind
+from mmdec.hub.find import model_kind
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "language_models.md"
@@ -30,7 +30,7 @@ NEW = 40
 def models() -> list[Path]:
     named = os.environ.get("MMDEC_MODELS")
     found = sorted(path for path in Path(named).iterdir() if path.is_dir()) if named else []
-    return [path for path in found if kind(path) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+    return [path for path in found if model_kind(path) in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
 
 
 MODELS = models()

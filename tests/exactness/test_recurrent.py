@@ -13,11 +13,11 @@ import transformers
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.families import FAMILIES
-from mmdec.targets.probe import BOUND, VOCABULARY, difference
-from mmdec.targets.recurrent_cache import BACKLOG, STATE_CACHE
+from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, difference
+from mmdec.targets.recurrent_cache import MAX_BACKLOG, STATE_CACHE
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import text_scorer
 from mmdec.types import Draft, Needs, Verdict
@@ -45,7 +45,7 @@ def fresh() -> None:
 def batch_of(family: str, rows: int, width: int = 21) -> dict[str, torch.Tensor]:
     """Repetitive prompts, longer than any chunk, padded on the left."""
     rng = random.Random(family)
-    ids = torch.tensor([([rng.randrange(3, VOCABULARY) for _ in range(5)] * width)[:width] for _ in range(rows)])
+    ids = torch.tensor([([rng.randrange(3, PROBE_VOCABULARY) for _ in range(5)] * width)[:width] for _ in range(rows)])
     mask = torch.ones_like(ids)
     for row in range(1, rows):
         mask[row, : 4 * row] = 0
@@ -56,7 +56,7 @@ def batch_of(family: str, rows: int, width: int = 21) -> dict[str, torch.Tensor]
 def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
     kind: Any = getattr(transformers, f"{family}ForCausalLM")
     attention = "sdpa" if kind._supports_sdpa else "eager"
-    assert difference(kind, recurrent_config(family), attention, text_scorer) < BOUND / 50
+    assert difference(kind, recurrent_config(family), attention, text_scorer) < MAX_DIFFERENCE / 50
 
 
 @pytest.mark.parametrize(("family", "drafter", "batch"), cases())
@@ -121,7 +121,7 @@ def test_quantised_weights_are_drafted(family: str) -> None:
 def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
     model, inputs = recurrent_model(family), batch_of(family, 1)
     caches = [DynamicCache(config=model.config) for _ in range(2)]
-    name = STATE_CACHE if family == "Mamba2" and CACHE != "cache" else CACHE
+    name = STATE_CACHE if family == "Mamba2" and CACHE_ARGUMENT != "cache" else CACHE_ARGUMENT
     options: dict[str, Any] = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     wanted = model.generate(**inputs, **{name: caches[0]}, **options)  # type: ignore[operator]
     drafter: Any = Wild(0.5, wanted.tolist(), 0.7)
@@ -137,7 +137,7 @@ def test_a_cache_is_left_as_generate_leaves_it(family: str) -> None:
             torch.testing.assert_close(own.keys, stock.keys, rtol=1e-3, atol=1e-4)
     if family != "Mamba2":  # its cache does not say how many tokens it has read
         more = {"input_ids": wanted, "attention_mask": torch.ones_like(wanted)}
-        turns = [model.generate(**more, **{CACHE: cache}, **options) for cache in caches]  # type: ignore[operator]
+        turns = [model.generate(**more, **{CACHE_ARGUMENT: cache}, **options) for cache in caches]  # type: ignore[operator]
         assert torch.equal(*turns)
 
 
@@ -148,14 +148,14 @@ def test_without_recurrent_states_nothing_is_read_twice() -> None:
         target = target_of(recurrent_model(family))
         session, _, _, _ = target.prefill({"input_ids": torch.arange(3, 12)[None]}, Needs())
         ones, passes = torch.ones(1, dtype=torch.long), 0
-        for _ in range(BACKLOG + 2):
+        for _ in range(MAX_BACKLOG + 2):
             draft = Draft(torch.tensor([[5, 6, 7]]), torch.tensor([[-1, 0, 1]]), ones * 3)
             target.score(session, draft)
             accepted = Verdict(torch.tensor([[0]]), ones, ones == 0, ones[:, None], ones)
             target.commit(session, accepted)
             passes = max(passes, len(session.store.backlogs[0]))
         backlogs[family] = passes, session.store.passes
-    assert backlogs == {"Lfm2": (0, 0), "Qwen3Next": (BACKLOG + 1, 1)}
+    assert backlogs == {"Lfm2": (0, 0), "Qwen3Next": (MAX_BACKLOG + 1, 1)}
 
 
 def test_a_tree_is_refused_by_the_target() -> None:
@@ -166,7 +166,10 @@ def test_a_tree_is_refused_by_the_target() -> None:
 
 
 STRANGE = [
-    ("RecurrentGemma", f"must keep its states in `{CACHE}`, but RecurrentGemmaForCausalLM keeps them elsewhere"),
+    (
+        "RecurrentGemma",
+        f"must keep its states in `{CACHE_ARGUMENT}`, but RecurrentGemmaForCausalLM keeps them elsewhere",
+    ),
     ("MiniMax", "MiniMaxForCausalLM .*of its own"),
 ]
 
@@ -180,6 +183,6 @@ def test_states_outside_the_cache_are_refused_by_name(family: str, reason: str) 
 @pytest.mark.parametrize("family", ["Rwkv", "xLSTM"])
 def test_other_kinds_of_states_are_refused_by_name(family: str) -> None:
     kind: Any = getattr(transformers, f"{family}ForCausalLM")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "num_heads": 2, "num_blocks": 2}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": PROBE_VOCABULARY, "num_heads": 2, "num_blocks": 2}
     with pytest.raises(InputError, match=f"{family}ForCausalLM"):
         target_of(kind(kind.config_class(**sizes)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmdec.core.budget import Budget
 from mmdec.core.sampling import Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
-from mmdec.core.verify import MatchRule, ResidualRule, Rule, Stream, TypicalRule, verify
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
 from tests.support.oracle import Law, Oracle, Thrown, plain_law
 from tests.support.toy import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
@@ -23,7 +23,7 @@ CHAIN: Shape = [0, 1]
 STAR: Shape = [0, 0]
 TREE: Shape = [0, 0, 1]
 BRANCHED: Shape = [0, 1, 1]
-STREAM = Stream(0)
+STREAM = SamplingState(0)
 
 
 def sampled(oracle: Oracle) -> Rule:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.core.sampling import KeyedSample, Stop, most_probable, stock_sample
+from mmdec.core.sampling import KeyedSample, Stop, most_probable, transformers_sample
 from mmdec.core.verify import MatchRule
 from tests.support.toy import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
@@ -88,7 +88,7 @@ def test_equal_prompts_get_different_texts(drafted: bool) -> None:
 def test_stock_sampling_at_batch_one() -> None:
     """100 sequences, four drafters: one `torch.multinomial` a token on torch's own generator, no more."""
     random = Random(0)
-    rule = MatchRule(stock_sample, "sampled")
+    rule = MatchRule(transformers_sample, "sampled")
     for seed in range(100):
         target = Toy(random.choice([6, 12, 40]), seed % 10)
         given = prompts(random, 1, target.vocab_size)

@@ -302,7 +302,7 @@ def test_the_heads_of_a_directory_and_an_object(whisper: LoadedWhisper) -> None:
 def test_equals_stock_by_half_precision_copies(
     whisper: LoadedWhisper, name: str, drafter: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whisper_vocabulary, "LARGE", 1)
-    monkeypatch.setattr(whisper_vocabulary, "PAYS", 1)
+    monkeypatch.setattr(whisper_vocabulary, "MIN_COPIED_VOCABULARY", 1)
+    monkeypatch.setattr(whisper_vocabulary, "MIN_PASSES_BEFORE_COPY", 1)
     test_equals_stock(whisper, name, drafter)
     assert any(copy._made is not None for copy in whisper_vocabulary._copies.values())

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from tests.support.pairwise import cover
 from tests.support.tiny_vlm import (
     AXES,
@@ -110,7 +110,7 @@ def drawn(
 
 def say(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: Any, held: DynamicCache) -> Tensor:
     """The sequences, through the case's door."""
-    options: dict[str, Any] = {**options_of(model, case["choice"]), CACHE: held}
+    options: dict[str, Any] = {**options_of(model, case["choice"]), CACHE_ARGUMENT: held}
     seed = 5 if case["choice"] == "sampled" and case["batch"] > 1 else None
     nodes: Any = NODES[case["shape"]]
     torch.manual_seed(3)

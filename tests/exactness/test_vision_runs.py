@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.types import Needs
@@ -114,17 +114,17 @@ def test_nothing_is_left_on_the_model_or_read_from_it(kind: str) -> None:
     foreign = torch.tensor([[-777]])
     model.model.rope_deltas = foreign
     before = {name: value for name, value in vars(model.model).items() if name != "_modules"}
-    found = mmdec.generate(model, inputs, "lookup", **{CACHE: held}, **GREEDY).sequences
+    found = mmdec.generate(model, inputs, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences
     assert torch.equal(found, wanted)
-    assert torch.equal(mmdec.generate(model, text, "lookup", **{CACHE: held}, **GREEDY).sequences, again)
+    assert torch.equal(mmdec.generate(model, text, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences, again)
     assert {name: value for name, value in vars(model.model).items() if name != "_modules"} == before
     assert model.model.rope_deltas is foreign
     # `generate` of transformers writes there before it hands over; what it makes of it is not used.
     held = DynamicCache(config=model.config)
     plug = mmdec.speculate("lookup")
-    assert torch.equal(model.generate(**inputs, **{CACHE: held}, custom_generate=plug, **GREEDY), wanted)
+    assert torch.equal(model.generate(**inputs, **{CACHE_ARGUMENT: held}, custom_generate=plug, **GREEDY), wanted)
     model.model.rope_deltas = foreign
-    assert torch.equal(model.generate(**text, **{CACHE: held}, custom_generate=plug, **GREEDY), again)
+    assert torch.equal(model.generate(**text, **{CACHE_ARGUMENT: held}, custom_generate=plug, **GREEDY), again)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -285,13 +285,13 @@ def test_positions_that_nobody_knows_are_refused(kind: str) -> None:
     model, rng = vision_model(kind), random.Random(6)
     rows, more = [row_of(rng, "one")], [row_of(rng, "none")]
     inputs, held = batch_of(kind, rows), DynamicCache(config=model.config)
-    said = model.generate(**inputs, **{CACHE: held}, **GREEDY)
+    said = model.generate(**inputs, **{CACHE_ARGUMENT: held}, **GREEDY)
     whole, _ = second_turn(kind, rows, more, said, inputs["attention_mask"])
     text = {name: whole[name] for name in ("input_ids", "attention_mask")}
     with pytest.raises(InputError, match="whose images are not known"):
-        mmdec.generate(model, text, "lookup", **{CACHE: held}, **GREEDY)
+        mmdec.generate(model, text, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY)
     wanted = model.generate(**whole, **GREEDY)
-    assert torch.equal(mmdec.generate(model, whole, "lookup", **{CACHE: held}, **GREEDY).sequences, wanted)
+    assert torch.equal(mmdec.generate(model, whole, "lookup", **{CACHE_ARGUMENT: held}, **GREEDY).sequences, wanted)
 
 
 @pytest.mark.parametrize("kind", AXES)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.small_model import SmallModel
 from mmdec.errors import InputError
@@ -101,7 +101,7 @@ class Passes:
     last: int = 0
 
     def __call__(self, module: Any, args: Any, given: dict[str, Any]) -> None:
-        if given.get(CACHE) is not None and given[CACHE].get_seq_length():
+        if given.get(CACHE_ARGUMENT) is not None and given[CACHE_ARGUMENT].get_seq_length():
             self.count += 1
         self.last = max(self.last, int(given["position_ids"].max()))
 
@@ -230,7 +230,9 @@ def test_outputs_are_those_of_generate(batch: int, attention: str) -> None:
     for name in ("cross_attentions", "decoder_attentions", "decoder_hidden_states", "encoder_attentions"):
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-4)
     for part in ("self_attention_cache", "cross_attention_cache"):
-        for mine, theirs in zip(getattr(found[CACHE], part).layers, getattr(wanted[CACHE], part).layers, strict=True):
+        for mine, theirs in zip(
+            getattr(found[CACHE_ARGUMENT], part).layers, getattr(wanted[CACHE_ARGUMENT], part).layers, strict=True
+        ):
             torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(mine.values, theirs.values, rtol=1e-4, atol=1e-4)
 

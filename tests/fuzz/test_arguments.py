@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.daspeech.translate import load
 from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.errors import MmdecError
@@ -110,7 +110,7 @@ def doors(folder: Path) -> dict[str, Door]:
             (*heard, *options),
             {**sounds, **drafting, **numbers, "timestamps": ("word", "segment"), "processor": (whisper.processor,)},
         ),
-        "generate": Door(generate, lambda: text, (*options, "attention_mask", "position_ids", CACHE), texts),
+        "generate": Door(generate, lambda: text, (*options, "attention_mask", "position_ids", CACHE_ARGUMENT), texts),
         "stream": Door(stream, lambda: text, ("tokenizer", *options), texts),
         "speculate": Door(speculate, lambda: {**text} | {"drafter": "lookup"}, plug, drafting),
         "load": Door(mmdec.load, lambda: {"model": folder / "translator"}, ("device", "vocoder"), {"model": models}),

@@ -12,11 +12,11 @@ import random
 import pytest
 
 import mmdec
-from mmdec.targets.families import RECURRENT
+from mmdec.targets.families import RECURRENT_FAMILIES
 from tests.support.adversary import Report, attack, attacks
 from tests.support.every_class import windowed
 
-KINDS = {"windows": windowed(), "states": [f"{name}ForCausalLM" for name in RECURRENT.split()]}
+KINDS = {"windows": windowed(), "states": [f"{name}ForCausalLM" for name in RECURRENT_FAMILIES.split()]}
 CHUNK = 200
 CHUNKS = 50 if os.environ.get("MMDEC_ALL") else 1
 STEP = 7  # families from one chunk's first to the next one's

@@ -8,7 +8,7 @@ import torch
 from tests.support.interpreter import DEVICE  # before the kernels
 
 from mmdec.kernels import kv_gather_triton  # isort: skip
-from mmdec.kernels.kv_gather import fits
+from mmdec.kernels.kv_gather import kernel_fits
 from tests.support.kernel_kv_gather import agrees, moved
 
 
@@ -35,7 +35,7 @@ def test_overlapping_ranges_are_read_before_they_are_written() -> None:
 def test_long_moves_go_in_parts() -> None:
     """Holes of a prompt: more columns than are read at once, ascending and moving down."""
     path = [column for column in range(3, 230) if column % 3]
-    assert fits([path], [1])
+    assert kernel_fits([path], [1])
     kv = torch.rand(2, 1, 1, 230, 2).to(DEVICE)
     want = moved(kv, [path], [1])
     kv_gather_triton.kv_gather_triton(kv, [path], [1])
@@ -44,7 +44,7 @@ def test_long_moves_go_in_parts() -> None:
 
 @pytest.mark.parametrize(("path", "begin"), [([*range(70, 0, -1)], 1), ([*range(0, 70)], 5)])
 def test_what_parts_could_spoil_does_not_fit(path: list[int], begin: int) -> None:
-    assert not fits([path], [begin])
+    assert not kernel_fits([path], [begin])
 
 
 def test_what_lies_in_place_is_not_written() -> None:

@@ -67,7 +67,7 @@ def filled(network: Any) -> Any:
     torch.manual_seed(0)
     for weight in network.parameters():
         nn.init.normal_(weight, 0.8 if weight.dim() == 1 else 0.0, 0.3)
-    if network.config.mapped:
+    if network.config.has_draft_vocabulary:
         ids = torch.randperm(TOKENS)[:DRAFTED].sort().values
         network.d2t.copy_(ids - torch.arange(DRAFTED))
         network.t2d.copy_(torch.zeros(TOKENS, dtype=torch.bool).index_fill(0, ids, True))
@@ -129,7 +129,7 @@ def our_block(network: Any, embedding: Any, root: int, features: Tensor, head: A
     columns, size = features.shape[0], network.config.block_size
     states = network.fuse(features[:, :0], features)[None]
     tokens = torch.tensor([[root, *[network.config.mask_token] * (size - 1)]])
-    block = network.embedded(tokens, embedding)
+    block = network.embed_block(tokens, embedding)
     before, positions = torch.arange(columns)[None], columns + torch.arange(size)[None]
     mask = torch.zeros(1, 1, size, columns + size)
     for index in range(network.depth):

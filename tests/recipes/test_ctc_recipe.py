@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmdec.drafters.ctc.training.module import load_ears
+from mmdec.drafters.ctc.training.module import load_ctc_recogniser
 from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, fit, logged
 from tests.support.tiny_sentences import SIZES, write
 from tests.support.tiny_whisper import write as write_whisper
@@ -30,7 +30,7 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(tmp_path: Path) -> No
     check_same_weights(checkpoint(whole, 9), checkpoint(parts, 9))
     losses = [float(row["dev/ctc"]) for row in logged(whole, "dev/ctc")]
     assert losses[-1] < losses[0]
-    assert load_ears(checkpoint(whole, 9), str(corpus / "whisper")).head.config.d_states == 32
+    assert load_ctc_recogniser(checkpoint(whole, 9), str(corpus / "whisper")).head.config.d_states == 32
 
 
 def test_a_head_that_drafts_learns_from_the_models_own_transcripts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.drafters.eagle.training.heard import HeardData
+from mmdec.drafters.eagle.training.heard import AudioData
 from mmdec.drafters.eagle.training.samples import append, join
 from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
@@ -91,7 +91,7 @@ def test_a_drafter_that_hears_trains_and_changes_no_text(
 def test_recordings_are_chosen_and_joined(corpus: Path, tmp_path: Path) -> None:
     """Sounds of other lengths end in zeros, and a sound's mask is no mask of a text, however long."""
     base = write("AudioFlamingo3", tmp_path / "base")
-    data = HeardData(str(base), str(corpus), train_split="train-clean-100", dev_split="dev-clean", samples=4)
+    data = AudioData(str(base), str(corpus), train_split="train-clean-100", dev_split="dev-clean", samples=4)
     samples = data.samples["train"]
     assert len({sample.name for sample in samples}) == len(samples) == 4
     assert all(sample.visual and sample.question.startswith("TEXT") for sample in samples)
@@ -105,4 +105,4 @@ def test_recordings_are_chosen_and_joined(corpus: Path, tmp_path: Path) -> None:
     inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long), "feature_attention_mask": torch.ones(1, 4)}
     assert append(inputs, [1, 2])["feature_attention_mask"].shape == (1, 4)
     with pytest.raises(InputError, match="language model that hears"):
-        _ = HeardData(str(corpus), str(corpus)).prompting
+        _ = AudioData(str(corpus), str(corpus)).prompting

@@ -157,7 +157,7 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
     optimizer = torch.optim.Adam(module.heads.parameters(), 0.02)
     for _ in range(100):
         optimizer.zero_grad()
-        module.weighted(module.losses(places)[0]).backward()
+        module.weighted_loss(module.losses(places)[0]).backward()
         optimizer.step()
     with torch.no_grad():
         module.validation_step(batch, 0)

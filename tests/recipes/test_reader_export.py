@@ -20,7 +20,7 @@ from mmdec.drafters.ctc.network import best_pieces
 from mmdec.drafters.ctc.training.module import CtcModule
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
-from mmdec.phonetics.pieces import Pieces
+from mmdec.phonetics.pieces import PieceTokenizer
 from mmdec.whisper.encoder import TAIL, read_states
 from recipes.reader.export import main
 from tests.support.tiny_heard import parts
@@ -102,7 +102,7 @@ def test_checkpoints_are_averaged_and_a_strategy_is_kept(runs: Path, tmp_path: P
 
 
 def test_parts_of_other_pieces_are_refused(runs: Path, tmp_path: Path) -> None:
-    other = Pieces.learn(["autre chose", "encore"], 30, ("<blank>",))
+    other = PieceTokenizer.learn(["autre chose", "encore"], 30, ("<blank>",))
     other.save(tmp_path / "pieces.json")
     with pytest.raises(InputError, match="`head` must be trained on these `pieces`, but has others"):
         main(command(runs, tmp_path / "model", pieces=tmp_path / "pieces.json"))
@@ -128,7 +128,7 @@ def test_what_is_not_named_is_another_translators(runs: Path, tmp_path: Path) ->
 
 
 def test_layers_that_were_trained_with_the_head_are_the_encoders(runs: Path, tmp_path: Path) -> None:
-    units = Pieces.read(runs / "pieces.json").names
+    units = PieceTokenizer.read(runs / "pieces.json").names
     module = CtcModule(units=units, **SIZES, top=1, encoder=str(runs / "whisper"))
     with torch.no_grad():
         module.top.layers[0].fc1.weight += 1.0  # type: ignore[union-attr, operator, index]

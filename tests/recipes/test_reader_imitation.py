@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.daspeech.checkpoint import heard_parts
-from mmdec.daspeech.training.reader.confusions import ENOUGH, START, Confusions, confusions
+from mmdec.daspeech.checkpoint import load_piece_translator
+from mmdec.daspeech.training.reader.confusions import MIN_OUTCOMES, START, Confusions, collect_confusions
 from mmdec.daspeech.training.reader.data import Pairs
-from mmdec.drafters.ctc.network import Heard
+from mmdec.drafters.ctc.network import CtcTranscripts
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from recipes.reader.imitation import main
@@ -20,12 +20,12 @@ from recipes.reader.imitation import main
 ROOT = Path(__file__).parents[2]
 
 
-def heard(*places: int) -> Heard:
+def heard(*places: int) -> CtcTranscripts:
     """Each place's first piece, another one beside it."""
     pieces = torch.tensor([[[place, place + 100] for place in places]]).view(1, -1, 2)
     weights = torch.tensor([0.75, 0.25]).expand(1, len(places), 2)
     counts, frames = torch.tensor([len(places)]), torch.zeros(1, len(places))
-    return Heard(pieces, weights, counts, frames, frames, counts)
+    return CtcTranscripts(pieces, weights, counts, frames, frames, counts)
 
 
 def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
@@ -45,17 +45,17 @@ def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
 def test_each_piece_has_what_was_heard_of_it(
     text: list[int], places: list[int], wanted: list[tuple[int, list[int]]]
 ) -> None:
-    assert outcomes(confusions([(text, heard(*places))])) == wanted
+    assert outcomes(collect_confusions([(text, heard(*places))])) == wanted
 
 
 def test_a_head_that_hears_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="`head` must hear something"):
-        confusions([([5, 6], heard())])
+        collect_confusions([([5, 6], heard())])
 
 
 def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: Path) -> None:
     said = [([5, 6], heard(5, 6))] * 30 + [([5, 6], heard(5, 8))] * 10 + [([5, 6], heard(5))] * 10
-    confusions(said).save(tmp_path / "confusions.safetensors")
+    collect_confusions(said).save(tmp_path / "confusions.safetensors")
     found = Confusions.read(tmp_path / "confusions.safetensors")
     draw = np.random.default_rng(0)
     texts = [found.imitate([5, 6], draw)[0][:, 0].tolist() for _ in range(500)]
@@ -68,21 +68,21 @@ def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: P
 
 
 def test_a_rare_piece_is_heard_with_the_doubts_of_another() -> None:
-    found = confusions([([5], heard(5))] * ENOUGH + [([7], heard(8))])
+    found = collect_confusions([([5], heard(5))] * MIN_OUTCOMES + [([7], heard(8))])
     for _ in range(5):
         pieces, _ = found.imitate([7, 9], np.random.default_rng(1))
         assert pieces.tolist() == [[7, 105], [9, 105]]
 
 
 def test_a_text_of_which_nothing_would_be_heard_keeps_its_first_piece() -> None:
-    found = confusions([([5], heard(5))] + [([6], heard())] * 9)
+    found = collect_confusions([([5], heard(5))] + [([6], heard())] * 9)
     pieces, weights = found.imitate([6], np.random.default_rng(0))
     assert pieces.tolist() == [[6, 0]]
     assert weights.tolist() == [[1, 0]]
 
 
 def test_batches_are_imitated_alike_each_time() -> None:
-    found = confusions([([5, 6], heard(5, 6))] * 5 + [([5, 6], heard(9, 5, 8, 6))] * 5)
+    found = collect_confusions([([5, 6], heard(5, 6))] * 5 + [([5, 6], heard(9, 5, 8, 6))] * 5)
     dataset = Pairs([[5, 6], [6]], [[[4]], [[4]]], [[(0, 0), (1, 0)]], found, [3])
     batch, again = dataset[0], dataset[0]
     assert batch.pieces.shape[2] == 2
@@ -104,7 +104,7 @@ def test_a_whole_translator_lends_its_ears(tmp_path: Path) -> None:
     out = tmp_path / "confusions.safetensors"
     options = {"head": folder, "pieces": folder / "pieces.json", "corpus": tmp_path / "manifest.tsv", "out": out}
     main(["--skip=0", *(f"--{name}={value}" for name, value in options.items())])
-    model = heard_parts(folder).model.eval()
+    model = load_piece_translator(folder).model.eval()
     with torch.inference_mode():
         row = model.hear(*model.features([load_audio(recording)]))[0]
     assert Confusions.read(out).pieces.tolist() == row.pieces[0, : int(row.lengths[0])].tolist()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import mmdec
 from mmdec import cli
-from mmdec.drafters.eagle.training.samples import Prompting, Questions, read_samples
+from mmdec.drafters.eagle.training.samples import PromptBuilder, Questions, read_samples
 from mmdec.drafters.eagle.training.teacher import load_target
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import read_checkpoint
@@ -47,7 +47,7 @@ def call(base: Path, data: Path, *more: object) -> Result:
 
 
 def texts(base: Path, listed: Path, drafter: Any) -> list[list[int]]:
-    model, prompting = load_target(base, torch.float32), Prompting(base)
+    model, prompting = load_target(base, torch.float32), PromptBuilder(base)
     return [
         mmdec.generate(model.eval(), prompting(sample), drafter=drafter, max_new_tokens=16).sequences[0].tolist()
         for sample in read_samples(listed, "", Questions())[:2]

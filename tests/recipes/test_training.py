@@ -22,7 +22,7 @@ from mmdec.daspeech.training.export import load_module, save_network
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.errors import InputError
 from mmdec.training.__main__ import main
-from mmdec.training.checkpoints import newest, read_checkpoint
+from mmdec.training.checkpoints import newest_checkpoints, read_checkpoint
 from tests.support.killed import ends_killed, training_to_be_killed
 from tests.support.quiet import LIGHTNING
 from tests.support.small_recipes import write_voice
@@ -190,14 +190,14 @@ def test_a_prolonged_run_takes_the_new_schedule(corpus: TinyCorpus, first_epoch:
 def test_the_stages_follow_one_another(corpus: TinyCorpus, first_epoch: Path, workplace: Path):
     """Speech to phones, its export, the joint stage on its weights and a voice's, its export."""
     shutil.copytree(first_epoch, "runs")
-    units, step = load_module(newest(Path("runs/units/checkpoints"), 1))
+    units, step = load_module(newest_checkpoints(Path("runs/units/checkpoints"), 1))
     assert step == 3
     save_network(units.network, Path("runs/units/network.safetensors"))
     write_voice(Path("runs/acoustic"), units.hparams["units"])
     args = ("--data.init_args.steps_per_epoch=2", "--trainer.max_steps=4", "--model.init_args.decay_steps=4")
     cli = main(arguments("phrasebook/joint", corpus, *args))
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.0
-    joint, step = load_module(newest(Path("runs/joint/checkpoints"), 2))
+    joint, step = load_module(newest_checkpoints(Path("runs/joint/checkpoints"), 2))
     assert step == 4
     assert isinstance(joint.network, DASpeech)
     assert isinstance(joint.network.tts, FastSpeech2)

@@ -16,8 +16,8 @@ import torch
 import yaml
 
 import mmdec
-from mmdec.drafters.eagle.training.regenerate import draft_data, named
-from mmdec.drafters.eagle.training.samples import Prompting, Questions, read_samples
+from mmdec.drafters.eagle.training.regenerate import draft_data, import_class
+from mmdec.drafters.eagle.training.samples import PromptBuilder, Questions, read_samples
 from mmdec.drafters.eagle.training.teacher import load_target
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
@@ -91,7 +91,7 @@ def options(recipe: str, base: Path, corpus: Path, *more: str) -> list[str]:
 
 def described(base: Path, corpus: Path, drafter: Any) -> list[list[int]]:
     """Tokens of some answers."""
-    model, prompting = load_target(base, torch.float32), Prompting(base)
+    model, prompting = load_target(base, torch.float32), PromptBuilder(base)
     samples = read_samples(corpus, "dev", Questions())[:3]
     found = []
     for sample in samples:
@@ -124,7 +124,7 @@ def test_options_of_large_recipes_exist(path: Path) -> None:
     """Their models are not at hand: only the options are read."""
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert f"fit --config recipes/base.yaml --config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
-    module = named(recipe["model"]["class_path"])(**recipe["model"]["init_args"])
+    module = import_class(recipe["model"]["class_path"])(**recipe["model"]["init_args"])
     assert module.system == path.stem.partition("-")[0]
     assert draft_data(recipe).base == recipe["data"]["init_args"]["base"]
     assert recipe["trainer"]["default_root_dir"] == f"runs/vlm_drafters/{path.stem}"

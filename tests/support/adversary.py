@@ -17,9 +17,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.targets.attention import TREE_ATTENTION
-from mmdec.targets.probe import VOCABULARY, WINDOW
+from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW
 from mmdec.targets.recurrent_cache import has_states
 from tests.support.every_class import made
 from tests.support.families import attention_of, model_of
@@ -66,7 +66,7 @@ def attack(rng: random.Random, family: str, report: Report, windows: int = 0) ->
     model = network(family, attention, double, 0, bool(windows))
     report.families.add(family)
     batch = rng.choice((1, 1, 2, 3, 4))
-    text, mask = _prompt(rng, batch, WINDOW * windows or 12)
+    text, mask = _prompt(rng, batch, PROBE_WINDOW * windows or 12)
     cache: Any = DynamicCache(config=model.config) if rng.random() < 0.6 else None
     for turn in range(rng.choice((1, 2, 3)) if cache is not None else 1):
         options = options_of(rng)
@@ -97,7 +97,7 @@ def _prompt(rng: random.Random, batch: int, longest: int) -> tuple[Tensor, Tenso
     width = rng.randint(2, longest)
     rows = []
     for _ in range(batch):
-        part = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, width))]
+        part = [rng.randrange(3, PROBE_VOCABULARY) for _ in range(rng.randint(1, width))]
         rows.append((part * width)[:width])
     ids, mask = torch.tensor(rows), torch.ones(batch, width, dtype=torch.long)
     if rng.random() < 0.6:
@@ -119,7 +119,7 @@ def _goes_on(model: Any, mask: Tensor) -> bool:
     )
 
 
-def options_of(rng: random.Random, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+def options_of(rng: random.Random, vocabulary: int = PROBE_VOCABULARY) -> dict[str, Any]:
     """Draw arguments of `mmdec.generate`: lengths, end tokens, processors and sampling."""
     found: dict[str, Any] = {
         "max_new_tokens": rng.choice((1, rng.randint(2, 32), rng.randint(16, 32))),
@@ -187,7 +187,7 @@ def _run(
     if bool(mask.all()) and not bool((text == PAD).any()) and shown is text and rng.random() < 0.7:
         del inputs["attention_mask"]
     if cache is not None:
-        inputs[CACHE] = cache
+        inputs[CACHE_ARGUMENT] = cache
     said = f"{name} {nodes} {door} cached={past} new={shown is not text} masked={'attention_mask' in inputs}"
     if door == "custom":
         rounds: list[Any] = []
@@ -230,5 +230,5 @@ def _next(rng: random.Random, text: Tensor, mask: Tensor, wanted: Tensor) -> tup
     after[:, : mask.shape[1]] = mask
     if rng.random() < 0.5:
         after[:, mask.shape[1] :] = (wanted[:, mask.shape[1] :] != PAD).long()
-    more = torch.tensor([[rng.randrange(3, VOCABULARY) for _ in range(rng.choice((1, 3)))]]).repeat(len(text), 1)
+    more = torch.tensor([[rng.randrange(3, PROBE_VOCABULARY) for _ in range(rng.choice((1, 3)))]]).repeat(len(text), 1)
     return torch.cat([wanted, more], 1), torch.cat([after, torch.ones_like(more)], 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mmdec.bench.pairing import Group, Paired, Timed
+from mmdec.bench.pairing import Group, MethodTimings, PairedTiming
 from mmdec.bench.report import BenchReport, BenchRun, Comparison, Exactness, Kind, Quantity, to_json
 from mmdec.evaluation.harness import Measurement
 
@@ -47,12 +47,12 @@ def compared(
     ours = [measurement(0.25, 0.25, 100, round(100 * tokens), accepted=accepted)] * 2
     theirs = [measurement(0.25 * decoder * share, 0.25 * wall * share) for share in (0.9, 1.1)]
     sides = {subject: [ours] * n, baseline: [theirs] * n}
-    timed = Timed(sides, {baseline: [True] * n}, {}, "decoder")
+    timed = MethodTimings(sides, {baseline: [True] * n}, {}, "decoder")
     return timed.rows(subject, baseline, Group(group, kind, range(n), **more))
 
 
-def paired(ratio: float, n: int = 5) -> Paired:
-    return Paired(a_ms=10.0, b_ms=10.0 * ratio, ratio=ratio, low=0.9 * ratio, high=1.25 * ratio, n=n)
+def paired(ratio: float, n: int = 5) -> PairedTiming:
+    return PairedTiming(a_ms=10.0, b_ms=10.0 * ratio, ratio=ratio, low=0.9 * ratio, high=1.25 * ratio, n=n)
 
 
 def asr() -> BenchReport:

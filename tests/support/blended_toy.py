@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import single
+from mmdec.core.tree import root_only
 from mmdec.drafters.small_model import SmallModel
 from mmdec.types import Context, Draft, Needs, Scores, Verdict
 
@@ -55,7 +55,7 @@ class Toy:
         self.session = ToySession(texts)
         logits = torch.stack([self.logits(text) for text in texts])[:, None]
         context = Context(ids, mask, mask.cumsum(1)[None], mask.sum(1))
-        self.session.draft = single(ids[:, -1])
+        self.session.draft = root_only(ids[:, -1])
         return self.session, context, self.session.draft, Scores(logits)
 
     def score(self, session: ToySession, draft: Draft) -> Scores:
@@ -92,5 +92,5 @@ def start(drafter: SmallModel, prompts: list[list[int]], tokens: list[int], voca
     given = torch.tensor(tokens)
     zeros = torch.zeros_like(given)
     verdict = Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1)
-    drafter.update(memory, single(ids[:, -1]), Scores(torch.zeros(len(ids), 1, vocab)), verdict)
+    drafter.update(memory, root_only(ids[:, -1]), Scores(torch.zeros(len(ids), 1, vocab)), verdict)
     return memory

@@ -82,7 +82,7 @@ def sound() -> list[float]:
     reported: wall clock and processor."""
     from mmdec.demo import background, translate
 
-    way = translate.own_way()
+    way = translate.default_way()
     wall, processor = time.perf_counter(), time.process_time()
     reports = background.updates(lambda tell: translate.sample_work(tell, 0, way))
     while next(reports).get("speech") is None:
@@ -113,7 +113,7 @@ def answer(address: str) -> None:
 
     print(json.dumps({"address": address}), flush=True)
     answers = {
-        "running": background.running,
+        "running": background.count_running,
         "cpu": lambda: 1e3 * time.process_time(),
         "sound": sound,
         "memory": lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),

@@ -13,11 +13,11 @@ from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.eagle.drafter import TreeGrowing
-from mmdec.drafters.eagle.kv_cache import Memory
+from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.eagle.kv_cache import DraftState
 from mmdec.drafters.eagle.network import DraftNetwork
-from mmdec.drafters.eagle.training.teacher import Reading
-from mmdec.drafters.eagle.training.unroll import read_columns, unrolled
+from mmdec.drafters.eagle.training.teacher import TargetFeatures
+from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.flash.drafter import Flash
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.registry import network_class
@@ -43,16 +43,16 @@ def draft_network(system: str, model: Any, seed: int = 0, **changes: Any) -> Dra
 def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **changes: Any) -> Any:
     """Build a drafter with random weights: `TreeGrowing`, or `Flash`."""
     network = draft_network(system, model, seed, **changes)
-    kind: Any = Flash if isinstance(network, FlashNetwork) else TreeGrowing
+    kind: Any = Flash if isinstance(network, FlashNetwork) else NetworkDrafter
     return kind(network, model.get_input_embeddings(), model.get_output_embeddings(), width)
 
 
-def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGrowing:
+def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> NetworkDrafter:
     """Train a drafter to predict one text (1, T), three tokens ahead."""
     kind = network_class(system)
     torch.manual_seed(0)
     network = kind(kind.config_class.like(model.config))
-    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    drafter = NetworkDrafter(network, model.get_input_embeddings(), model.get_output_embeddings())
     with torch.no_grad():
         features = model(text, output_hidden_states=True).hidden_states[-1][0]
         embeds = model.get_input_embeddings()(text)[0]
@@ -60,11 +60,11 @@ def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> TreeGr
         _, context, _, _ = TextTarget(model).prefill({"input_ids": text}, drafter.needs)
     visual = torch.zeros(len(features), dtype=torch.bool)
     read = torch.cat([context.features[layer][0] for layer in drafter.needs.layers], -1)
-    reading = Reading(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, read, visual)
+    reading = TargetFeatures(2, [*text[0, 2:].tolist(), int(wanted[-1])], embeds, read, visual)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for _ in range(steps):
         loss = torch.zeros(())
-        for step, hidden in enumerate(unrolled(network, read_columns(network, [reading]), 3)):
+        for step, hidden in enumerate(unroll_steps(network, unroll_inputs(network, [reading]), 3)):
             loss = loss + nn.functional.cross_entropy(drafter.logits(hidden)[0], wanted[step:])
             if system != "eagle3":  # its states need not resemble the target's
                 loss = loss + nn.functional.smooth_l1_loss(hidden[0], features[2 + step :])
@@ -98,7 +98,7 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
             if mask is None:
                 drafted = network.follow(embedding(torch.tensor([[token]])), hidden[:, -1:], prompt.carry)
             else:
-                drafted = network.masked(embedding(torch.tensor(mask)))[None, None]
+                drafted = network.masked_input(embedding(torch.tensor(mask)))[None, None]
             states = torch.cat([states, drafted], 1)
             positions = torch.cat([positions, torch.tensor([len(text) - 1 + index])])
         hidden, _ = network.layer(states, positions[None])
@@ -268,7 +268,7 @@ class Checked(ForwardingDrafter):
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
 
 
-def begun(model: Any, drafter: TreeGrowing, prompts: list[list[int]], roots: list[int]) -> Memory:
+def begun(model: Any, drafter: NetworkDrafter, prompts: list[list[int]], roots: list[int]) -> DraftState:
     """Return a drafter's memory after the prompts' round. roots: the token that this round gave each row."""
     _, context, draft, scores = TextTarget(model).prefill(padded(prompts), drafter.needs)
     memory = drafter.start(context)
@@ -281,15 +281,15 @@ def begun(model: Any, drafter: TreeGrowing, prompts: list[list[int]], roots: lis
 class Watched:
     """Wraps a drafter and records its contexts' `carried` and its memories."""
 
-    def __init__(self, drafter: TreeGrowing) -> None:
+    def __init__(self, drafter: NetworkDrafter) -> None:
         self.drafter, self.needs, self.name = drafter, drafter.needs, drafter.name
         self.check, self.propose, self.select = drafter.check, drafter.propose, drafter.select
         self.update: Any = drafter.update
-        self.carried: list[Any] = []
-        self.memories: list[Memory] = []
+        self.previous_state: list[Any] = []
+        self.memories: list[DraftState] = []
 
-    def start(self, context: Context) -> Memory:
-        self.carried.append(context.carried)
+    def start(self, context: Context) -> DraftState:
+        self.previous_state.append(context.previous_state)
         self.memories.append(self.drafter.start(context))
         return self.memories[-1]
 

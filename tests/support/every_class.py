@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.targets.probe import SPREAD, VOCABULARY, WINDOW, small_model
+from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW, WEIGHT_DEVIATION, small_model
 from mmdec.targets.registry import target_of
 from tests.support.families import OWN
 from tests.support.recurrent import OWN as RECURRENT
@@ -50,8 +50,8 @@ CLASSES = sorted(
 
 
 GEMMA: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "vocab_size_per_layer_input": VOCABULARY,
+    "vocab_size": PROBE_VOCABULARY,
+    "vocab_size_per_layer_input": PROBE_VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 4,
@@ -60,7 +60,7 @@ GEMMA: dict[str, Any] = {
     "head_dim": 8,
     "hidden_size_per_layer_input": 8,
     "max_position_embeddings": 128,
-    "sliding_window": WINDOW,
+    "sliding_window": PROBE_WINDOW,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_kv_shared_layers": 2,
     "laurel_rank": 4,
@@ -68,7 +68,7 @@ GEMMA: dict[str, Any] = {
     "pad_token_id": 0,
 }
 PLAIN: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": PROBE_VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -91,7 +91,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "CohereCompassForCausalLM": {
         **PLAIN,
-        "sliding_window": WINDOW,
+        "sliding_window": PROBE_WINDOW,
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
@@ -102,7 +102,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "n_heads": 4,
         "n_layers": 2,
         "max_seq_len": 128,
-        "vocab_size": VOCABULARY,
+        "vocab_size": PROBE_VOCABULARY,
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
@@ -110,15 +110,15 @@ SMALL: dict[str, dict[str, Any]] = {
         **PLAIN,
         "is_decoder": True,
         "pronunciation_embed_dim": 8,
-        "pronunciation_vocab_size": VOCABULARY,
+        "pronunciation_vocab_size": PROBE_VOCABULARY,
         "shape_embed_dim": 8,
-        "shape_vocab_size": VOCABULARY,
+        "shape_vocab_size": PROBE_VOCABULARY,
     },
     "XmodForCausalLM": {**PLAIN, "is_decoder": True, "default_language": "en_XX"},
     "HrmTextForCausalLM": {**PLAIN, "num_layers_per_stack": 2, "num_hidden_layers": 16},
     **{
         f"{name}ForCausalLM": {
-            "vocab_size": VOCABULARY,
+            "vocab_size": PROBE_VOCABULARY,
             "d_model": 32,
             "hidden_size": 32,
             "decoder_layers": 2,
@@ -137,7 +137,7 @@ SMALL: dict[str, dict[str, Any]] = {
         for name in SEQUENCES.split()
     },
     "XLNetLMHeadModel": {
-        "vocab_size": VOCABULARY,
+        "vocab_size": PROBE_VOCABULARY,
         "d_model": 32,
         "n_layer": 2,
         "n_head": 4,
@@ -177,7 +177,7 @@ def windowed_config(name: str) -> PreTrainedConfig:
     if "is_decoder" in known:
         on["is_decoder"] = True
     if "sliding_window" in known:
-        on["sliding_window"] = WINDOW
+        on["sliding_window"] = PROBE_WINDOW
         if "use_sliding_window" in known:
             on["use_sliding_window"] = True
         types: list[str] = known.get("layer_types") or []
@@ -200,7 +200,7 @@ def made(name: str) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
-                weight.normal_(0.0, SPREAD)
+                weight.normal_(0.0, WEIGHT_DEVIATION)
     return model.eval()
 
 
@@ -216,7 +216,7 @@ def short_reason(error: BaseException) -> str:
 def prompts(name: str, lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """Make repetitive prompts of these lengths, padded on the left."""
     rng, width = random.Random(name), max(lengths)
-    rows = [([rng.randrange(3, VOCABULARY) for _ in range(5)] * width)[:length] for length in lengths]
+    rows = [([rng.randrange(3, PROBE_VOCABULARY) for _ in range(5)] * width)[:length] for length in lengths]
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     return {"input_ids": ids, "attention_mask": mask}

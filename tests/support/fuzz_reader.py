@@ -21,7 +21,7 @@ from mmdec.daspeech.translate import load, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.io import audio
-from mmdec.tasks.inputs import read
+from mmdec.tasks.inputs import read_audio
 from tests.conftest import buzz
 from tests.support.odd_files import Odd, write_odd
 
@@ -57,14 +57,14 @@ def examine(odd: Odd, other: Path, model: SpeechTranslator) -> dict[str, object]
     """Read a file twice, each time after the file `other`, and list in "wrong" what is wrong with the results."""
     wrong = []
     audio.load_audio(other)
-    first = heard(lambda: read(odd.path))
+    first = heard(lambda: read_audio(odd.path))
     audio.load_audio(other)
-    second = heard(lambda: read(odd.path))
+    second = heard(lambda: read_audio(odd.path))
     if not same(first, second):
         wrong.append("another answer the second time")
     if os.path.isfile(odd.path):
         content = odd.path.read_bytes()
-        bare = heard(lambda: read(io.BytesIO(content)))
+        bare = heard(lambda: read_audio(io.BytesIO(content)))
         if not isinstance(bare, str) and not same(bare, first):
             wrong.append("a file object gives other samples than the path")
     if isinstance(first, torch.Tensor):

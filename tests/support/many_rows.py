@@ -12,7 +12,7 @@ from typing import Any
 
 from mmdec import InputError
 from mmdec.jobs.manifest import Row
-from mmdec.jobs.many import PART, Work, Worker
+from mmdec.jobs.many import PART, PartWorker, Work
 from mmdec.tasks.call import BatchError
 
 WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # functions of `os` after which a process may be killed
@@ -48,7 +48,7 @@ def finish(work: Work, rows: Sequence[Row], shard: tuple[int, int] = (1, 1), cal
     """Process the rows of a shard that have no result yet."""
     work.begin(rows)
     for part in work.todo(rows, shard):
-        Worker(work, call).do(part)
+        PartWorker(work, call).do(part)
 
 
 def dies_after(writes: int, function: Callable[[], None]) -> bool:

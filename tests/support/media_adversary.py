@@ -27,12 +27,12 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE, transformers_release
+from mmdec.compat import CACHE_ARGUMENT, transformers_release
 from mmdec.errors import InputError
 from mmdec.io.images import to_pil
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.pretrained.vlm import load_vlm
-from mmdec.targets.media import HEARING, SEEING
+from mmdec.targets.media import AUDIO_FAMILIES, VISION_FAMILIES
 from tests.support import hearing_folders, seeing_folders
 from tests.support.adversary import options_of
 from tests.support.encoder_decoders import CLASSES, VOCABULARY, attentions, encoder_decoder, sources
@@ -45,7 +45,7 @@ CHUNK = 100
 AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # their positions have three axes
 OTHERS = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # families that `tiny_vlm` builds
 BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()  # transformers' own `generate` fails
-MEDIA = [name for name in f"{SEEING} {HEARING}".split() if name not in (*OTHERS, *BROKEN)]
+MEDIA = [name for name in f"{VISION_FAMILIES} {AUDIO_FAMILIES}".split() if name not in (*OTHERS, *BROKEN)]
 HELD = [0, *range(56, 64)]  # tokens that answers must not have: padding, placeholders and their marks
 NETWORKS = ("eagle", "eagle3", "msd", "small")
 DOORS = ("generate", "stream", "custom")
@@ -97,7 +97,7 @@ def sees(rng: random.Random, report: Report, said: str) -> None:
     turns = batch == 1 and family in MEDIA and family not in AXES and not options["do_sample"] and rng.random() < 0.5
     caches = [DynamicCache(config=model.config) for _ in range(2)] if turns else [None, None]
     for turn in range(1 + turns):
-        given = [{**inputs, **({CACHE: cache} if turns else {})} for cache in caches]
+        given = [{**inputs, **({CACHE_ARGUMENT: cache} if turns else {})} for cache in caches]
         wanted = _stock(model, given[0], options)
         drafter = Wild(rng.random(), wanted.tolist(), rng.choice((0.0, 0.5, 0.9, 1.0))) if name == "wild" else None
         drafter = drafter or DRAFTERS[name](model, wanted.tolist())

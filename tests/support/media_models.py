@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging
 
-from mmdec.targets.media import HEARING
+from mmdec.targets.media import AUDIO_FAMILIES
 from tests.support.tiny_vlm_folder import sharpen
 
 VOCABULARY = 64
@@ -321,7 +321,7 @@ def media_inputs(model: Any, rows: list[int], seed: int = 0) -> dict[str, Tensor
     if type(model).__name__.startswith("Qwen2_5Omni"):
         return omni_inputs(model, rows, seed)
     generator = torch.Generator().manual_seed(seed)
-    hears = type(model).__name__.removesuffix(FOR) in HEARING.split()
+    hears = type(model).__name__.removesuffix(FOR) in AUDIO_FAMILIES.split()
     token, total = (AUDIO if hears else IMAGE), sum(rows)
     inputs: dict[str, Tensor] = {}
     counts: list[int] = []

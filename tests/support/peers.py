@@ -73,7 +73,7 @@ def our_logits(network: Any, tokens: Tensor, features: Tensor, drafted: list[int
     for step in range(STEPS):
         logits.append(network.logits(hidden[0, 0], head))
         if network.config.mask_token is not None:
-            states = network.masked(embed(torch.tensor(network.config.mask_token)))[None, None]
+            states = network.masked_input(embed(torch.tensor(network.config.mask_token)))[None, None]
         else:
             states = network.follow(embed(torch.tensor([[drafted[step]]])), hidden)
         hidden, own = network.layer(states, torch.tensor([[len(tokens) + step]]), pair)

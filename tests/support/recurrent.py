@@ -7,11 +7,11 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmdec.targets.probe import VOCABULARY, small_model
+from mmdec.targets.probe import PROBE_VOCABULARY, small_model
 
 BOTH = ["linear_attention", "full_attention"]
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": PROBE_VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,

@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerFast
 
-from mmdec.pretrained.vlm import for_pictures
+from mmdec.pretrained.vlm import without_video_processor
 from tests.support.media_models import FOR, OWN, family_model
 from tests.support.tiny_llava import build_tokenizer
 from tests.support.tiny_vlm_folder import TEXTS, configure, settings
@@ -211,7 +211,7 @@ def processor(family: str, tokenizer: Any, chat_template: str) -> Any:
         parts: Any = {"video_processor": getattr(transformers, f"{family}VideoProcessor")()}
         parts |= {"image_processor": pictures(family), "tokenizer": tokenizer}
         return kind(**parts, chat_template=chat_template, **COUNTS[family])
-    whole = kind if "video_processor" not in kind.get_attributes() else for_pictures(kind)
+    whole = kind if "video_processor" not in kind.get_attributes() else without_video_processor(kind)
     return whole(pictures(family), tokenizer, chat_template=chat_template, **COUNTS.get(family, {}))
 
 

@@ -21,8 +21,8 @@ import uvicorn
 from PIL import Image
 
 from mmdec.serving.app import build
-from mmdec.serving.engines import How, load
-from mmdec.serving.server import Limits, Server
+from mmdec.serving.engines import EngineOptions, load_engine
+from mmdec.serving.server import Server, ServerLimits
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
 
@@ -38,28 +38,28 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-def models(folder: Path, how: How | None = None) -> dict[str, Any]:
+def models(folder: Path, how: EngineOptions | None = None) -> dict[str, Any]:
     """Write a Whisper, a translator and a vision-language model into a folder. Returns the engines that serve them, by
     name."""
-    how = How(threads=1) if how is None else how
+    how = EngineOptions(threads=1) if how is None else how
     written = [
         tiny_whisper.write(folder / "whisper"),
         tiny_heard.write(folder / "translator"),
         tiny_vlm_folder.write(folder / "pictures"),
     ]
-    return dict(load(str(each), how, "cpu", None) for each in written)
+    return dict(load_engine(str(each), how, "cpu", None) for each in written)
 
 
 @contextmanager
 def served(
     engines: dict[str, Any],
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     token: str | None = None,
     ws: Any = "none",
     origins: Sequence[str] = (),
 ) -> Iterator[tuple[httpx.Client, Server]]:
     """Run a server in a thread. Yields a client for it, and the server."""
-    server = Server(engines, limits or Limits(), token)
+    server = Server(engines, limits or ServerLimits(), token)
     running = uvicorn.Server(uvicorn.Config(build(server, origins=origins), port=0, log_level="error", ws=ws))
     thread = threading.Thread(target=running.run)
     thread.start()

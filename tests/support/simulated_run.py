@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mmdec.core.budget import Budget
-from mmdec.core.statistics import DecodingStatistics, Pair
+from mmdec.core.statistics import DecodingStatistics, MeasurementKey
 from mmdec.types import Plan
 
 Seconds = Callable[[int], float]  # columns of a pass -> its seconds
@@ -18,7 +18,7 @@ def planner(
     target: str = "model", device: str = "cpu", drafter: str = "drafter", prior: Sequence[float] = ()
 ) -> Budget:
     """Make the budget of one run. What it learns is shared with later runs, in `STATISTICS`."""
-    return Budget(STATISTICS, Pair(target, device, drafter), prior)
+    return Budget(STATISTICS, MeasurementKey(target, device, drafter), prior)
 
 
 def cliff(columns: int) -> float:

@@ -8,13 +8,13 @@ import torch
 
 from mmdec.daspeech.acoustic import FastSpeech2Config
 from mmdec.daspeech.ar_decoder import ArConfig
-from mmdec.daspeech.checkpoint_parts import Decoding
+from mmdec.daspeech.checkpoint_parts import DecodingSettings
 from mmdec.daspeech.dag_decoder import DagConfig
-from mmdec.daspeech.heard_checkpoint import HeardParts, save_heard
-from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig, PhoneVoice
+from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts, save_piece_translator
+from mmdec.daspeech.heard_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.piece_reader import ReaderConfig
 from mmdec.drafters.ctc.network import CtcHeadConfig
-from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces
+from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer
 from mmdec.phonetics.spelling import Speller
 from mmdec.whisper.encoder import WhisperEncoderConfig, sinusoid_positions
 from tests.support.tiny_translator import LEXICON, UNITS, tiny_vocoder
@@ -25,14 +25,16 @@ PHONES = tuple(UNITS)
 LAYER = {"d_model": 16, "ffn": 16, "heads": 2, "layers": 1}
 
 
-def tables() -> tuple[Pieces, Pieces]:
+def tables() -> tuple[PieceTokenizer, PieceTokenizer]:
     """Learn the piece tables: French for the CTC head, English for the decoders."""
-    return Pieces.learn(FRENCH, 40, HEARD), Pieces.learn(ENGLISH, 40, WRITTEN)
+    return PieceTokenizer.learn(FRENCH, 40, CTC_SPECIAL_PIECES), PieceTokenizer.learn(
+        ENGLISH, 40, DECODER_SPECIAL_PIECES
+    )
 
 
-def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> HeardTranslatorConfig:
+def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> PieceTranslatorConfig:
     links = {"link_heads": 2, "link_dim": 8, "positions": "sinusoidal", "link_prior": True, "copy_encoder": True}
-    return HeardTranslatorConfig(
+    return PieceTranslatorConfig(
         encoder=WhisperEncoderConfig(d_model=32, layers=1, heads=2, ffn=32, positions=500),
         head=CtcHeadConfig(d_states=32, pieces=pieces, d_model=32, layers=1, kernel=5),
         reader=ReaderConfig(
@@ -43,12 +45,12 @@ def sizes(pieces: int, units: int, graph: bool = True, d_states: int = 0) -> Hea
     )  # fmt: skip
 
 
-def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> HeardTranslator:
+def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> PieceTranslator:
     """Build a network with random weights whose head outputs several pieces and whose decoders output no special
     ones."""
     pieces, english = tables()
     torch.manual_seed(seed)
-    model = HeardTranslator(sizes(len(pieces), len(english), graph, d_states)).eval()
+    model = PieceTranslator(sizes(len(pieces), len(english), graph, d_states)).eval()
     with torch.no_grad():
         model.encoder.embed_positions.weight.copy_(sinusoid_positions(model.sizes.encoder))
         model.head.output.weight *= 12.0
@@ -60,7 +62,7 @@ def network(seed: int = 0, graph: bool = True, d_states: int = 0) -> HeardTransl
     return model
 
 
-def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) -> HeardParts:
+def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) -> PieceTranslatorParts:
     """Build a whole translator. pronunciation: where to write the speller's file."""
     assert pronunciation is not None
     lines = [f"{word}\t{' '.join(said)}" for word, variants in LEXICON.items() for said in variants]
@@ -76,14 +78,14 @@ def parts(seed: int = 0, graph: bool = True, pronunciation: Path | None = None) 
     with torch.no_grad():  # so that each phone lasts some frames
         voice.tts.duration.out.weight *= 0.1
         voice.tts.duration.out.bias.fill_(1.6)
-    return HeardParts(
+    return PieceTranslatorParts(
         network(seed, graph), voice.eval(), tiny_vocoder().eval(), pieces, english, PHONES,
         Speller.read(pronunciation), pronunciation,
-        Decoding("lookahead" if graph else "autoregressive", collapse=True), "tiny",
+        DecodingSettings("lookahead" if graph else "autoregressive", collapse=True), "tiny",
     )  # fmt: skip
 
 
 def write(directory: Path, seed: int = 0, graph: bool = True) -> Path:
     """Write a translator's folder, which `mmdec.load` can load."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    return save_heard(directory, parts(seed, graph, directory.with_name(f"{directory.name}.tsv")))
+    return save_piece_translator(directory, parts(seed, graph, directory.with_name(f"{directory.name}.tsv")))

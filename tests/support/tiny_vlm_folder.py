@@ -23,7 +23,7 @@ from transformers import (
 
 from mmdec.drafters.registry import network_class
 from mmdec.pretrained.drafters import save_network
-from mmdec.pretrained.vlm import for_pictures
+from mmdec.pretrained.vlm import without_video_processor
 from tests.support.tiny_llava import Shape, build_model, build_processor, build_tokenizer
 
 TEXTS = ["What is this?", " A menu with SOUP for 12.50.", "Where is the red star?", " In the top left.", "It is 09:30."]
@@ -121,7 +121,7 @@ def qwen(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
     pictures = Qwen2VLImageProcessorPil(
         patch_size=4, temporal_patch_size=2, merge_size=2, size={"shortest_edge": 64, "longest_edge": 1024}
     )
-    processor: Any = for_pictures(Qwen2_5_VLProcessor)(pictures, tokenizer, chat_template=QWEN_TEMPLATE)
+    processor: Any = without_video_processor(Qwen2_5_VLProcessor)(pictures, tokenizer, chat_template=QWEN_TEMPLATE)
     return model, processor
 
 

@@ -150,7 +150,9 @@ def test_one_rule_names_drafters_in_every_call(tmp_path: Path, monkeypatch: pyte
             call("../tiny/eagle")
 
 
-@pytest.mark.parametrize(("patterns", "speech"), [(whisper.FILES, True), (vlm.FILES, False), (texts.FILES, False)])
+@pytest.mark.parametrize(
+    ("patterns", "speech"), [(whisper.WHISPER_FILES, True), (vlm.VLM_FILES, False), (texts.LANGUAGE_MODEL_FILES, False)]
+)
 def test_drafters_in_the_folder_of_a_hub_model_come_whole(patterns: tuple[str, ...], speech: bool) -> None:
     names = auto_names(speech)
     files = [f"{name}/{file}" for name in names for file in ("config.json", "model.safetensors")]

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM, MambaForCausalLM
 
 import mmdec
 from mmdec import cli, types
-from mmdec.compat import CACHE, FIRST_REFUSED, OLDEST
+from mmdec.compat import CACHE_ARGUMENT, FIRST_UNSUPPORTED_TRANSFORMERS, MIN_TRANSFORMERS
 from mmdec.errors import MmdecError
 from tests.support.tiny_text import language_model
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_range_is_that_of_the_package() -> None:
-    oldest, refused = (".".join(map(str, numbers)) for numbers in (OLDEST, FIRST_REFUSED))
+    oldest, refused = (".".join(map(str, numbers)) for numbers in (MIN_TRANSFORMERS, FIRST_UNSUPPORTED_TRANSFORMERS))
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"transformers>={oldest},<{refused}" in given
 
@@ -37,6 +37,6 @@ def test_another_version_is_refused_in_one_sentence(release: str, monkeypatch: A
 
 
 def test_the_cache_has_the_models_own_name() -> None:
-    assert CACHE in inspect.signature(LlamaForCausalLM.forward).parameters
-    assert {CACHE, "cache_params"} & inspect.signature(MambaForCausalLM.forward).parameters.keys()
-    assert CACHE in language_model()(language_model().dummy_inputs["input_ids"][:1], use_cache=True)
+    assert CACHE_ARGUMENT in inspect.signature(LlamaForCausalLM.forward).parameters
+    assert {CACHE_ARGUMENT, "cache_params"} & inspect.signature(MambaForCausalLM.forward).parameters.keys()
+    assert CACHE_ARGUMENT in language_model()(language_model().dummy_inputs["input_ids"][:1], use_cache=True)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import write_atomically
 from mmdec.daspeech.acoustic import (
     AcousticBatch,
     AcousticLoss,
@@ -34,9 +34,9 @@ from mmdec.daspeech.acoustic import (
     acoustic_loss,
 )
 from mmdec.errors import InputError
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import atomic_folder
 from mmdec.io.audio import HOP, LOG_FLOOR, MELS, SAMPLE_RATE, energy, load_audio, log_mel, pitch
-from mmdec.phonetics.lexicon import spoken
+from mmdec.phonetics.lexicon import spoken_slice
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, STRICT, Admission, BadRows, check_apart
 from mmdec.training.corpora.cvss import (
     SPECIALS,
@@ -47,8 +47,8 @@ from mmdec.training.corpora.cvss import (
     read_alignments,
     read_translations,
 )
-from mmdec.training.corpora.text_files import shown
-from mmdec.training.optim import Schedule, scheduled, token_weight
+from mmdec.training.corpora.text_files import quote_path
+from mmdec.training.optim import Schedule, token_weight, with_schedule
 
 EOS = "</s>"
 
@@ -72,7 +72,7 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
     without frames gets pitch and energy of the frame at its start. Pitch is interpolated over unvoiced frames. Raises
     InputError if the sound ends before the last phone.
     """
-    span = spoken([phone for phone, _ in phones_with_ends])
+    span = spoken_slice([phone for phone, _ in phones_with_ends])
     first, last = span.start, span.stop
     if first == last:
         raise InputError("`alignment` must hold a phone other than silence, but holds none. Leave the row out.")
@@ -93,14 +93,14 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
     return AcousticTargets(
         units=(*[phone for phone, _ in phones_with_ends[first:last]], EOS),
         durations=torch.cat([durations, zero.long()]),
-        pitch=torch.cat([_phone_means(filled(pitch(samples)[window]), durations), zero]),
+        pitch=torch.cat([_phone_means(interpolate_pitch(pitch(samples)[window]), durations), zero]),
         energy=torch.cat([_phone_means(energy(samples)[window], durations), zero]),
         mel=log_mel(samples)[window],
         first_frame=low,
     )
 
 
-def filled(contour: Tensor) -> Tensor:
+def interpolate_pitch(contour: Tensor) -> Tensor:
     """Interpolate a pitch contour (F,) in Hz where it is 0 (unvoiced): linearly inside, constant at both ends."""
     voiced = torch.nonzero(contour > 0)[:, 0]
     if voiced.numel() == 0:
@@ -138,7 +138,7 @@ class EnglishSpeech:
         self.rows, self.bad = _distinct(root, split, limit, admission)  # (name, translation, alignment) of each
         folder = self.folder(root, split, self.rows)
         kept = folder / "index.json"
-        if not kept.is_file() or self._mended(kept):
+        if not kept.is_file() or self._is_repaired(kept):
             self._build(folder)
         index = json.loads(kept.read_text(encoding="utf-8"))
         for reason, name in BadRows(index["bad"]):
@@ -221,7 +221,7 @@ class EnglishSpeech:
         mean, deviation, pitch, energy = (torch.from_numpy(array).float() for array in (mean, deviation, *pairs))
         return mean, deviation, pitch, energy
 
-    def _mended(self, kept: Path) -> bool:
+    def _is_repaired(self, kept: Path) -> bool:
         """Return whether a bad recording's file has changed since the cache's index file, `kept`, was written."""
         names = [name for _, name in BadRows(json.loads(kept.read_text("utf-8"))["bad"])]
         wavs = (self.root / self.split / f"{name}.wav" for name in names)
@@ -245,7 +245,7 @@ class EnglishSpeech:
             phones.append(torch.stack([targets.durations.float(), targets.pitch, targets.energy], 1).numpy())
             mels.append(targets.mel.half().numpy())
         index = {"kept": kept, "units": units, "frames": frames, "first_frames": firsts, "bad": bad.names}
-        with whole_folder(folder) as fresh:
+        with atomic_folder(folder) as fresh:
             np.save(fresh / "phones.npy", np.concatenate(phones) if phones else np.zeros((0, 3), np.float32))
             np.save(fresh / "mel.npy", np.concatenate(mels) if mels else np.zeros((0, MELS), np.float16))
             (fresh / "index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -274,7 +274,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
     return items[generator.permutation(steps)].tolist()
 
 
-def both_splits(
+def read_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
     """Read the training speech (at most `limit` rows) and the development speech (at most `dev_rows`). Raises
@@ -283,7 +283,7 @@ def both_splits(
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)
     for speech in splits:
-        table = shown(root / f"{speech.split}.tsv")
+        table = quote_path(root / f"{speech.split}.tsv")
         admission.check(speech.bad, len(speech) + speech.bad.count, f"distinct rows of {table}")
     return splits
 
@@ -317,16 +317,16 @@ def _distinct(
 
 def save_network(network: nn.Module, path: Path) -> None:
     """Save a network's weights as safetensors, which the callback `InitialWeights` loads into a later training."""
-    write_whole(path, save({name: value.contiguous().cpu() for name, value in network.state_dict().items()}))
+    write_atomically(path, save({name: value.contiguous().cpu() for name, value in network.state_dict().items()}))
 
 
 def save_stage(folder: Path, name: str, network: nn.Module, described: dict[str, Any]) -> None:
     """Write a stage's result: the weights to `{name}.safetensors`, and the dict `described` to `{name}.json`."""
     save_network(network, folder / f"{name}.safetensors")
-    write_whole(folder / f"{name}.json", json.dumps(described, indent=1).encode())
+    write_atomically(folder / f"{name}.json", json.dumps(described, indent=1).encode())
 
 
-def shared_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
+def distributed_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSpeech2) -> AcousticLoss:
     """Compute FastSpeech 2's losses as means over the frames and phones of all processes' batches."""
     loss = acoustic_loss(output, batch, model)
     spoken = (batch.durations > 0).sum()
@@ -379,7 +379,7 @@ class AcousticData(LightningDataModule):
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
-        return both_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
+        return read_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set is not None:
@@ -466,7 +466,7 @@ class AcousticModule(LightningModule):
         optimizer = torch.optim.AdamW(
             self.parameters(), self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
         )
-        return scheduled(optimizer, lambda step: self._schedule()(step))
+        return with_schedule(optimizer, lambda step: self._schedule()(step))
 
     def _schedule(self) -> Schedule:
         """Return the schedule for the trainer's `max_steps`, which a time limit may change after each epoch."""
@@ -479,15 +479,15 @@ class AcousticModule(LightningModule):
         torch.manual_seed((self.seed * 1_000_003 + self.global_step) * 64 + self.global_rank)
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
-        return self._logged_loss("train", batch)
+        return self._log_loss("train", batch)
 
     def validation_step(self, batch: Step, batch_idx: int) -> None:
-        self._logged_loss("dev", batch)
+        self._log_loss("dev", batch)
 
-    def _logged_loss(self, name: str, batch: Step) -> Tensor:
+    def _log_loss(self, name: str, batch: Step) -> Tensor:
         units, targets = batch
         output = self.tts(self.tts.embed(units), targets.lengths, targets.durations, targets.pitch, targets.energy)
-        loss = shared_loss(output, targets, self.tts)
+        loss = distributed_loss(output, targets, self.tts)
         parts = {"mel": loss.mel, "duration": loss.duration, "pitch": loss.pitch, "energy": loss.energy}
         values = {f"{name}/{part}": value.detach() for part, value in (parts | {"loss": loss.total}).items()}
         self.log_dict(values, batch_size=len(units), sync_dist=True)

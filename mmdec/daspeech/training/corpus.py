@@ -24,24 +24,24 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from mmdec.checks.files import whole_file, write_whole
+from mmdec.checks.files import atomic_file, write_atomically
 from mmdec.daspeech.acoustic import AcousticBatch
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, UNK
 from mmdec.daspeech.training.acoustic import EnglishSpeech, acoustic_batch
 from mmdec.errors import MmdecError
 from mmdec.io import audio
-from mmdec.phonetics.lexicon import PAUSE
+from mmdec.phonetics.lexicon import PAUSE_PHONE
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, BadRows, check_apart
 from mmdec.training.corpora.cvss import (
     SpeechPair,
-    canonical,
     no_rows,
     normalise,
     read_pairs,
     read_translations,
+    unify_targets,
     vocabulary,
 )
-from mmdec.training.corpora.text_files import shown
+from mmdec.training.corpora.text_files import quote_path
 from mmdec.training.processes import end_with_parent
 
 _FORMAT = 1  # version in the cache folder's name; after a change, features are computed anew
@@ -117,7 +117,7 @@ class FeatureStore:
 
     def _build(self, clips: Sequence[Path], jobs: int) -> None:
         lengths, bad = [], {}
-        with whole_file(self.folder / "fbank.f16") as file:
+        with atomic_file(self.folder / "fbank.f16") as file:
             for clip, features in zip(clips, extract_all(clips, jobs), strict=True):
                 if isinstance(features, str):
                     bad[clip.name] = features
@@ -125,7 +125,7 @@ class FeatureStore:
                 else:
                     file.write(features.tobytes())
                     lengths.append(len(features))
-        write_whole(self.folder / "index.json", json.dumps({"lengths": lengths, "bad": bad}).encode())
+        write_atomically(self.folder / "index.json", json.dumps({"lengths": lengths, "bad": bad}).encode())
 
     def __getitem__(self, index: int) -> Tensor:
         part = self.data[self.starts[index] : self.starts[index + 1]]
@@ -136,7 +136,7 @@ CHARACTERS = " abcdefghijklmnopqrstuvwxyzàâæçèéêëîïôœùûüÿ'-"  # 
 
 
 @dataclass
-class Batch:
+class SpeechBatch:
     """A training batch of B items: source speech, phones of the translation, and the source sentence."""
 
     features: Tensor  # (B, N, 80) filterbank features of the source speech, padded with 0
@@ -181,7 +181,7 @@ class SpeechDataset(Dataset[Item]):
         self.indices = list(indices)
         index = {unit: number for number, unit in enumerate(units)}
         letters = {letter: number for number, letter in enumerate(CHARACTERS, start=1)}
-        self.pause = [index[PAUSE]] if PAUSE in index else []
+        self.pause = [index[PAUSE_PHONE]] if PAUSE_PHONE in index else []
         self.units = [[index.get(unit, UNK) for unit in row.units] for row in self.rows]
         self.text = [
             [letters[letter] for letter in normalise(row.source_text) if letter in letters] for row in self.rows
@@ -207,7 +207,7 @@ class SpeechDataset(Dataset[Item]):
         return Item(features, units, text, item, phones, mel)
 
 
-def collate(items: Sequence[Item]) -> Batch:
+def collate(items: Sequence[Item]) -> SpeechBatch:
     """Make a batch: put <s> and </s> around the phones, and pad everything to the longest item."""
     targets = [torch.tensor([BOS, *item.units, EOS]) for item in items]
     text = [torch.tensor(item.text, dtype=torch.long) for item in items]
@@ -215,7 +215,7 @@ def collate(items: Sequence[Item]) -> Batch:
     if items[0].phones is not None:
         phones = [item.phones.T for item in items if item.phones is not None]
         acoustic = acoustic_batch(phones, [item.mel for item in items if item.mel is not None])
-    return Batch(
+    return SpeechBatch(
         pad_sequence([item.features for item in items], batch_first=True),
         torch.tensor([len(item.features) for item in items]),
         pad_sequence(targets, batch_first=True, padding_value=PAD),
@@ -227,7 +227,7 @@ def collate(items: Sequence[Item]) -> Batch:
     )
 
 
-def joined_batches(
+def draw_batches(
     lengths: Sequence[int],
     batch_size: int,
     steps: int,
@@ -323,14 +323,14 @@ class SpeechTranslationData(LightningDataModule):
 
     def _dataset(self, split: str, bad: BadRows, limit: int | None = None) -> SpeechDataset:
         rows, broken = read_pairs(self.common_voice, self.cvss, split, admission=self.admission)
-        table, unread = f"rows of {shown(self.cvss / f'{split}.tsv')}", BadRows()
+        table, unread = f"rows of {quote_path(self.cvss / f'{split}.tsv')}", BadRows()
         self.admission.check(broken, len(rows) + broken.count, table)
         most = self.limit if split == "train" else None
         rows = rows[:most]
         store = FeatureStore(self.cvss.parent / "cache" / split, [row.clip for row in rows], self.jobs)
         indices = {row.name: number for number, row in enumerate(rows)}
         if self.rendering == "canonical":
-            rows = canonical(rows)
+            rows = unify_targets(rows)
         english = EnglishSpeech(self.cvss, split, most, self.admission) if self.acoustic else None
         spoken = english.by_key() if english is not None else None
         kept = []
@@ -369,10 +369,10 @@ class SpeechTranslationData(LightningDataModule):
             if self.bad.count:
                 rank_zero_info(self.bad.report())
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> DataLoader[SpeechBatch]:
         assert self.train_set is not None
         assert self.trainer is not None
-        batches = joined_batches(
+        batches = draw_batches(
             self.train_set.lengths,
             self.batch_size,
             self.steps_per_epoch,
@@ -386,7 +386,7 @@ class SpeechTranslationData(LightningDataModule):
         loader: Any = DataLoader(self.train_set, batch_sampler=batches, collate_fn=collate)
         return loader
 
-    def val_dataloader(self) -> DataLoader[Batch]:
+    def val_dataloader(self) -> DataLoader[SpeechBatch]:
         assert self.validation_set is not None
         assert self.trainer is not None
         numbers = range(self.trainer.global_rank, len(self.validation_set), self.trainer.world_size)

@@ -15,8 +15,8 @@ from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.acoustic import save_network
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.daspeech.training.vocoder import load_vocoder
-from mmdec.errors import InputError, told
-from mmdec.training.checkpoints import load_averaged, newest
+from mmdec.errors import InputError, exit_on_error
+from mmdec.training.checkpoints import load_averaged, newest_checkpoints
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/daspeech-phrasebook"))
     parser.add_argument("--network-only", type=Path, help="write the network's weights here and stop")
     options = parser.parse_args()
-    checkpoints = newest(options.joint, options.average)
+    checkpoints = newest_checkpoints(options.joint, options.average)
     if options.network_only:
         save_network(load_module(checkpoints)[0].network, options.network_only)
         return
@@ -57,5 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with told():
+    with exit_on_error():
         main()

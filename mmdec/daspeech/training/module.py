@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from mmdec.checks.weights import read_weights
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagDecoder, Lattice
 from mmdec.daspeech.model import DASpeech, DASpeechConfig, SpeechToUnits
-from mmdec.daspeech.training.acoustic import shared_loss
-from mmdec.daspeech.training.corpus import Batch, SpeechTranslationData
+from mmdec.daspeech.training.acoustic import distributed_loss
+from mmdec.daspeech.training.corpus import SpeechBatch, SpeechTranslationData
 from mmdec.errors import InputError
 from mmdec.nn.conformer import lengths_to_mask
 from mmdec.nn.int8 import unpack_rows
@@ -271,7 +271,7 @@ class DASpeechModule(RecipeModule):
                     f"`{name}` of the data must be the model's, {wanted}, but is {value}. Set both alike in the recipe."
                 )
 
-    def losses(self, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, batch: SpeechBatch) -> dict[str, Tensor]:
         """Compute a batch's losses by name: "dag" (graph), "ar" (autoregressive), perhaps "ctc" and "tts", and "loss",
         their weighted sum. "invalid" is the number of sentences without a finite graph loss."""
         net = self.network
@@ -297,7 +297,7 @@ class DASpeechModule(RecipeModule):
             parts["loss"] = parts["loss"] + self.options.mu * parts["tts"]
         return parts
 
-    def acoustic_loss(self, batch: Batch, lattice: Lattice, match: Tensor) -> Tensor:
+    def acoustic_loss(self, batch: SpeechBatch, lattice: Lattice, match: Tensor) -> Tensor:
         """Compute FastSpeech 2's loss. Its input is each phone's expected hidden state (DASpeech, section 3.3).
 
         The state of phone i is z_i = sum_j P(a_i = j | X, Y) v_j: the mean of the vertices' states v_j, weighted by the
@@ -322,15 +322,15 @@ class DASpeechModule(RecipeModule):
         inputs = torch.where(plain, net.tts.embed(batch.units[:, 1:]).to(inputs.dtype), inputs)
         lengths = batch.unit_lengths - 1
         output = net.tts(inputs, lengths, targets.durations, targets.pitch, targets.energy)
-        return shared_loss(output, targets, net.tts).total
+        return distributed_loss(output, targets, net.tts).total
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: SpeechBatch, batch_idx: int) -> Tensor:
         parts = self.losses(batch)
         values = {f"train/{name}": value.detach() for name, value in parts.items()}
         self.log_dict(values, batch_size=len(batch.rows), sync_dist=True)
         return parts["loss"]
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: SpeechBatch, batch_idx: int) -> None:
         net = self.network
         states, state_lengths = net.encode(batch.features, batch.lengths)
         lattice = net.lattice(states, state_lengths, batch.lengths)

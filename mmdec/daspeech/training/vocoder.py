@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from mmdec.checks.weights import check_counts, checked_file, fill, read_settings, read_weights
+from mmdec.checks.weights import build_with_weights, check_counts, read_settings, read_weights, weight_file
 from mmdec.daspeech.acoustic import FastSpeech2, FastSpeech2Config
-from mmdec.daspeech.training.acoustic import EnglishSpeech, both_splits, epoch_batches, filled, save_stage
+from mmdec.daspeech.training.acoustic import EnglishSpeech, epoch_batches, interpolate_pitch, read_splits, save_stage
 from mmdec.daspeech.vocoder import Vocoder, VocoderConfig
 from mmdec.errors import InputError
 from mmdec.io.audio import HOP, load_audio, log_mel, pitch
@@ -135,7 +135,7 @@ class Crops(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recording:
+class VocoderRecording:
     """A recording of F frames in memory, in dtypes that save space."""
 
     samples: np.ndarray  # (F * 256,) int16
@@ -173,8 +173,8 @@ class VocoderData(LightningDataModule):
         self.crop_frames, self.steps_per_epoch = crop_frames, steps_per_epoch
         self.limit, self.acoustic, self.seed = limit, acoustic, seed
         self.validation_split, self.validation_rows = validation_split, validation_rows
-        self.train_set: list[Recording] = []
-        self.validation_set: list[Recording] = []
+        self.train_set: list[VocoderRecording] = []
+        self.validation_set: list[VocoderRecording] = []
 
     @property
     def units(self) -> list[str]:
@@ -186,7 +186,7 @@ class VocoderData(LightningDataModule):
         self._splits()
 
     def _splits(self) -> tuple[EnglishSpeech, EnglishSpeech]:
-        return both_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
+        return read_splits(self.root, self.validation_split, self.limit, self.validation_rows, self.admission)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set:
@@ -227,7 +227,7 @@ class _Pieces(torch.utils.data.Dataset[Crops]):
     the crop has the predicted mel, if there is one.
     """
 
-    def __init__(self, recordings: list[Recording], frames: int | None) -> None:
+    def __init__(self, recordings: list[VocoderRecording], frames: int | None) -> None:
         self.recordings, self.frames = recordings, frames
 
     def __getitem__(self, index: tuple[int, float, float]) -> Crops:
@@ -249,10 +249,12 @@ class _Pieces(torch.utils.data.Dataset[Crops]):
 def _continuous(contour: Tensor) -> Tensor:
     """Interpolate a pitch contour (F,) in Hz where it is 0 (unvoiced). If all frames are unvoiced, return 150 Hz
     everywhere."""
-    return filled(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
+    return interpolate_pitch(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
-def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int) -> Recording:
+def record(
+    speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[str]] | None, least: int
+) -> VocoderRecording:
     """Read a recording into memory, padded with silence to at least `least` frames.
 
     item: the recording's index. teacher: an acoustic model that predicts the recording's mel, and the model's phones;
@@ -271,7 +273,7 @@ def record(speech: EnglishSpeech, item: int, teacher: tuple[FastSpeech2, list[st
         first, size = speech.first_frames[item], min(output.mel.shape[1], frames - speech.first_frames[item])
         predicted = mel.clone()
         predicted[first : first + size] = output.mel[0, :size]
-    return Recording(
+    return VocoderRecording(
         samples=(samples.clamp(-1, 32767 / 32768) * 32768).round().short().numpy(),
         mel=mel.half().numpy(),
         predicted=None if predicted is None else predicted.half().numpy(),
@@ -283,7 +285,7 @@ def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2
     """Load the acoustic model in the output folder of its training. Returns the model, and its phones ordered by id.
     argument: the folder's name in messages. Raises InputError for damaged files."""
     described = read_settings(folder / "tts.json", argument)
-    state = read_weights([checked_file(folder, "tts.safetensors", argument)], argument)
+    state = read_weights([weight_file(folder, "tts.safetensors", argument)], argument)
     try:
         shape, units = FastSpeech2Config.from_values(described["config"]), list(described["units"])
     except (AttributeError, KeyError, TypeError) as error:
@@ -292,14 +294,14 @@ def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2
             "Train the acoustic model again."
         ) from error
     check_counts(described["config"], state, argument)
-    return fill(lambda: FastSpeech2(shape, len(units)), state, argument, folder).eval(), units
+    return build_with_weights(lambda: FastSpeech2(shape, len(units)), state, argument, folder).eval(), units
 
 
 def load_vocoder(folder: Path) -> Vocoder:
     """Load the vocoder in the output folder of its training. Raises InputError for damaged files."""
     sizes = VocoderConfig(**read_settings(folder / "vocoder.json", "vocoder")["config"])
-    state = read_weights([checked_file(folder, "vocoder.safetensors", "vocoder")], "vocoder")
-    return fill(lambda: Vocoder(sizes), state, "vocoder", folder)
+    state = read_weights([weight_file(folder, "vocoder.safetensors", "vocoder")], "vocoder")
+    return build_with_weights(lambda: Vocoder(sizes), state, "vocoder", folder)
 
 
 class VocoderModule(LightningModule):

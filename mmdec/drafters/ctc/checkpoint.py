@@ -21,19 +21,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_path
-from mmdec.checks.weights import WHOLE, checked_file, damaged, fill, read_settings, read_weights
+from mmdec.checks.weights import (
+    WEIGHTS_FILE,
+    build_with_weights,
+    read_settings,
+    read_weights,
+    report_damage,
+    weight_file,
+)
 from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.errors import InputError
-from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.hub.publish import atomic_folder, new_folder
 from mmdec.nn.int8 import pack_rows, unpack_rows
 
 SYSTEM = "ctc"
 
 
 @dataclass(frozen=True)
-class HeardTokens:
+class CtcTokenIds:
     """The ids of the model's tokens that the drafter needs.
 
     base: the model's name. languages: ids of the tokens of the languages that the head was trained for; empty: all
@@ -58,7 +65,7 @@ def save_ctc(
     directory: str | os.PathLike[str],
     head: CtcHead,
     pieces: TokenPieces,
-    tokens: HeardTokens,
+    tokens: CtcTokenIds,
     trained: str = "",
 ) -> Path:
     """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
@@ -67,7 +74,7 @@ def save_ctc(
     trained: the head's training data in words, for the model card.
     """
     target = new_folder(directory)
-    with whole_folder(target) as fresh:
+    with atomic_folder(target) as fresh:
         config = {
             "system": SYSTEM,
             "model_type": "mmdec-drafter",
@@ -75,7 +82,7 @@ def save_ctc(
             "tokens": asdict(tokens),
         }
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file({**pack_rows(head.state_dict()), **_tables(pieces)}, fresh / WHOLE)
+        save_file({**pack_rows(head.state_dict()), **_tables(pieces)}, fresh / WEIGHTS_FILE)
         (fresh / "README.md").write_text(_card(head, tokens, trained), encoding="utf-8")
     return target
 
@@ -100,7 +107,7 @@ def load_ctc(directory: str | os.PathLike[str], model: PreTrainedModel) -> Ctc:
     return Ctc(head, pieces, tokens.first_time, tokens.end, tokens.languages, tokens.refused)
 
 
-def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, HeardTokens]:
+def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, CtcTokenIds]:
     """Read the folder of a CTC head. Returns: the head in float32 on the CPU, its vocabulary, and the model's token
     ids. Raises InputError if the folder is damaged."""
     folder = check_path("directory", directory, "Name a folder.")
@@ -109,11 +116,11 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
         raise InputError(
             f"`directory` must hold a CTC head, but '{folder}' holds {config.get('system')!r:.60}. Name its folder."
         )
-    state = read_weights([checked_file(folder, WHOLE, "directory")], "directory")
-    with damaged(
+    state = read_weights([weight_file(folder, WEIGHTS_FILE, "directory")], "directory")
+    with report_damage(
         f"`directory` must hold a whole CTC head, but '{folder}' is damaged or of another version", "Fetch it again."
     ):
-        sizes, tokens = CtcHeadConfig(**config["head"]), HeardTokens(**config["tokens"])
+        sizes, tokens = CtcHeadConfig(**config["head"]), CtcTokenIds(**config["tokens"])
         kept = state.pop("pieces").tolist()
         tables = [state.pop(name).numpy() for name in ("merges", "merged", "alphabet")]
         merges = _merges(*((table.tobytes(), table.dtype.str) for table in tables))
@@ -123,7 +130,7 @@ def read_ctc(directory: str | os.PathLike[str]) -> tuple[CtcHead, TokenPieces, H
         if len(pieces) != sizes.pieces or max(*kept, tokens.end, tokens.first_time) >= tokens.vocab_size:
             raise ValueError(f"{len(pieces)} pieces for a head of {sizes.pieces}")
     weights: dict[str, Tensor] = unpack_rows(state, "directory")
-    return fill(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens
+    return build_with_weights(lambda: CtcHead(sizes), weights, "directory", folder), pieces, tokens
 
 
 @lru_cache(maxsize=4)
@@ -151,7 +158,7 @@ def _tables(pieces: TokenPieces) -> dict[str, Tensor]:
     return {**tables, "alphabet": torch.tensor(merges.alphabet, dtype=torch.int32)}
 
 
-def _card(head: CtcHead, tokens: HeardTokens, trained: str) -> str:
+def _card(head: CtcHead, tokens: CtcTokenIds, trained: str) -> str:
     base, count = tokens.base or "the model that it was trained for", sum(w.numel() for w in head.parameters())
     text = (
         f"# A CTC head that drafts for {base}\n\n{count:,} parameters in 8 bits, {head.config.pieces} pieces, over the "

@@ -23,15 +23,21 @@ from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-STATES = 50  # encoder states per second of audio
-TIMES = 50  # timestamp tokens per second of audio, one for every 20 ms
-COLUMNS = 100  # mel frames, the encoder's input, per second of audio
-FLOOR = 6.0  # a frame costs at most this many nats, so accepted text missing from the transcript can still be aligned
-EQUAL = 1e-3  # alignments whose log-probabilities differ by less than this (in nats) count as equally good
-UNHEARD = -2.0  # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
-EXACT = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
-ENDS = 0.7  # assumed chance that the model's text ends where the transcript ends
-SILENCE = 3 * STATES  # the head reads this many encoder states of silence after the sound, as in its training
+STATES_PER_SECOND = 50  # encoder states per second of audio
+TIMESTAMPS_PER_SECOND = 50  # timestamp tokens per second of audio, one for every 20 ms
+MEL_FRAMES_PER_SECOND = 100  # mel frames, the encoder's input, per second of audio
+MAX_FRAME_COST = (
+    6.0  # a frame costs at most this many nats, so accepted text missing from the transcript can still be aligned
+)
+SCORE_TOLERANCE = 1e-3  # alignments whose log-probabilities differ by less than this (in nats) count as equally good
+MISSING_TOKEN_SCORE = (
+    -2.0
+)  # a token counts as missing in the transcript if it lowers the alignment's score by more than 2 nats
+TIMESTAMP_CHANCE = 0.1  # assumed chance that a timestamp computed from the frames equals the model's
+END_CHANCE = 0.7  # assumed chance that the model's text ends where the transcript ends
+SILENCE_STATES = (
+    3 * STATES_PER_SECOND
+)  # the head reads this many encoder states of silence after the sound, as in its training
 
 
 @final
@@ -46,7 +52,7 @@ class Alignment:
     def __init__(self, logprobs: np.ndarray) -> None:
         """logprobs: (F, V), for each of F frames the CTC head's log-probability of each of V pieces (subwords)."""
         best = logprobs.max(1, keepdims=True)
-        self._costs = np.maximum(logprobs - best, -FLOOR)
+        self._costs = np.maximum(logprobs - best, -MAX_FRAME_COST)
         self._silent = self._sums(BLANK)
         # (F + 1,), scores of the best alignments that end in a blank or are empty; of those that end in the last piece
         self._closed = self._silent.copy()
@@ -61,12 +67,12 @@ class Alignment:
     def add(self, piece: int) -> None:
         """Extend the alignment by the next accepted piece."""
         before = self._closed if piece == self._last else np.maximum(self._closed, self._open)
-        self._open = self._held(before, self._sums(piece))
-        self._closed = self._held(self._open, self._silent)
+        self._open = self._extend(before, self._sums(piece))
+        self._closed = self._extend(self._open, self._silent)
         self._last = piece
 
     @staticmethod
-    def _held(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    def _extend(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """Extend alignments by one piece or blank that lasts at least one frame and begins at the best frame.
 
         before: (F + 1,) scores of the alignments so far. sums: (F + 1,) cumulative sums of the piece's frame scores.
@@ -79,7 +85,7 @@ class Alignment:
     def place(self) -> int:
         """Return the frame at which the accepted text most likely ends; of equally good frames, the last one."""
         reached = np.maximum(self._closed, self._open)
-        return int(np.flatnonzero(reached >= reached.max() - EQUAL)[-1])
+        return int(np.flatnonzero(reached >= reached.max() - SCORE_TOLERANCE)[-1])
 
     def score(self) -> float:
         """Return the score of the accepted text's best alignment: 0 if it is the head's best path, else below 0."""
@@ -110,7 +116,7 @@ class Alignment:
 
 
 @dataclass
-class Row:
+class CtcRow:
     """The drafter's state of one batch row: the accepted text and its alignment to the frames."""
 
     head: Ctc  # the head that drafts for the row
@@ -120,10 +126,10 @@ class Row:
     alignment: Alignment | None = None  # None: the head does not know the language, so nothing is drafted
     last: int = -1  # id of the last aligned token; -1: there is none
     before: int = -1  # id of the last aligned token but one; -1: there is none
-    unheard: bool = False  # whether the transcript lacks the last aligned token
+    last_is_missing: bool = False  # whether the transcript lacks the last aligned token
 
 
-def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
+def state_lengths(states: Tensor, sound: Tensor | None) -> list[int]:
     """Return for each batch row how many encoder states the head reads: the states of the sound and of 3 s of silence
     after the sound.
 
@@ -135,14 +141,14 @@ def heard_states(states: Tensor, sound: Tensor | None) -> list[int]:
         return [size] * len(states)
     differs = (sound != sound[..., -1:]).any(1)  # shape (B, T)
     ends = (differs * torch.arange(1, differs.shape[1] + 1, device=sound.device)).amax(1)
-    return [min(end * STATES // COLUMNS + SILENCE, size) for end in ends.tolist()]
+    return [min(end * STATES_PER_SECOND // MEL_FRAMES_PER_SECOND + SILENCE_STATES, size) for end in ends.tolist()]
 
 
 @dataclass
-class Memory:
+class CtcState:
     """The drafter's state of one `generate` call: a `Row` (text and alignment) for each row of the batch."""
 
-    rows: list[Row]
+    rows: list[CtcRow]
 
 
 @final
@@ -150,7 +156,7 @@ class Ctc:
     """A drafter that proposes the transcript of a CTC head. It holds the head and its settings; the state of a
     `generate` call is in `Memory`."""
 
-    needs = Needs(memory=True, stops=True)
+    needs = Needs(memory=True, may_stop_early=True)
 
     def __init__(
         self,
@@ -199,24 +205,24 @@ class Ctc:
         """Return whether the head drafts for a row with this prompt: it knows the language, and refuses no token."""
         return self.refused.isdisjoint(prompt) and (not self.languages or not self.languages.isdisjoint(prompt))
 
-    def start(self, context: Context) -> Memory:
+    def start(self, context: Context) -> CtcState:
         """Run the head over the encoder's states of the rows that it knows. Returns the drafter's state."""
-        return Memory(self.begin(context, [at for at, row in enumerate(context.tokens.tolist()) if self.knows(row)]))
+        return CtcState(self.begin(context, [at for at, row in enumerate(context.tokens.tolist()) if self.knows(row)]))
 
-    def begin(self, context: Context, known: Sequence[int]) -> list[Row]:
+    def begin(self, context: Context, known: Sequence[int]) -> list[CtcRow]:
         """Return the state of each batch row. The head is run over the rows with the indices `known` alone."""
         if context.memory is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
-        rows = [Row(self, last != untimed, self.first_time) for last in context.tokens[:, -1].tolist()]
+        rows = [CtcRow(self, last != untimed, self.first_time) for last in context.tokens[:, -1].tolist()]
         if known:
-            read = heard_states(context.memory, context.sound)
+            read = state_lengths(context.memory, context.sound)
             heard = self._listen(context.memory[list(known)], [read[at] for at in known])
             for at, logprobs in zip(known, heard, strict=True):
                 rows[at].alignment = Alignment(logprobs)
         return rows
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: CtcState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each batch row: the transcript after the accepted text. The chain ends where the estimated
         chance that all its tokens are right falls below `plan.threshold`."""
         depth = min(plan.nodes, plan.depth)
@@ -224,12 +230,12 @@ class Ctc:
             return chains(roots, [[] for _ in memory.rows])
         return chains(roots, [row.head.chain(row, depth, plan.threshold) for row in memory.rows])
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""
         for row, tokens, length in zip(memory.rows, verdict.tokens.tolist(), verdict.lengths.tolist(), strict=True):
             row.waiting += tokens[:length]
 
-    def select(self, memory: Memory, live: Tensor) -> None:
+    def select(self, memory: CtcState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory.rows = [memory.rows[index] for index in live.tolist()]
 
@@ -245,7 +251,7 @@ class Ctc:
         rows = logits.float().log_softmax(-1).cpu().numpy()
         return [row[:count] for row, count in zip(rows, frames.tolist(), strict=True)]
 
-    def chain(self, row: Row, depth: int, threshold: float) -> list[int]:
+    def chain(self, row: CtcRow, depth: int, threshold: float) -> list[int]:
         """Align the row's newly accepted tokens, then draft at most `depth` tokens after them.
 
         threshold: the draft ends before the first token that is less likely than this to be right together with all
@@ -261,19 +267,19 @@ class Ctc:
             for piece in self.pieces.of_token(token) if token < self.first_time else ():
                 alignment.add(piece)
             before, score = score, alignment.score()
-            row.unheard = score - before < UNHEARD
+            row.last_is_missing = score - before < MISSING_TOKEN_SCORE
             row.before, row.last = row.last, token
         row.waiting = []
         draft: list[int] = []
         total = 1.0
-        for token, chance in self._continued(row, alignment, depth):
+        for token, chance in self._continuation(row, alignment, depth):
             total *= chance
             if len(draft) == depth or total < threshold:
                 break
             draft.append(token)
         return draft
 
-    def _continued(self, row: Row, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
+    def _continuation(self, row: CtcRow, alignment: Alignment, depth: int) -> list[tuple[int, float]]:
         """Return the transcript's tokens after the accepted text, timestamps and end token included.
 
         Returns: for each token: its id, and the chance that it is right if all tokens before it are right.
@@ -281,7 +287,7 @@ class Ctc:
         most, place = 3 * depth + 3, alignment.place()
         heard = alignment.heard(place, most)
         ended = len(heard) < most
-        heard = heard[self._skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
+        heard = heard[self._count_skipped(row, [self.pieces.bytes(piece) for piece, _, _ in heard]) :]
         found: list[tuple[int, float]] = []
         closed = row.last >= self.first_time and 0 <= row.before < self.first_time
         # A segment has ended. The next one usually begins with the timestamp at which this one ends.
@@ -295,19 +301,19 @@ class Ctc:
             elif row.timed:
                 found += self._tokens(words)
                 if words or spoken:
-                    found += [(self._time(piece[1]), piece[2] * EXACT), (self._time(piece[1]), 0.9)]
+                    found += [(self._time(piece[1]), piece[2] * TIMESTAMP_CHANCE), (self._time(piece[1]), 0.9)]
                 words, spoken = [], False
             if len(found) > depth:
                 return found
         found += self._tokens(words)
         if ended:
             if row.timed and (words or spoken):
-                found.append((self._time(heard[-1][1] if heard else len(alignment.path)), EXACT))
-            found.append((self.end, ENDS))
+                found.append((self._time(heard[-1][1] if heard else len(alignment.path)), TIMESTAMP_CHANCE))
+            found.append((self.end, END_CHANCE))
         return found
 
     @staticmethod
-    def _skipped(row: Row, texts: Sequence[bytes]) -> int:
+    def _count_skipped(row: CtcRow, texts: Sequence[bytes]) -> int:
         """Return how many of the transcript's next pieces are not drafted, because they are the rest of a word that the
         accepted text wrote otherwise.
 
@@ -317,7 +323,7 @@ class Ctc:
         """
         begins = row.timed and row.last >= 0 and row.last >= row.first_time
         at = 0
-        while at < len(texts) and texts[at] and (begins or row.unheard):
+        while at < len(texts) and texts[at] and (begins or row.last_is_missing):
             sign = texts[at][:1]
             if sign == b" " or not (begins or sign.isalnum() or sign >= b"\x80"):
                 break
@@ -326,7 +332,7 @@ class Ctc:
 
     def _time(self, frame: int) -> int:
         """Return the id of the timestamp token that is nearest in time to a frame. frame: the frame's index."""
-        return self.first_time + round(frame * self.head.config.stride * TIMES / STATES)
+        return self.first_time + round(frame * self.head.config.stride * TIMESTAMPS_PER_SECOND / STATES_PER_SECOND)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
         """Merge pieces into the model's tokens.
@@ -368,21 +374,21 @@ class CtcByLanguage:
         for head in self.heads:
             head.check(target)
 
-    def start(self, context: Context) -> Memory:
+    def start(self, context: Context) -> CtcState:
         """Run over each row the first head that knows its language. Returns the drafter's state."""
         prompts = context.tokens.tolist()
         chosen = [next((head for head in self.heads if head.knows(row)), None) for row in prompts]
         begun = [head.begin(context, [at for at, one in enumerate(chosen) if one is head]) for head in self.heads]
-        return Memory([begun[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
+        return CtcState([begun[self.heads.index(head) if head else 0][at] for at, head in enumerate(chosen)])
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: CtcState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a chain for each row, by the row's own head."""
         return self.heads[0].propose(memory, roots, plan)
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens of each row."""
         self.heads[0].update(memory, draft, scores, verdict)
 
-    def select(self, memory: Memory, live: Tensor) -> None:
+    def select(self, memory: CtcState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order."""
         self.heads[0].select(memory, live)

@@ -99,7 +99,7 @@ def collapse(best: Tensor, lengths: Tensor) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class Heard:
+class CtcTranscripts:
     """Transcripts of B recordings by a CTC head. Each of the N positions has K pieces: the piece in the transcript, and
     its K - 1 most probable alternatives."""
 
@@ -111,12 +111,12 @@ class Heard:
     logprobs: Tensor  # (B, F): ln P of the most probable piece or blank at each frame; 0 beyond a row's end
     counts: Tensor  # (B,): number of frames of each recording
 
-    def select(self, rows: list[int]) -> Heard:
+    def select(self, rows: list[int]) -> CtcTranscripts:
         """Return only the transcripts of the rows with these indices, in that order."""
-        return Heard(*(getattr(self, part.name)[rows] for part in fields(self)))
+        return CtcTranscripts(*(getattr(self, part.name)[rows] for part in fields(self)))
 
 
-def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
+def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> CtcTranscripts:
     """Transcribe logits (B, F, V) of F frames greedily: take the best piece of each frame, merge equal neighbours, drop
     blanks. lengths: (B,), numbers of frames.
 
@@ -146,7 +146,7 @@ def best_pieces(logits: Tensor, lengths: Tensor, best: int = 8) -> Heard:
         rows.append((pieces, weights / weights.sum(-1, keepdim=True), spoken.nonzero()[:, 0][order[starts]]))
     pieces, weights, frames = pad_places(rows)
     found = torch.tensor([len(row) for _, _, row in rows], device=logits.device)
-    return Heard(pieces, weights, found, frames, likely.masked_fill(~real, 0.0), lengths.to(logits.device))
+    return CtcTranscripts(pieces, weights, found, frames, likely.masked_fill(~real, 0.0), lengths.to(logits.device))
 
 
 def pad_places(rows: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -41,7 +41,7 @@ class Merges:
         self._bytes = {token: bytes([value]) for value, token in enumerate(self.alphabet) if token >= 0}
         for left, right, token in self.rows:
             self._bytes[token] = self._bytes[left] + self._bytes[right]
-        self.words = lru_cache(2**14)(self._merged)
+        self.words = lru_cache(2**14)(self._merge)
 
     def __reduce__(self) -> tuple[type[Merges], tuple[Any, Any]]:
         """Pickle without the cache of words."""
@@ -69,7 +69,7 @@ class Merges:
         words = _WORD.findall(text.decode("utf-8", "surrogateescape"))
         return [token for word in words for token in self.words(word.encode("utf-8", "surrogateescape"))]
 
-    def _merged(self, word: bytes) -> tuple[int, ...]:
+    def _merge(self, word: bytes) -> tuple[int, ...]:
         parts = [self.alphabet[value] for value in word if self.alphabet[value] >= 0]
         while len(parts) > 1:
             ranked = [self._ranks.get(pair, _NEVER) for pair in itertools.pairwise(parts)]
@@ -89,12 +89,12 @@ def frequent_tokens(texts: Iterable[Sequence[int]], merges: Merges, count: int, 
     """
     seen = Counter(token for text in texts for token in text if token in merges)
     bound = least
-    while len(found := _kept(Counter(seen), bound, merges)) > max(count, 256):
+    while len(found := _select_frequent(Counter(seen), bound, merges)) > max(count, 256):
         bound += 1 + bound // 8
     return found
 
 
-def _kept(left: Counter[int], bound: int, merges: Merges) -> list[int]:
+def _select_frequent(left: Counter[int], bound: int, merges: Merges) -> list[int]:
     """Choose the tokens that occur at least `bound` times. Tokens are visited in reverse order of their merges. If a
     token is too rare, the two tokens that it was merged from get its occurrences. So a token's number is complete when
     it is visited.

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.eagle3 import LayeredConfig, LayeredNetwork
-from mmdec.drafters.eagle.network import DraftConfig, Pair, RMSNorm, check_size, rms_normed
+from mmdec.drafters.eagle.network import DraftConfig, KeyValues, RMSNorm, apply_rms_norm, check_size
 from mmdec.errors import InputError
 
 MOST_TOKENS = 64
@@ -34,7 +34,7 @@ class DFlashConfig(LayeredConfig):
     layers: indices of the target's layers whose features are read; (): those that `spread_layers` chooses.
     """
 
-    LEAST: ClassVar[int] = 0
+    MIN_LAYERS: ClassVar[int] = 0
 
     layers: tuple[int, ...] = ()
     input_norm: bool = True
@@ -61,7 +61,7 @@ class DFlashConfig(LayeredConfig):
         check_size("block_size", self.block_size, MOST_TOKENS, "Take the published.")
         if self.block_size < 2:
             raise InputError(f"`block_size` must be at least 2, the root and a mask, but is {self.block_size}.")
-        if self.vocabulary > self.vocab_size or (self.mapped and not self.own_head):
+        if self.vocabulary > self.vocab_size or (self.has_draft_vocabulary and not self.own_head):
             raise InputError(
                 f"`draft_vocab_size` must be at most the target's {self.vocab_size}, and the same without `own_head`, "
                 f"but is {self.draft_vocab_size}. Take the published."
@@ -122,7 +122,7 @@ class DFlash(LayeredNetwork):
         self.config = replace(self.config, own_head=False)
         del self.lm_head
 
-    def embedded(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
+    def embed_block(self, tokens: Tensor, embedding: nn.Module) -> Tensor:
         """Embed the tokens (B, b) of blocks. Returns: (B, b, H). embedding: the target's embedding module, or the
         network's own."""
         return looked_up(tokens, cast(Tensor, embedding.weight)) if self.config.plain_embedding else embedding(tokens)
@@ -132,7 +132,7 @@ class DFlash(LayeredNetwork):
         its key and value from this state. embeds, carry: not used; other draft networks need them."""
         return self.hidden_norm(linear(features, self.fc.weight, self.fc.bias))
 
-    def context(self, states: Tensor, positions: Tensor, index: int) -> Pair:
+    def context(self, states: Tensor, positions: Tensor, index: int) -> KeyValues:
         """Compute the keys and values (B, h, n, d) of layer `index`. states: (B, n, H), from `fuse`. positions: (B,
         n)."""
         attention, heads = self._layer(index).self_attn, (self.config.num_key_value_heads, self.config.head_dim)
@@ -147,5 +147,5 @@ class DFlash(LayeredNetwork):
     def logits(self, hidden: Tensor, output: nn.Linear) -> Tensor:
         """Compute logits (..., `vocabulary`) from a block's hidden states (..., H). output: the target's LM head, which
         is used if the network has no LM head."""
-        normed = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
+        normed = apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(normed, self.lm_head.weight) if self.config.own_head else super().logits(normed, output)

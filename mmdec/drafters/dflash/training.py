@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
-from mmdec.drafters.eagle.network import DraftConfig, Pair
-from mmdec.drafters.eagle.training.module import CELLS, DraftModule, Weights, expected_states, in_pieces, token_loss
-from mmdec.drafters.eagle.training.teacher import Reading, Teacher
-from mmdec.drafters.eagle.training.unroll import Columns, additive
+from mmdec.drafters.eagle.network import DraftConfig, KeyValues
+from mmdec.drafters.eagle.training.module import CELLS, DraftModule, LossWeights, in_pieces, target_states, token_loss
+from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
+from mmdec.drafters.eagle.training.unroll import UnrollInputs, additive_mask
 from mmdec.errors import InputError
 from mmdec.training.callbacks import CHAIN
 from mmdec.training.checkpoints import check_counts
@@ -41,7 +41,7 @@ class DFlashModule(DraftModule):
     """
 
     system: ClassVar[str] = "dflash"
-    weights: ClassVar[Weights] = Weights(features=0.0, tokens=1.0)
+    weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=1.0)
 
     def __init__(self, units: list[str] | None = None, anchors: int = 512, **options: Any) -> None:
         super().__init__(units, **options)
@@ -49,7 +49,7 @@ class DFlashModule(DraftModule):
         self.anchors = anchors
         self.hparams.update(anchors=anchors)
 
-    def needed(self, config: DraftConfig) -> Needs:
+    def training_needs(self, config: DraftConfig) -> Needs:
         """Return which hidden states of the target training needs: those that the network reads, and the LM head's
         input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1))
@@ -75,7 +75,7 @@ class DFlashModule(DraftModule):
         """Return the number of tokens of the chains that validation simulates."""
         return min(self.options.chain, self.depth)
 
-    def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
+    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
         """Draft up to `count` tokens after each answer token.
 
         Returns: for each depth s from 0, the network's final states (B, N - s, H). State c predicts answer token
@@ -86,7 +86,7 @@ class DFlashModule(DraftModule):
         states = torch.cat([self.blocks(columns, texts, part) for part in roots.split(self.anchors, 1)], 1)
         return [states[:, : length - step, step] for step in range(min(count, length))]
 
-    def blocks(self, columns: Columns, texts: list[Reading], roots: Tensor) -> Tensor:
+    def blocks(self, columns: UnrollInputs, texts: list[TargetFeatures], roots: Tensor) -> Tensor:
         """Run the network over the blocks that begin at some answer tokens.
 
         roots: (B, R), indices of these tokens in the answers; -1 for none.
@@ -96,15 +96,15 @@ class DFlashModule(DraftModule):
         answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)
         tokens = answers.gather(1, roots.clamp(min=0))[..., None].repeat(1, 1, network.config.block_size)
         tokens[..., 1:] = network.config.mask_token
-        block = network.embedded(tokens.flatten(1), self.teacher.model.get_input_embeddings())
+        block = network.embed_block(tokens.flatten(1), self.teacher.model.get_input_embeddings())
         return block_states(network, columns, roots, block)
 
-    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+    def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
         round of decoding with chains of `CHAIN` drafted tokens."""
-        expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
+        expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         lengths = columns.mask.sum(1)
-        roots = drawn_roots(lengths, self.anchors if self.training else columns.mask.shape[1])
+        roots = draw_roots(lengths, self.anchors if self.training else columns.mask.shape[1])
         states = self.blocks(columns, texts, roots)
         total, parts, accepted = columns.states.new_zeros(()), dict[str, Tensor](), columns.states.new_zeros(())
         alive = roots >= 0
@@ -114,7 +114,7 @@ class DFlashModule(DraftModule):
         for step, counted in enumerate(counts[: columns.mask.shape[1]]):
             wanted = expected[rows[counted], roots[counted] + step]
             width = max(1, CELLS // cast(DFlash, self.network).vocabulary)
-            pieces = in_pieces(self._compared, width, states[:, :, step][counted], wanted)
+            pieces = in_pieces(self._compare_tokens, width, states[:, :, step][counted], wanted)
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
             total = total + self.options.unroll_decay**step * weights[step] * entropy.sum() / max(len(entropy), 1)
             name = str(step + 1) if step else ""
@@ -127,7 +127,7 @@ class DFlashModule(DraftModule):
             parts["round"] = 1 + accepted / (roots >= 0).sum()
         return {**parts, "loss": self.loss_weights.tokens * total}
 
-    def _compared(self, hidden: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    def _compare_tokens(self, hidden: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Compare the distributions of the drafter's states `hidden` (P, H) and the target's, `expected` (P, H).
 
         Returns: the cross-entropies (P,); and (P,) 1 where both have the same likeliest token, else 0.
@@ -136,7 +136,7 @@ class DFlashModule(DraftModule):
         return token_loss(drafted, wanted), (drafted.argmax(-1) == wanted.argmax(-1)).to(drafted.dtype)
 
 
-def drawn_roots(lengths: Tensor, most: int) -> Tensor:
+def draw_roots(lengths: Tensor, most: int) -> Tensor:
     """Draw up to `most` tokens of each answer at random, as roots of blocks. lengths: (B,), number of tokens to draw
     from. Returns: indices (B, R) int64, ascending; -1 at the end of rows with fewer roots."""
     width = int(lengths.max())
@@ -146,7 +146,7 @@ def drawn_roots(lengths: Tensor, most: int) -> Tensor:
     return drawn.masked_fill(drawn == width, -1)
 
 
-def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor) -> Tensor:
+def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: Tensor) -> Tensor:
     """Run the network over blocks that begin at answer tokens.
 
     roots: (B, R), indices of the blocks' first tokens in the answers; -1 for none. block: (B, R * b, H), embeddings of
@@ -161,7 +161,7 @@ def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor
     own = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]
     # (B, R, M + N): which tokens of prompt and answer each block sees
     seen = torch.cat([columns.prompt_mask[:, None].expand(-1, roots.shape[1], -1), own], 2)
-    mask = additive(seen, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), the same for all heads
+    mask = additive_mask(seen, read.dtype)[:, :, None]  # (B, 1, 1, R, M + N), the same for all heads
     positions = columns.positions.gather(1, at)[..., None] + torch.arange(1, size + 1, device=roots.device)
     for index in range(network.depth):
         context = network.context(read, before, index)
@@ -171,7 +171,7 @@ def block_states(network: DFlash, columns: Columns, roots: Tensor, block: Tensor
     return network.norm(block).unflatten(1, (-1, size))[:, :, -network.config.drafts :]
 
 
-def block_attention(queries: Tensor, context: Pair, own: Pair, mask: Tensor, size: int) -> Tensor:
+def block_attention(queries: Tensor, context: KeyValues, own: KeyValues, mask: Tensor, size: int) -> Tensor:
     """Compute the attention of R blocks of b tokens each: to the target's features, and within each block in both
     directions.
 

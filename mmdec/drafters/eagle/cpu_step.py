@@ -34,7 +34,7 @@ from torch.nn import functional as F
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.drafters.eagle.eagle3 import Eagle3
-from mmdec.drafters.eagle.network import DraftNetwork, Packed
+from mmdec.drafters.eagle.network import DraftNetwork, PackedWeights
 from mmdec.drafters.flash.network import FlashNetwork
 
 Vector = NDArray[np.float32]
@@ -71,7 +71,7 @@ class LayerStep:
     """Runs the single layer of a draft network, without its input norm, on one token of one row. Holds weights and
     buffers."""
 
-    def __init__(self, network: DraftNetwork, packed: Packed) -> None:
+    def __init__(self, network: DraftNetwork, packed: PackedWeights) -> None:
         """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
         config, layer = network.config, cast(Any, network.layers[0])
         self.network, self.config = network, config
@@ -150,7 +150,12 @@ class DraftStep(TokenStep):
     """Runs a draft network and an LM head on one token of one row at a time. Holds weights and buffers."""
 
     def __init__(
-        self, network: DraftNetwork, packed: Packed, fused: tuple[Tensor, Tensor], embedding: Tensor, output: nn.Linear
+        self,
+        network: DraftNetwork,
+        packed: PackedWeights,
+        fused: tuple[Tensor, Tensor],
+        embedding: Tensor,
+        output: nn.Linear,
     ) -> None:
         """packed: the network's concatenated weights, from `DraftNetwork.packed`. fused: (weight (H, 2 H), bias (H,))
         from `DraftNetwork.fused_weights`."""
@@ -161,7 +166,7 @@ class DraftStep(TokenStep):
 
     @classmethod
     def of(
-        cls, network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
+        cls, network: DraftNetwork, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
     ) -> DraftStep | None:
         """Make the fast path for a network. Returns None if it would be slower or give other results.
 
@@ -196,7 +201,7 @@ class Eagle3Step(TokenStep):
     """Runs EAGLE-3's network, if it has one layer, and its LM head on one token of one row at a time. Holds weights and
     buffers."""
 
-    def __init__(self, network: Eagle3, packed: Packed, embedding: Tensor) -> None:
+    def __init__(self, network: Eagle3, packed: PackedWeights, embedding: Tensor) -> None:
         """packed: the network's concatenated weights, from `Eagle3.packed`."""
         super().__init__(embedding, network.lm_head)
         config, own = network.config, cast(Any, network.layers[0])
@@ -206,10 +211,12 @@ class Eagle3Step(TokenStep):
         )
         self.before_residual, self.norm_output = config.norm_before_residual, config.norm_output
         self.last = buffer(config.hidden_size)
-        self.targets = network.token_ids(torch.arange(network.vocabulary)).tolist() if config.mapped else None
+        self.targets = (
+            network.token_ids(torch.arange(network.vocabulary)).tolist() if config.has_draft_vocabulary else None
+        )
 
     @classmethod
-    def of(cls, network: Eagle3, packed: Packed | None, embedding: nn.Module) -> Eagle3Step | None:
+    def of(cls, network: Eagle3, packed: PackedWeights | None, embedding: nn.Module) -> Eagle3Step | None:
         """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
         network, a GPU, another precision than float32, or options that it does not implement."""
         config = network.config
@@ -250,7 +257,7 @@ class Eagle3Step(TokenStep):
 
 
 def column_step(
-    network: DraftNetwork, packed: Packed | None, carry: Any, embedding: nn.Module, output: nn.Linear
+    network: DraftNetwork, packed: PackedWeights | None, carry: Any, embedding: nn.Module, output: nn.Linear
 ) -> ColumnStep | None:
     """Make the fast path that runs a network on one token at a time; None if no fast path can run this network.
 
@@ -313,7 +320,7 @@ class SlotStep(TokenStep):
     queries, keys and values. The rest of the layer is computed for the slots only.
     """
 
-    def __init__(self, network: FlashNetwork, packed: Packed, embedding: Tensor, output: nn.Linear) -> None:
+    def __init__(self, network: FlashNetwork, packed: PackedWeights, embedding: Tensor, output: nn.Linear) -> None:
         """packed: the network's concatenated weights, from `DraftNetwork.packed`."""
         super().__init__(embedding, output)
         config, layer = network.config, cast(Any, network.layers[0])
@@ -343,7 +350,7 @@ class SlotStep(TokenStep):
 
     @classmethod
     def of(
-        cls, network: FlashNetwork, packed: Packed | None, embedding: nn.Module, output: nn.Linear
+        cls, network: FlashNetwork, packed: PackedWeights | None, embedding: nn.Module, output: nn.Linear
     ) -> SlotStep | None:
         """Make the fast path for a network. Returns None if it would be slower or give other results: for a large
         network, a GPU, another precision than float32, or an embedding that does more than look up rows."""

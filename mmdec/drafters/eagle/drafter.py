@@ -26,26 +26,28 @@ from typing import cast, final
 import torch
 from torch import Tensor, nn
 
-from mmdec.core.tree import single
+from mmdec.core.tree import root_only
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
 from mmdec.drafters.eagle.cpu_step import column_step
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
-from mmdec.drafters.eagle.kv_cache import DraftCache, LastColumn, Memory, PromptInfo, Waiting, WaitingPrompt
+from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState, PendingPrompt, PendingTokens, PromptInfo, RootState
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.eagle.tree import BlockLevels, Levels, positions_from
 from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
-WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
+DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default
 
 
 @final
-class TreeGrowing:
+class NetworkDrafter:
     """A drafter that uses a draft network, the target's embedding and its LM head. It holds weights only; the state of
     a `generate` call is in `Memory`."""
 
-    def __init__(self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = WIDTH) -> None:
+    def __init__(
+        self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = DEFAULT_TREE_WIDTH
+    ) -> None:
         """network: the draft network. embedding, output: the target's embedding and LM head
         (`model.get_input_embeddings()`, `model.get_output_embeddings()`). width: maximum nodes of a tree level that get
         children.
@@ -70,7 +72,7 @@ class TreeGrowing:
             cast(nn.Module, network.embed_tokens) if own is not None and own.own_embedding else embedding
         )
         embeds = self._blocks is None and config.projected
-        self.needs = Needs(layers=config.layers, embeds=embeds, travels=True, stops=True)
+        self.needs = Needs(layers=config.layers, embeds=embeds, keeps_state_between_turns=True, may_stop_early=True)
 
     @property
     def name(self) -> str:
@@ -92,7 +94,7 @@ class TreeGrowing:
                 f"{weight.dtype}. Call `drafter.network.to(model.device, model.dtype)`."
             )
 
-    def start(self, context: Context) -> Memory:
+    def start(self, context: Context) -> DraftState:
         """Return the drafter's state for one `generate` call. The network is not run yet.
 
         In a chat, the state of the previous turn is continued if it ends where the new tokens begin. Otherwise the
@@ -101,15 +103,15 @@ class TreeGrowing:
         missing = any(layer not in context.features for layer in self.needs.layers)
         if missing or (self.needs.embeds and context.embeds is None):
             raise InputError(f"`context` must hold the embeddings and the features {self.needs.layers}, but does not.")
-        features = self._joined(context.features)
+        features = self._concat_features(context.features)
         rows, fresh = features.shape[:2]
-        memory, mask = context.carried, context.mask[:, -fresh:]
-        if not (isinstance(memory, Memory) and memory.columns == [context.past] == [context.past] * rows):
+        memory, mask = context.previous_state, context.mask[:, -fresh:]
+        if not (isinstance(memory, DraftState) and memory.columns == [context.past] == [context.past] * rows):
             cache = DraftCache(rows, self.network.depth)
-            memory = Memory(cache, [context.past] * rows, [context.past] * rows)
+            memory = DraftState(cache, [context.past] * rows, [context.past] * rows)
         memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since the last turn
         visual = context.visual if context.visual is not None else torch.zeros_like(mask)
-        waiting = WaitingPrompt(self._embeds(context, visual), features, visual, mask)
+        waiting = PendingPrompt(self._embeds(context, visual), features, visual, mask)
         own = self._own or self._blocks
         if own is not None and own.follows and len(context.positions) > 1:
             positions = context.positions if own.positions == "axes" else context.positions[:1]
@@ -118,13 +120,13 @@ class TreeGrowing:
         memory.columns = [old + new - 1 for old, new in zip(memory.columns, mask.sum(1).tolist(), strict=True)]
         return memory
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's features. They are processed before the next draft."""
         counts = verdict.lengths.tolist()
-        memory.queue.append(Waiting.of(self._joined(scores.features), verdict, counts))
+        memory.queue.append(PendingTokens.of(self._concat_features(scores.features), verdict, counts))
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
 
-    def select(self, memory: Memory, live: Tensor) -> None:
+    def select(self, memory: DraftState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         rows = live.tolist()
         memory.cache.select(live)
@@ -134,14 +136,14 @@ class TreeGrowing:
         memory.carry = None if memory.carry is None else memory.carry[live]
         memory.info = [memory.info[row] for row in rows] if memory.info else []
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: DraftState, roots: Tensor, plan: Plan) -> Draft:
         """Draft a tree after each batch row's last token, `roots` (B,); a chain if `plan.nodes` <= `plan.depth`."""
         chain = plan.nodes <= plan.depth
         if self._blocks is not None:
             plan = replace(plan, depth=min(plan.depth, self._blocks.drafts))
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
-            return single(roots)
+            return root_only(roots)
         levels: Levels
         if self._blocks is not None:
             block = self._block(memory, roots)
@@ -150,7 +152,7 @@ class TreeGrowing:
             ahead = self._ahead(memory, depth)
             hidden, levels = ahead[:, :1], BlockLevels(self, memory, ahead)
         else:
-            hidden = self.take_in(memory).hidden(self.network, memory.cache, memory.packed)
+            hidden = self.process_pending(memory).hidden(self.network, memory.cache, memory.packed)
             levels = Levels(self, memory)
         if plan.temperature is not None:
             return levels.drawn(roots, hidden, plan)
@@ -177,44 +179,42 @@ class TreeGrowing:
         embeds = self.embedding(context.tokens[:, -visual.shape[1] :])
         return embeds if context.embeds is None else torch.where(visual[..., None], context.embeds, embeds)
 
-    def _joined(self, features: Mapping[int, Tensor]) -> Tensor:
+    def _concat_features(self, features: Mapping[int, Tensor]) -> Tensor:
         parts = [features[layer] for layer in self.needs.layers]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def take_in(self, memory: Memory) -> LastColumn:
+    def process_pending(self, memory: DraftState) -> RootState:
         """Run the draft network over the accepted tokens in the queue, and cache their keys and values. Returns the
         network's state at the last token of each batch row."""
-        return self.last_column(memory, self.catch_up(memory))
+        return self.root_state(memory, self.catch_up(memory))
 
-    def last_column(self, memory: Memory, part: Waiting) -> LastColumn:
+    def root_state(self, memory: DraftState, part: PendingTokens) -> RootState:
         """Run the network over the accepted tokens in `part`, which `catch_up` returned. Returns the network's state at
         the last token of each batch row."""
-        states, queries = self._columns(memory, part)
+        states, queries = self._extend_cache(memory, part)
         counts, features = part.counts, part.features
         if min(counts) == states.shape[1]:
-            return LastColumn(states[:, -1:], queries[:, :, -1:], features[:, -1:])
+            return RootState(states[:, -1:], queries[:, :, -1:], features[:, -1:])
         last = torch.tensor(counts, device=states.device) - 1
         rows = torch.arange(len(counts), device=states.device)
-        return LastColumn(
-            states[rows, last][:, None], queries[rows, :, last][:, :, None], features[rows, last][:, None]
-        )
+        return RootState(states[rows, last][:, None], queries[rows, :, last][:, :, None], features[rows, last][:, None])
 
-    def catch_up(self, memory: Memory) -> Waiting:
+    def catch_up(self, memory: DraftState) -> PendingTokens:
         """Run the network over the queued tokens up to the end of the newest prompt. Returns the tokens accepted after
         this prompt, which are not processed yet."""
         if memory.packed is None:
             memory.packed = self.network.packed()
-        groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, WaitingPrompt))]
+        groups = [list(parts) for _, parts in groupby(memory.queue, lambda part: isinstance(part, PendingPrompt))]
         memory.queue = []
         for group in groups[:-1]:
-            for part in group if isinstance(group[0], WaitingPrompt) else [_joined(group)]:
-                self._columns(memory, part)
-        return _joined(groups[-1])
+            for part in group if isinstance(group[0], PendingPrompt) else [_concat_pending(group)]:
+                self._extend_cache(memory, part)
+        return _concat_pending(groups[-1])
 
-    def _columns(self, memory: Memory, part: WaitingPrompt | Waiting) -> tuple[Tensor, Tensor]:
+    def _extend_cache(self, memory: DraftState, part: PendingPrompt | PendingTokens) -> tuple[Tensor, Tensor]:
         """Run the network over the tokens in `part`, and accept them in the cache. Returns the last layer's input
         (B, n, H) and queries (B, heads, n, d)."""
-        if isinstance(part, WaitingPrompt):
+        if isinstance(part, PendingPrompt):
             states, positions, counts = self._prompt(memory, part)
         else:
             states, positions, counts = self._text(memory, part)
@@ -223,12 +223,12 @@ class TreeGrowing:
             for index in range(self.network.depth if states.shape[1] else 0):
                 memory.cache.write(*self.network.context(states, positions, index), counts, index)
         elif states.shape[1]:
-            states, queries, keys, values = self._through(memory, states, positions, counts)
+            states, queries, keys, values = self._run_layers(memory, states, positions, counts)
             memory.cache.write(keys, values, counts, self.network.depth - 1)
         memory.cache.accept(counts)
         return states, queries
 
-    def _text(self, memory: Memory, part: Waiting) -> tuple[Tensor, Tensor, list[int]]:
+    def _text(self, memory: DraftState, part: PendingTokens) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for accepted tokens: states (B, n, H), position ids (B, n), and each batch row's
         number of tokens.
         """
@@ -237,8 +237,8 @@ class TreeGrowing:
         memory.positions = [start + count for start, count in zip(memory.positions, part.counts, strict=True)]
         return states, positions, part.counts
 
-    def _through(
-        self, memory: Memory, states: Tensor, positions: Tensor, counts: list[int]
+    def _run_layers(
+        self, memory: DraftState, states: Tensor, positions: Tensor, counts: list[int]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Run all layers but the last over n new positions, and write their keys and values to the cache.
 
@@ -250,11 +250,11 @@ class TreeGrowing:
         for index in range(last):
             queries, keys, values = network.project(states, positions, None, index)
             keys, values = cache.write(keys, values, counts, index)
-            mask = cache.written_mask(states.shape[1], keys.shape[2])
+            mask = cache.causal_mask(states.shape[1], keys.shape[2])
             states = network.attend(states, queries, keys, values, mask, None, index)
         return states, *network.project(states, positions, memory.packed, last)
 
-    def _ahead(self, memory: Memory, count: int) -> Tensor:
+    def _ahead(self, memory: DraftState, count: int) -> Tensor:
         """Run P-EAGLE: one pass over the queued tokens, and over `count` - 1 positions without tokens after them. Only
         the queued tokens stay in the cache.
 
@@ -270,29 +270,29 @@ class TreeGrowing:
         places = begins + torch.arange(count - 1, device=device)  # indices of the positions without tokens
         token = torch.tensor(cast(Eagle3Config, self._own).mask_token, device=device)
         wide = nn.functional.pad(states, (0, 0, 0, count - 1))
-        wide[rows, places] = network.masked(self.embedding(token))
+        wide[rows, places] = network.masked_input(self.embedding(token))
         starts = positions[:, :1].expand(len(counts), -1)
         positions = starts + torch.arange(wide.shape[1], device=device)
-        wide, queries, keys, values = self._through(memory, wide, positions, ends)
+        wide, queries, keys, values = self._run_layers(memory, wide, positions, ends)
         keys, values = cache.write(keys, values, ends, network.depth - 1)
         chosen = begins - 1 + torch.arange(count, device=device)
         queries = queries.transpose(1, 2)[rows, chosen].transpose(1, 2)
-        mask = cache.written_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
+        mask = cache.causal_mask(wide.shape[1], keys.shape[2])[rows, 0, chosen][:, None]
         hidden = network.attend(wide[rows, chosen], queries, keys, values, mask, memory.packed, network.depth - 1)
         cache.accept(counts)
         return hidden
 
-    def _block(self, memory: Memory, roots: Tensor) -> Tensor:
+    def _block(self, memory: DraftState, roots: Tensor) -> Tensor:
         """Run DFlash: cache the queued tokens' features, then process a block of each batch row's last token and mask
         tokens.
 
         roots: (B,), each row's last token. Returns: hidden states (B, K, H), one for each drafted depth.
         """
         network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
-        self._columns(memory, self.catch_up(memory))
+        self._extend_cache(memory, self.catch_up(memory))
         tokens = roots[:, None].repeat(1, config.block_size)
         tokens[:, 1:] = config.mask_token
-        states = network.embedded(tokens, self.embedding)
+        states = network.embed_block(tokens, self.embedding)
         positions = positions_from(memory.positions, config.block_size, roots.device)
         mask = cache.mask(states.new_zeros(len(roots), config.block_size, config.block_size))  # no -inf: all see all
         for index in range(network.depth):
@@ -301,7 +301,7 @@ class TreeGrowing:
             states = network.attend(states, queries, keys, values, mask, memory.packed, index)
         return states[:, -config.drafts :]
 
-    def _prompt(self, memory: Memory, part: WaitingPrompt) -> tuple[Tensor, Tensor, list[int]]:
+    def _prompt(self, memory: DraftState, part: PendingPrompt) -> tuple[Tensor, Tensor, list[int]]:
         """Return the network's input for the prompts, with visual tokens compressed: states (B, M, H), position ids
         (B, M) or (3, B, M), both padded on the right, and each batch row's number of positions."""
         earlier = [None] * len(part.mask) if memory.carry is None else list(memory.carry[:, 0])
@@ -337,5 +337,5 @@ class TreeGrowing:
         return states, positions, [len(row.states) for row in rows]
 
 
-def _joined(parts: Sequence[WaitingPrompt | Waiting]) -> Waiting:
-    return Waiting.joined(cast(Sequence[Waiting], parts))
+def _concat_pending(parts: Sequence[PendingPrompt | PendingTokens]) -> PendingTokens:
+    return PendingTokens.joined(cast(Sequence[PendingTokens], parts))

@@ -28,16 +28,16 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mmdec.drafters.eagle.network import (
-    MOST,
+    MAX_CONFIG_SIZE,
     DecoderLayer,
     DraftConfig,
     DraftNetwork,
-    Packed,
-    Pair,
-    Prompted,
+    KeyValues,
+    PackedWeights,
+    PromptInput,
     RMSNorm,
+    apply_rms_norm,
     check_size,
-    rms_normed,
     scaled_frequencies,
 )
 from mmdec.errors import InputError
@@ -61,7 +61,7 @@ class LayeredConfig(DraftConfig):
         super().__post_init__()
         check_size("num_hidden_layers", self.num_hidden_layers, MOST_LAYERS, "Take the published.")
         if self.draft_vocab_size:
-            check_size("draft_vocab_size", self.draft_vocab_size, MOST, "Take the published.")
+            check_size("draft_vocab_size", self.draft_vocab_size, MAX_CONFIG_SIZE, "Take the published.")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, dict):
             raise InputError(f"`rope_scaling` must be settings, but is {self.rope_scaling!r:.60}. Leave it out.")
 
@@ -71,7 +71,7 @@ class LayeredConfig(DraftConfig):
         return self.draft_vocab_size or self.vocab_size
 
     @property
-    def mapped(self) -> bool:
+    def has_draft_vocabulary(self) -> bool:
         """Return whether the draft vocabulary is a part of the target's, so that tables convert between the two."""
         return self.vocabulary < self.vocab_size
 
@@ -84,7 +84,7 @@ class Eagle3Config(LayeredConfig):
         fc_norm: whether each of these features has its own norm before fc.
     """
 
-    LEAST: ClassVar[int] = 0
+    MIN_LAYERS: ClassVar[int] = 0
 
     layers: tuple[int, ...] = ()
     input_norm: bool = True
@@ -117,7 +117,7 @@ class Eagle3Config(LayeredConfig):
         super().__post_init__()
         check_size("features", self.features, 8, "Take the published.")
         if self.target_hidden_size:
-            check_size("target_hidden_size", self.target_hidden_size, MOST, "Take the published.")
+            check_size("target_hidden_size", self.target_hidden_size, MAX_CONFIG_SIZE, "Take the published.")
         if len(self.layers) not in (0, self.features):
             raise InputError(f"`layers` must be {self.features}, one a feature, but is {self.layers!r:.60}.")
         if self.norm_before_fc and self.fc_norm:
@@ -216,7 +216,7 @@ class LayeredNetwork(DraftNetwork):
             self.lm_head = nn.Linear(own.hidden_size, own.vocabulary, bias=False)
         if own.own_embedding:
             self.embed_tokens = nn.Embedding(own.vocab_size, own.hidden_size)
-        if own.mapped:
+        if own.has_draft_vocabulary:
             self.register_buffer("d2t", torch.zeros(own.vocabulary, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(own.vocab_size) < own.vocabulary)
 
@@ -234,7 +234,7 @@ class LayeredNetwork(DraftNetwork):
     def offsets(self) -> Tensor | None:
         """Return (`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
         id in the draft vocabulary. None if both vocabularies are the same."""
-        return cast(Tensor, self.d2t) if self.config.mapped else None
+        return cast(Tensor, self.d2t) if self.config.has_draft_vocabulary else None
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:
         """Normalise queries and keys (B, heads + h, n, d), if the layers have norms for them (as in Qwen3)."""
@@ -294,7 +294,7 @@ class Eagle3(LayeredNetwork):
         (..., H), the network's output at the token before each. carry: only for ViSpec, not used."""
         return torch.cat([embeds, hidden], -1)
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the first layer's input for the prompt of one row with L tokens. If `config.pictures` is "dropped",
         positions that read an image token are left out.
 
@@ -305,33 +305,33 @@ class Eagle3(LayeredNetwork):
         if self.config.pictures != "dropped":
             return prompted
         states = prompted.states[~visual[1:]]
-        return Prompted(states, prompted.positions[: len(states)], end=len(states))
+        return PromptInput(states, prompted.positions[: len(states)], end=len(states))
 
     def feature(self, hidden: Tensor) -> Tensor:
         """Return `hidden`, the network's own output. It replaces the target's features of a drafted token, which are
         unknown."""
         return hidden
 
-    def fused_weights(self, carry: Any = None) -> Pair | None:
+    def fused_weights(self, carry: Any = None) -> KeyValues | None:
         """Return None: `follow` has no linear map, because the network's own output does not pass through fc."""
         return None
 
-    def masked(self, embed: Tensor) -> Tensor:
+    def masked_input(self, embed: Tensor) -> Tensor:
         """Compute the first layer's input (2 H,) at P-EAGLE's added positions, where no token is known. embed: (H,),
         embedding of `mask_token`."""
         return torch.cat([embed, self.fused(self.mask_hidden[0, 0])], -1)
 
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedWeights | None:
         """Return the weights of the network's single layer, concatenated, and its two input norms. None if the network
         is large or has several layers."""
         packed = super().packed()
-        return None if packed is None else Packed(*packed[:3], norms=self._norms())
+        return None if packed is None else PackedWeights(*packed[:3], norms=self._norms())
 
     def _norms(self) -> Tensor:
         layer = self._layer(0)
         return torch.stack([layer.input_layernorm.weight, layer.hidden_norm.weight])
 
-    def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
+    def read(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
         """Compute the input of the query, key and value projections of layer `index`: the layer's input, normalised. In
         the first layer (..., 2 H), embedding and feature are normalised separately."""
         if index:
@@ -339,7 +339,7 @@ class Eagle3(LayeredNetwork):
         # one operation computes both norms, because a small network's time depends on the number of operations
         weights = self._norms() if packed is None or packed.norms is None else packed.norms
         halves = states.view(*states.shape[:-1], 2, self.config.hidden_size)
-        return rms_normed(halves, weights, self.config.rms_norm_eps).view(states.shape)
+        return apply_rms_norm(halves, weights, self.config.rms_norm_eps).view(states.shape)
 
     def residual(self, states: Tensor, index: int) -> Tensor:
         """Return the tensor to which layer `index` adds attention's output. In the first layer it is the feature,
@@ -349,7 +349,9 @@ class Eagle3(LayeredNetwork):
         features = states.narrow(-1, self.config.hidden_size, self.config.hidden_size)
         return self._layer(0).hidden_norm(features) if self.config.norm_before_residual else features
 
-    def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
+    def after_attention(
+        self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None, index: int = 0
+    ) -> Tensor:
         """Compute the rest of layer `index`, after attention. With `norm_output`, the last layer's output is
         normalised.
 
@@ -363,12 +365,12 @@ class Eagle3(LayeredNetwork):
         """Compute logits (..., `vocabulary`) from hidden states (..., H) by the network's own LM head. output: the
         target's LM head, which this network does not need."""
         if not self.config.norm_output:
-            hidden = rms_normed(hidden, self.norm.weight, self.config.rms_norm_eps)
+            hidden = apply_rms_norm(hidden, self.norm.weight, self.config.rms_norm_eps)
         return linear(hidden, self.lm_head.weight)
 
     def layer(
-        self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Pair]:
+        self, states: Tensor, positions: Tensor, past: KeyValues | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, KeyValues]:
         """Run all layers.
 
         states: (B, n, 2 H). positions: (B, n), or (3, B, n) for M-RoPE. past: keys and values of S earlier positions,
@@ -376,7 +378,7 @@ class Eagle3(LayeredNetwork):
             None: causal.
         Returns: hidden (B, n, H); keys and values of the n positions, in the same form as `past`.
         """
-        pairs: list[Pair] = []
+        pairs: list[KeyValues] = []
         for index in range(self.depth):
             queries, *own = self.project(states, positions, index=index)
             pairs.append((own[0], own[1]))
@@ -386,7 +388,7 @@ class Eagle3(LayeredNetwork):
         keys, values = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
         return states, (keys, values)
 
-    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
+    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> KeyValues:
         """Return cosines and signed sines (B, 1, n, d) of rotary positions. positions: (B, n), or (3, B, n) for M-RoPE;
         then `mrope_section` says which of the three axes rotates each frequency."""
         if isinstance(positions, int) or positions.dim() == 2:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.drafters.eagle.cpu_step import TokenStep
-from mmdec.drafters.eagle.network import DraftNetwork, Packed, Pair
+from mmdec.drafters.eagle.network import DraftNetwork, KeyValues, PackedWeights
 from mmdec.types import Verdict
 
 ROOM = 256  # spare token positions of a new cache tensor, so that it must seldom be copied to a larger one
@@ -42,11 +42,11 @@ class DraftCache:
         return max(self.lengths)
 
     @property
-    def uneven(self) -> bool:
+    def is_ragged(self) -> bool:
         """Return whether the rows have different numbers of accepted positions."""
         return self._uneven is not None
 
-    def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> Pair:
+    def write(self, keys: Tensor, values: Tensor, counts: Sequence[int], layer: int) -> KeyValues:
         """Write one layer's keys and values of new positions after each batch row's accepted ones. `accept` must
         follow.
 
@@ -77,7 +77,7 @@ class DraftCache:
             self._uneven = torch.zeros(empty.shape, dtype=keys.dtype, device=keys.device)
             self._uneven = self._uneven.masked_fill(empty, -math.inf)[:, None, None]
 
-    def written_mask(self, size: int, width: int) -> Tensor:
+    def causal_mask(self, size: int, width: int) -> Tensor:
         """Return the causal additive mask (B, 1, size, width) of `size` positions that `write` has written: each sees
         its batch row's positions up to itself."""
         device = self._keys.device
@@ -85,7 +85,7 @@ class DraftCache:
         hidden = torch.arange(width, device=device) > last[..., None]
         return self._keys.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)[:, None]
 
-    def draft(self, keys: Tensor, values: Tensor, offset: int, layer: int = 0) -> Pair:
+    def draft(self, keys: Tensor, values: Tensor, offset: int, layer: int = 0) -> KeyValues:
         """Write one layer's keys and values (B, h, n, d) of a draft, `offset` positions after the accepted ones.
 
         Returns: the layer's keys and values (B, h, width + offset + n, d).
@@ -98,7 +98,7 @@ class DraftCache:
         own_values[:, :, begin:end] = values
         return own_keys[:, :, :end], own_values[:, :, :end]
 
-    def room(self, columns: int, like: Tensor | None = None) -> Pair:
+    def room(self, columns: int, like: Tensor | None = None) -> KeyValues:
         """Reserve space for `columns` positions of a draft, whose keys and values the caller writes into the result.
 
         like: (B, h, n, d), gives shape and dtype while the cache is empty.
@@ -141,7 +141,7 @@ class DraftCache:
         if self._uneven is not None:
             self._uneven = None if min(self.lengths) == self.width else self._uneven[live, ..., : self.width]
 
-    def _layer(self, layer: int) -> Pair:
+    def _layer(self, layer: int) -> KeyValues:
         """Return one layer's keys and values (B, heads, positions, head size), free positions included."""
         if self._layers == 1:
             return self._keys, self._values
@@ -164,7 +164,7 @@ class DraftCache:
 
 
 @dataclass(frozen=True)
-class WaitingPrompt:
+class PendingPrompt:
     """The F prompt tokens of each row and the target's features, before the draft network has processed them.
 
     The draft network has F - 1 positions for them (fewer if images are compressed), because a position reads a feature
@@ -178,9 +178,9 @@ class WaitingPrompt:
     positions: Tensor | None = None  # (1 or 3, B, F) the target's position ids, if the network uses them
     next: Tensor | None = None  # (B,) the target's position id of the first token after the prompt
 
-    def select(self, live: Tensor) -> WaitingPrompt:
+    def select(self, live: Tensor) -> PendingPrompt:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
-        return WaitingPrompt(
+        return PendingPrompt(
             self.embeds[live],
             self.features[live],
             self.visual[live],
@@ -191,7 +191,7 @@ class WaitingPrompt:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingTokens:
     """The tokens accepted in one round, before the draft network has processed them."""
 
     features: Tensor  # (B, A, k * H), hidden states of k target layers at the token before each token
@@ -199,7 +199,7 @@ class Waiting:
     counts: list[int]  # each batch row's number of tokens; the rest is padding on the right
 
     @classmethod
-    def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> Waiting:
+    def of(cls, features: Tensor, verdict: Verdict, counts: list[int]) -> PendingTokens:
         """Select the accepted path. features: (B, N, k * H), target states at a draft's nodes. counts: number of new
         tokens of each batch row."""
         path = verdict.path
@@ -210,7 +210,7 @@ class Waiting:
         return cls(features, verdict.tokens.clamp(min=0), counts)
 
     @classmethod
-    def joined(cls, parts: Sequence[Waiting]) -> Waiting:
+    def joined(cls, parts: Sequence[PendingTokens]) -> PendingTokens:
         """Concatenate the tokens of several rounds."""
         if len(parts) == 1:
             return parts[0]
@@ -224,9 +224,9 @@ class Waiting:
         pad = nn.utils.rnn.pad_sequence
         return cls(pad(features, batch_first=True), pad(tokens, batch_first=True), counts)
 
-    def select(self, live: Tensor) -> Waiting:
+    def select(self, live: Tensor) -> PendingTokens:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
-        return Waiting(self.features[live], self.tokens[live], [self.counts[row] for row in live.tolist()])
+        return PendingTokens(self.features[live], self.tokens[live], [self.counts[row] for row in live.tolist()])
 
 
 @dataclass(frozen=True)
@@ -238,25 +238,27 @@ class PromptInfo:
 
 
 @dataclass
-class Memory:
+class DraftState:
     """The drafter's state of one `generate` call. The next turn of a chat may continue it."""
 
     cache: DraftCache
     # for each batch row, the number of tokens for which the network has a position, those in `queue` included
     columns: list[int]
     positions: list[int]  # position id of each batch row's next token to process
-    queue: list[WaitingPrompt | Waiting] = field(default_factory=list)  # tokens to process, oldest first
+    queue: list[PendingPrompt | PendingTokens] = field(default_factory=list)  # tokens to process, oldest first
     # (B, 1, C), a vector that the network reads at each text token: in ViSpec, a summary of the last image; else None
     carry: Tensor | None = None
     info: list[PromptInfo] = field(default_factory=list)  # one for each batch row; empty until the prompt is processed
     # faster code that runs the network on one token of one batch row; None: not available, or not tried yet
     step: TokenStep | None = None
     asked: bool = False  # whether the drafter has tried to make `step` since the prompt
-    packed: Packed | None = None  # weights packed for faster products; None before the first pass, or if too large
+    packed: PackedWeights | None = (
+        None  # weights packed for faster products; None before the first pass, or if too large
+    )
 
 
 @dataclass(frozen=True)
-class LastColumn:
+class RootState:
     """The draft network's state at the last token (the root) of each batch row. Keys and values of this token are
     cached. The output of the last layer is not computed yet."""
 
@@ -264,6 +266,6 @@ class LastColumn:
     queries: Tensor  # (B, heads, 1, head size), queries of the last layer's attention
     features: Tensor  # (B, 1, k * H), hidden states of k target layers at the token before
 
-    def hidden(self, network: DraftNetwork, cache: DraftCache, packed: Packed | None = None) -> Tensor:
+    def hidden(self, network: DraftNetwork, cache: DraftCache, packed: PackedWeights | None = None) -> Tensor:
         """Return the draft network's hidden state (B, 1, H) at this token. packed: packed weights for a faster pass."""
         return network.attend(self.states, self.queries, *cache.accepted(), packed, network.depth - 1)

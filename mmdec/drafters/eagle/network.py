@@ -28,8 +28,8 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from mmdec.errors import InputError
 
-MOST = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
-SIZES = (
+MAX_CONFIG_SIZE = 2**20  # maximum of all sizes in a configuration; a larger number means that the file is damaged
+SIZE_FIELDS = (
     "hidden_size",
     "vocab_size",
     "intermediate_size",
@@ -37,15 +37,17 @@ SIZES = (
     "num_key_value_heads",
     "head_dim",
 )
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, key-value heads, tokens, channels of a head)
-SMALL = 2**21  # maximum number of weights in the feed-forward network for which packed copies of weights are made
+KeyValues = tuple[Tensor, Tensor]  # keys and values, each (B, key-value heads, tokens, channels of a head)
+MAX_PACKED_WEIGHTS = (
+    2**21
+)  # maximum number of weights in the feed-forward network for which packed copies of weights are made
 
 
 @dataclass(frozen=True)
 class DraftConfig:
     """Sizes and options of a draft network, and the target model that it was trained for."""
 
-    LEAST: ClassVar[int] = 1  # the minimum number of entries in `layers`
+    MIN_LAYERS: ClassVar[int] = 1  # the minimum number of entries in `layers`
 
     hidden_size: int
     vocab_size: int
@@ -68,8 +70,8 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))  # a list from a JSON file becomes a tuple
-        for name in SIZES:
-            check_size(name, getattr(self, name), MOST, "Take the model's.")
+        for name in SIZE_FIELDS:
+            check_size(name, getattr(self, name), MAX_CONFIG_SIZE, "Take the model's.")
         if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
             raise InputError(
                 f"`num_key_value_heads` must divide `num_attention_heads` and `head_dim` be even, but they are "
@@ -79,7 +81,7 @@ class DraftConfig:
             number = getattr(self, name)
             if type(number) not in (int, float) or not 0 < number < math.inf:
                 raise InputError(f"`{name}` must be a positive number, but is {number!r:.60}. Take the model's.")
-        if not self.LEAST <= len(self.layers) <= 8 or any(type(layer) is not int for layer in self.layers):
+        if not self.MIN_LAYERS <= len(self.layers) <= 8 or any(type(layer) is not int for layer in self.layers):
             raise InputError(f"`layers` must be 1 to 8 integers, but is {self.layers!r:.60}. (-1,) is EAGLE's.")
         for name in (field.name for field in fields(self) if field.type == "bool"):
             if type(getattr(self, name)) is not bool:
@@ -145,7 +147,7 @@ def check_size(name: str, size: object, most: int, remedy: str = "Choose another
 
 
 @dataclass
-class Prompted:
+class PromptInput:
     """The layer's input for the prompt of one row with L tokens: M positions."""
 
     states: Tensor  # (M, H), the layer's input at each position; M is L - 1, or less if images are compressed
@@ -158,7 +160,7 @@ class Prompted:
     end: int | None = None  # position id of the first token after the prompt's states; None: L - 1
 
 
-class Packed(NamedTuple):
+class PackedWeights(NamedTuple):
     """A layer's weights, concatenated so that one matrix product replaces several: a small network's time depends on
     the number of operations."""
 
@@ -176,10 +178,10 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_normed(x, self.weight, self.eps)
+        return apply_rms_norm(x, self.weight, self.eps)
 
 
-def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def apply_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Apply an RMS norm to x (..., H). weight: (H,), or (k, H) for x (..., k, H)."""
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled():
         # this takes half the time of torch's `rms_norm`
@@ -237,7 +239,7 @@ class DraftNetwork(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.config = config
-        self._rope: Pair | None = None  # cached cosines and sines of rotary positions, each (positions, d)
+        self._rope: KeyValues | None = None  # cached cosines and sines of rotary positions, each (positions, d)
         self.build(config)
 
     def build(self, config: DraftConfig) -> None:
@@ -294,7 +296,7 @@ class DraftNetwork(nn.Module):
             joined = self.fc_norm(joined)
         return linear(joined, self.fc.weight, self.fc.bias)
 
-    def fused_weights(self, carry: Any = None) -> Pair | None:
+    def fused_weights(self, carry: Any = None) -> KeyValues | None:
         """Write `follow` as one linear map of [embedding; the network's last output].
 
         Returns: weight (H, 2 H) and bias (H,); None if `fuse` is not linear.
@@ -314,7 +316,7 @@ class DraftNetwork(nn.Module):
         """
         return self.fuse(embeds[:, 1:], features[:, :-1])
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding. The last token has no input: it would
         need the next token.
 
@@ -322,11 +324,11 @@ class DraftNetwork(nn.Module):
             the chat; for ViSpec, the global vector of the last image.
         """
         states = self.inputs(embeds[None], features[None], visual[None])[0]
-        return Prompted(states, torch.arange(len(states), device=states.device))
+        return PromptInput(states, torch.arange(len(states), device=states.device))
 
     def layer(
-        self, states: Tensor, positions: Tensor, past: Pair | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Pair]:
+        self, states: Tensor, positions: Tensor, past: KeyValues | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, KeyValues]:
         """Run the layer.
 
         states: (B, n, H). positions: (B, n). past: keys and values (B, h, S, d) of S earlier positions. mask: additive
@@ -349,7 +351,7 @@ class DraftNetwork(nn.Module):
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)
 
-    def packed(self) -> Packed | None:
+    def packed(self) -> PackedWeights | None:
         """Return the weights of the network's single layer, copied and concatenated. None if the network has several
         layers, or is so large that copying takes longer than it saves.
 
@@ -357,14 +359,14 @@ class DraftNetwork(nn.Module):
         """
         weights: Any = self._layer(0).self_attn
         mlp: Any = self._layer(0).mlp
-        if self.depth > 1 or 3 * mlp.gate_proj.weight.numel() > SMALL:
+        if self.depth > 1 or 3 * mlp.gate_proj.weight.numel() > MAX_PACKED_WEIGHTS:
             return None
         parts = (weights.q_proj, weights.k_proj, weights.v_proj)
         bias = torch.cat([part.bias for part in parts]) if self.config.attention_bias else None
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-        return Packed(torch.cat([part.weight for part in parts]), bias, gate_up)
+        return PackedWeights(torch.cat([part.weight for part in parts]), bias, gate_up)
 
-    def read(self, states: Tensor, index: int, packed: Packed | None = None) -> Tensor:
+    def read(self, states: Tensor, index: int, packed: PackedWeights | None = None) -> Tensor:
         """Compute the input of the query, key and value projections of layer `index`. Here it is the layer's input (B,
         n, H), normalised if there is an input norm. packed: the result of `packed`, or None."""
         return self._layer(index).input_layernorm(states) if self.config.input_norm else states
@@ -379,7 +381,7 @@ class DraftNetwork(nn.Module):
         return queries_keys
 
     def project(
-        self, states: Tensor, positions: Tensor | int, packed: Packed | None = None, index: int = 0
+        self, states: Tensor, positions: Tensor | int, packed: PackedWeights | None = None, index: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries, keys and values (B, heads, n, d), with rotary positions applied to queries and keys.
 
@@ -408,7 +410,7 @@ class DraftNetwork(nn.Module):
         keys: Tensor,
         values: Tensor,
         mask: Tensor | None,
-        packed: Packed | None = None,
+        packed: PackedWeights | None = None,
         index: int = 0,
     ) -> Tensor:
         """Compute the rest of layer `index`, after `project`. Returns: hidden (B, n, H).
@@ -430,7 +432,9 @@ class DraftNetwork(nn.Module):
         )
         return self.after_attention(states, mixed, packed, index)
 
-    def after_attention(self, states: Tensor, mixed: Tensor, packed: Packed | None = None, index: int = 0) -> Tensor:
+    def after_attention(
+        self, states: Tensor, mixed: Tensor, packed: PackedWeights | None = None, index: int = 0
+    ) -> Tensor:
         """Compute the rest of layer `index`, after attention. Returns: hidden (B, n, H). states: (B, n, H), the layer's
         input. mixed: (B, heads, n, d), attention's output. packed: the result of `packed`, or None."""
         layer = self._layer(index)
@@ -443,7 +447,7 @@ class DraftNetwork(nn.Module):
             gate, up = linear(normed, packed.gate_up).chunk(2, -1)
         return states + linear(silu(gate) * up, mlp.down_proj.weight)
 
-    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> Pair:
+    def rotations(self, positions: Tensor | int, dtype: torch.dtype, device: torch.device) -> KeyValues:
         """Return cosines and signed sines for `x * cosines + (x with halves exchanged) * sines`: (B, 1, n, d) for
         positions (B, n), (d,) for a single position."""
         if isinstance(positions, int):
@@ -455,7 +459,7 @@ class DraftNetwork(nn.Module):
         cosines, sines = self.rope_table(int(positions.max()) + 1, dtype, device)
         return cosines[positions][:, None], sines[positions][:, None]
 
-    def rope_table(self, length: int, dtype: torch.dtype, device: torch.device) -> Pair:
+    def rope_table(self, length: int, dtype: torch.dtype, device: torch.device) -> KeyValues:
         """Return cached cosines and signed sines (L, d) of the positions 0 .. L - 1. L is at least `length`."""
         table = self._rope
         if table is None or table[0].dtype != dtype or table[0].device != device or len(table[0]) < length:
@@ -472,7 +476,7 @@ class DraftNetwork(nn.Module):
         half = torch.arange(0, self.config.head_dim, 2, device=device).float() / self.config.head_dim
         return 1.0 / self.config.rope_theta**half, 1.0
 
-    def _waves(self, positions: Tensor, dtype: torch.dtype) -> Pair:
+    def _waves(self, positions: Tensor, dtype: torch.dtype) -> KeyValues:
         """Compute cosines and signed sines (..., d) as transformers does, in float32.
 
         The first half of the sines is negated. So rotary positions are x * cosines + (x with halves exchanged) * sines.

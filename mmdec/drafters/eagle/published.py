@@ -35,7 +35,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mmdec.checks.weights import fill, read_settings
+from mmdec.checks.weights import build_with_weights, read_settings
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
@@ -119,14 +119,18 @@ def _eagle(checkpoint: Checkpoint, system: System | None, vocab_size: int | None
         sizes["queries"] = len(state["imadpt.q"])
     if name == "msd":
         sizes["visual_token"] = "next"  # as MSD's published code does in training and decoding
-    return _filled(name, sizes, state, checkpoint)
+    return _load_network(name, sizes, state, checkpoint)
 
 
-def _filled(name: str, sizes: dict[str, Any], state: Mapping[str, Tensor], checkpoint: Checkpoint) -> DraftNetwork:
+def _load_network(
+    name: str, sizes: dict[str, Any], state: Mapping[str, Tensor], checkpoint: Checkpoint
+) -> DraftNetwork:
     """Make a draft network and load its weights, in the file's precision. name: the drafter's name. sizes: fields of
     the network's configuration. state: tensors by name."""
     kind = network_class(name)
-    network = fill(lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder)
+    network = build_with_weights(
+        lambda: kind(kind.config_class(**sizes)), state, checkpoint.argument, checkpoint.folder
+    )
     return network.to(state["fc.weight"].dtype)
 
 
@@ -254,7 +258,7 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
     state = {name: value for name, value in state.items() if not COMPUTED.fullmatch(name)}
     checkpoint = replace(checkpoint, state=state)
     sizes = _eagle3_sizes(checkpoint, vocab_size)
-    return _filled("eagle3", sizes, _with_tables(checkpoint, sizes), checkpoint)
+    return _load_network("eagle3", sizes, _with_tables(checkpoint, sizes), checkpoint)
 
 
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
@@ -327,7 +331,7 @@ def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int |
     checkpoint = replace(checkpoint, state=state)
     described = checkpoint.described if "vocab_size" in checkpoint.described else {"vocab_size": target_tokens}
     sizes = _dflash_sizes(replace(checkpoint, described={**checkpoint.described, **described}), vocab_size)
-    return _filled("dflash", sizes, _with_tables(checkpoint, sizes), checkpoint)
+    return _load_network("dflash", sizes, _with_tables(checkpoint, sizes), checkpoint)
 
 
 def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from typing import Any, ClassVar, Literal, cast, final
 import torch
 from torch import Tensor, nn
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, Prompted, check_size
+from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, PromptInput, check_size
 from mmdec.errors import InputError
 from mmdec.nn.compressor import (
-    Compressed,
+    CompressedImage,
     Convolution,
     Grid,
     Pool,
@@ -131,7 +131,7 @@ class ElasticCompressor(nn.Module):
 
     def forward(
         self, joined: Tensor, fc: Fc, weights: Tensor | None = None, choice: int = 0, matrix: Tensor | None = None
-    ) -> Compressed:
+    ) -> CompressedImage:
         """Compress one image. Returns: states with ascending, distinct positions. An image with fewer tokens than
         outputs is not compressed.
 
@@ -145,14 +145,14 @@ class ElasticCompressor(nn.Module):
         elif self.variant == "weighted":
             assert weights is not None
             parts = [self._part(name, joined, fc, matrix) for name in self.choices]
-            compressed = Compressed(
+            compressed = CompressedImage(
                 torch.stack([weight * part.states for weight, part in zip(weights, parts, strict=True)]).sum(0),
                 parts[1].positions,
                 torch.stack([w * part.kept for w, part in zip(weights.detach(), parts, strict=True)]).sum(0),
             )
         else:
             parts = [self._part(name, joined, fc, matrix) for name in self.choices]
-            compressed = Compressed(
+            compressed = CompressedImage(
                 torch.cat([part.states for part in parts]),
                 torch.cat([part.positions for part in parts]),
                 torch.stack([part.kept for part in parts]).amax(0),
@@ -160,15 +160,15 @@ class ElasticCompressor(nn.Module):
         length = len(joined)
         if len(compressed.states) > length:
             positions = torch.arange(length, device=joined.device)
-            return Compressed(fc(joined), positions, torch.ones(length, device=joined.device, dtype=joined.dtype))
+            return CompressedImage(fc(joined), positions, torch.ones(length, device=joined.device, dtype=joined.dtype))
         order = compressed.positions.argsort(stable=True)
-        return Compressed(compressed.states[order], separate(compressed.positions[order], length), compressed.kept)
+        return CompressedImage(compressed.states[order], separate(compressed.positions[order], length), compressed.kept)
 
-    def _part(self, name: str, joined: Tensor, fc: Fc, matrix: Tensor | None) -> Compressed:
+    def _part(self, name: str, joined: Tensor, fc: Fc, matrix: Tensor | None) -> CompressedImage:
         part = self.parts[name]
         if name in self.before:
             compressed = part(joined)
-            return Compressed(fc(compressed.states), compressed.positions, compressed.kept)
+            return CompressedImage(fc(compressed.states), compressed.positions, compressed.kept)
         if name == "resampler" and matrix is not None:
             return part(joined, (matrix, fc))
         return part(fc(joined))
@@ -260,7 +260,7 @@ class SpecVLM(DraftNetwork):
             question = torch.ones_like(question)
         return self.gate(embeds[question].mean(0), features[question][-1])
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed. The question
         that the gate reads is the text after the first image.
 
@@ -271,10 +271,10 @@ class SpecVLM(DraftNetwork):
         joined = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)
         images = spans(visual[1:], config.grid)
         if not images:
-            return Prompted(self._fc(joined), torch.arange(len(joined), device=joined.device))
+            return PromptInput(self._fc(joined), torch.arange(len(joined), device=joined.device))
         choice, factor, weights = 0, None, None
         if self.gate is not None:
-            logits = self.gate_logits(embeds, features, asking(visual))
+            logits = self.gate_logits(embeds, features, question_mask(visual))
             if config.variant == "weighted":
                 weights = logits.softmax(-1)
             else:
@@ -291,21 +291,21 @@ class SpecVLM(DraftNetwork):
             kept.append(compressed.kept)
         order = torch.cat(columns).argsort()
         name = self.compressor.choices[choice] if config.variant == "select" else config.variant
-        return Prompted(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), name)
+        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), name)
 
     def _fc(self, joined: Tensor) -> Tensor:
         size = self.config.hidden_size
         return self.fuse(joined[..., :size], joined[..., size:])
 
 
-def asking(visual: Tensor) -> Tensor:
+def question_mask(visual: Tensor) -> Tensor:
     """Find the question's tokens: the text after the first image, or all text if there is no image. visual: (L,) bool,
     True at visual tokens. Returns: (L,) bool."""
     after = visual.cumsum(0) > 0
     return ~visual & after if bool(visual.any()) else ~visual
 
 
-def expected_kept(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
+def expected_kept_share(logits: Tensor, config: SpecVLMConfig, length: int) -> Tensor:
     """Compute the expected share of visual tokens that compression keeps, given the gate's logits (C,). Returns: a
     scalar in [0, 1].
 

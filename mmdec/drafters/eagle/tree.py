@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from mmdec.core.tree import (
     chains,
-    in_order,
     int_list,
     int_rows,
     level_parents,
     likeliest_paths,
+    sort_depth_first,
     top_indices,
     trees_from_lists,
 )
 from mmdec.drafters.eagle.cpu_step import ColumnStep, TokenStep, Vector, quiet
-from mmdec.drafters.eagle.kv_cache import Memory
+from mmdec.drafters.eagle.kv_cache import DraftState
 from mmdec.drafters.eagle.network import DraftNetwork
-from mmdec.drafters.small_model import Tree, draw_children, drawn_from
+from mmdec.drafters.small_model import GrowingTree, child_distributions, draw_children
 from mmdec.types import Draft, Plan
 
 LARGE = 4096  # from this vocabulary size on, `top_indices` finds the best tokens faster than `torch.topk`
@@ -50,7 +50,7 @@ class Levels:
     """Grows one draft after the accepted tokens: a chain, a tree, or a sampled tree. FLASH's subclass overrides
     `expand`. It holds the number of levels so far and the attention mask of the newest level."""
 
-    def __init__(self, drafter: Grower, memory: Memory) -> None:
+    def __init__(self, drafter: Grower, memory: DraftState) -> None:
         self.drafter, self.memory = drafter, memory
         self.level = 0  # number of levels so far
         self.offset = 0  # number of nodes of these levels, which is their number of positions in the cache
@@ -72,7 +72,7 @@ class Levels:
         if rows > 1:
             positions = positions_from([start + self.level for start in starts], 1, tokens.device).expand(-1, size)
         mask = None
-        if size > 1 or self.visible is not None or cache.uneven:
+        if size > 1 or self.visible is not None or cache.is_ragged:
             diagonal = torch.full((size, size), -math.inf, dtype=states.dtype, device=states.device).fill_diagonal_(0)
             before = self.visible
             if before is None:
@@ -152,7 +152,9 @@ class Levels:
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, : plan.nodes]
         expanded = torch.stack(orders, 1).tolist() if orders else [[]] * rows
         lists = zip(best.tolist(), tokens.gather(1, best).tolist(), expanded, strict=True)
-        return trees_from_lists(roots, [in_order(row, ids, level_parents(row, who, width)) for row, ids, who in lists])
+        return trees_from_lists(
+            roots, [sort_depth_first(row, ids, level_parents(row, who, width)) for row, ids, who in lists]
+        )
 
     def _best(self, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and token ids (B, n, width) of the likeliest children of n nodes. hidden: (B, n, H),
@@ -167,7 +169,7 @@ class Levels:
         roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
         """
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
-        trees = [Tree([root], values=[1.0]) for root in roots.tolist()]
+        trees = [GrowingTree([root], values=[1.0]) for root in roots.tolist()]
         frontier = [[0] for _ in trees]
         above = [{0: 0} for _ in trees]  # for each batch row: node -> its index among the nodes of the newest level
         distributions: list[Tensor] = []  # for each level: (B, n, V), the distributions of the children of its n nodes
@@ -200,7 +202,7 @@ class Levels:
             if not any(frontier):
                 break
         best = [tree.best(plan.nodes) for tree in trees]
-        probs = drawn_from(torch.cat(distributions, 1), indices, best, vocab_size)
+        probs = child_distributions(torch.cat(distributions, 1), indices, best, vocab_size)
         return trees_from_lists(roots, [tree.part(nodes) for tree, nodes in zip(trees, best, strict=True)], probs)
 
 
@@ -209,7 +211,7 @@ class BlockLevels(Levels):
     """Grows one draft from hidden states that one pass has computed for all depths (P-EAGLE, DFlash). It holds these
     states. The distribution at a depth does not depend on the tokens above it."""
 
-    def __init__(self, drafter: Grower, memory: Memory, hidden: Tensor) -> None:
+    def __init__(self, drafter: Grower, memory: DraftState, hidden: Tensor) -> None:
         """hidden: (B, K, H), one state for each depth."""
         super().__init__(drafter, memory)
         self.hidden = hidden

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, Prompted
+from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, PromptInput
 from mmdec.errors import InputError
 from mmdec.nn.compressor import Resampler, last_positions, spans
 
@@ -86,7 +86,7 @@ class ViSpec(DraftNetwork):
             added = added + mixing[:, size:] @ carry.flatten()
         return torch.cat([weight[:, :size], own @ mixing[:, :size]], 1), bias + own @ added
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed.
 
         embeds: (L, H). features: (L, H). visual: (L,) bool, True at visual tokens. carry: the global vector (H,) of the
@@ -95,7 +95,7 @@ class ViSpec(DraftNetwork):
         following, images = embeds[1:], spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
         if not images:
-            return Prompted(self.fuse(following, features[:-1], carry), text, carry)
+            return PromptInput(self.fuse(following, features[:-1], carry), text, carry)
         queries = cast(ViSpecConfig, self.config).queries
         globals_ = [following.new_zeros(following.shape[1]) if carry is None else carry]
         states, columns = [], [text]
@@ -113,4 +113,4 @@ class ViSpec(DraftNetwork):
         fused = self.fuse(following[text], features[:-1][text], torch.stack(globals_)[latest])
         order = torch.cat(columns).argsort()
         merged = torch.cat([fused, *states])[order]
-        return Prompted(merged, torch.cat(columns)[order], globals_[-1], torch.cat(kept), "queries")
+        return PromptInput(merged, torch.cat(columns)[order], globals_[-1], torch.cat(kept), "queries")

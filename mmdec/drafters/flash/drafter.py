@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmdec.core.tree import single
+from mmdec.core.tree import root_only
 from mmdec.drafters.eagle.cpu_step import SlotStep, Vector, quiet
-from mmdec.drafters.eagle.drafter import WIDTH, TreeGrowing
-from mmdec.drafters.eagle.kv_cache import LastColumn, Memory, Waiting
+from mmdec.drafters.eagle.drafter import DEFAULT_TREE_WIDTH, NetworkDrafter
+from mmdec.drafters.eagle.kv_cache import DraftState, PendingTokens, RootState
 from mmdec.drafters.eagle.tree import Levels, stepwise
 from mmdec.drafters.flash.network import FlashConfig, FlashNetwork
 from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
@@ -37,7 +37,7 @@ class Flash:
         network: FlashNetwork,
         embedding: nn.Module,
         output: nn.Linear,
-        width: int = WIDTH,
+        width: int = DEFAULT_TREE_WIDTH,
         tree: bool | None = None,
     ) -> None:
         """network: FLASH's head. embedding, output: the target's embedding and LM head.
@@ -45,7 +45,7 @@ class Flash:
         tree: whether to draft trees (True) or chains; None: the network's configuration decides.
         Raises: InputError if `output` does not fit the network, or `width` is below 1.
         """
-        self._columns = TreeGrowing(network, embedding, output, width)
+        self._columns = NetworkDrafter(network, embedding, output, width)
         self.network: FlashNetwork = network
         self.embedding, self.width, self.needs = embedding, width, self._columns.needs
         self.tree = cast(FlashConfig, network.config).tree if tree is None else tree
@@ -59,25 +59,25 @@ class Flash:
         """Raise InputError if the network was made for another model, or has another device or dtype."""
         self._columns.check(target)
 
-    def start(self, context: Context) -> Memory:
+    def start(self, context: Context) -> DraftState:
         """Return the drafter's state for one `generate` call; no network is run yet. In a chat, the state of the
         previous turn is continued if it ends where the new tokens begin."""
         return self._columns.start(context)
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: DraftState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens and the target's features. They are processed before the next draft."""
         self._columns.update(memory, draft, scores, verdict)
 
-    def select(self, memory: Memory, live: Tensor) -> None:
+    def select(self, memory: DraftState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         self._columns.select(memory, live)
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: DraftState, roots: Tensor, plan: Plan) -> Draft:
         """Draft after each batch row's last token: a chain of up to `plan.depth` tokens, or a tree of at most k levels
         for k slots."""
         depth = min(plan.depth, plan.nodes)
         if depth < 1:
-            return single(roots)
+            return root_only(roots)
         chain = not self.tree or plan.nodes <= plan.depth
         if chain:
             plan = replace(plan, nodes=depth, depth=depth)
@@ -91,12 +91,12 @@ class Flash:
             step = memory.step
             if isinstance(step, SlotStep) and step.reads(waiting.features):
                 with quiet():
-                    blocks = Blocks(step, memory, waiting, depth)
+                    blocks = SlotChain(step, memory, waiting, depth)
                     return stepwise(step, roots, blocks.first, depth, plan.threshold, blocks.follow)
-            last = self._columns.last_column(memory, waiting)
+            last = self._columns.root_state(memory, waiting)
         else:
-            last = self._columns.take_in(memory)
-        slots = Slots(self, memory, last, plan.depth)
+            last = self._columns.process_pending(memory)
+        slots = SlotLevels(self, memory, last, plan.depth)
         if plan.temperature is not None:
             return slots.drawn(roots, slots.first, plan)
         if chain:
@@ -108,11 +108,11 @@ class Flash:
         return self._columns.logits(hidden)
 
 
-class Slots(Levels):
+class SlotLevels(Levels):
     """Grows one draft from slots. The nodes of each level are predicted from the next slot, refined by the tokens on
     the path to the node. A block is the k slots of one pass."""
 
-    def __init__(self, drafter: Flash, memory: Memory, last: LastColumn, depth: int) -> None:
+    def __init__(self, drafter: Flash, memory: DraftState, last: RootState, depth: int) -> None:
         """last: the head's state at each batch row's last token. depth: maximum depth of the draft."""
         super().__init__(drafter, memory)
         self.head, self.depth, self.device = drafter.network, depth, last.states.device
@@ -191,11 +191,11 @@ class Slots(Levels):
         return starts + self.done + torch.arange(count, device=self.device)
 
 
-class Blocks:
+class SlotChain:
     """Grows a chain from FLASH's slots for a single row, on NumPy arrays. It computes what `Slots` does, in less
     time."""
 
-    def __init__(self, step: SlotStep, memory: Memory, waiting: Waiting, depth: int) -> None:
+    def __init__(self, step: SlotStep, memory: DraftState, waiting: PendingTokens, depth: int) -> None:
         """waiting: accepted tokens to process first. depth: maximum depth of the draft."""
         self.step, self.memory, self.depth = step, memory, depth
         # done: number of tokens that earlier blocks drafted; offset: number of tokens processed after the accepted ones

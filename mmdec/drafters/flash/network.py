@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
-from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, Prompted, check_size
+from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork, PromptInput, check_size
 from mmdec.errors import InputError
 from mmdec.nn.compressor import LatentAttention, separate, spans
 
@@ -104,7 +104,7 @@ class FlashNetwork(DraftNetwork):
         gate = silu(linear(joined, self.fc_gate.weight, self.fc_gate.bias))
         return gate * linear(joined, self.fc_up.weight, self.fc_up.bias)
 
-    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> Prompted:
+    def prompt(self, embeds: Tensor, features: Tensor, visual: Tensor, carry: Any = None) -> PromptInput:
         """Compute the layer's input for the prompt of one row, without padding; images are compressed. Position t
         counts as visual if token t + 1 is visual.
 
@@ -114,7 +114,7 @@ class FlashNetwork(DraftNetwork):
         text = (~visual[1:]).nonzero()[:, 0]
         fused = self.fuse(embeds[1:][text], features[:-1][text])
         if not images:
-            return Prompted(fused, text)
+            return PromptInput(fused, text)
         if cast(FlashConfig, self.config).plain_prefix:
             fused = torch.where((text < images[0][0])[:, None], features[:-1][text], fused)
         states, columns = [fused], [text]
@@ -126,7 +126,7 @@ class FlashNetwork(DraftNetwork):
             columns.append(separate(compressed.positions, end - begin) + begin)
             kept.append(compressed.kept)
         order = torch.cat(columns).argsort()
-        return Prompted(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), "latents")
+        return PromptInput(torch.cat(states)[order], torch.cat(columns)[order], None, torch.cat(kept), "latents")
 
     def slot_states(self, states: Tensor) -> Tensor:
         """Compute the inputs (..., k, H) of all k slots from the layer's input at some positions (..., H)."""

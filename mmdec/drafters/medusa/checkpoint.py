@@ -26,19 +26,26 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.arguments import check_path, show
-from mmdec.checks.weights import checked_file, damaged, fill, read_settings, read_weights, shards
+from mmdec.checks.weights import (
+    build_with_weights,
+    read_settings,
+    read_weights,
+    report_damage,
+    weight_file,
+    weight_files,
+)
 from mmdec.drafters.eagle.published import drafts_published
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.hub.checkpoint import read_tensors, tensor_names
-from mmdec.hub.publish import new_folder, whole_folder
+from mmdec.hub.publish import atomic_folder, new_folder
 
 SYSTEM = "medusa"
 WEIGHTS = "heads.safetensors"
 RECORDING = "data/samples/english/austen.flac"  # a recording in the repository, for the example in the model card
 # kind of heads in published checkpoints -> mmdec's name
-KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
+PUBLISHED_KINDS = {"base_head": "linear", "medusa_block": "block", "whisper_block": "block"}
 HEAD = re.compile(r"medusa_heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 BLOCK = "medusa_block."
 PUBLISHED = ("medusa_heads.", BLOCK)
@@ -59,7 +66,7 @@ def save_heads(
     place: path of the folder in the example of the model card; None: the subfolder `medusa` of the model's folder.
     """
     target = new_folder(directory)
-    with whole_folder(target) as fresh:
+    with atomic_folder(target) as fresh:
         config = {"system": SYSTEM, "model_type": "mmdec-drafter", "heads": asdict(heads.config), "ranks": ranks}
         (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, fresh / WEIGHTS)
@@ -91,7 +98,7 @@ def load_heads(directory: str | os.PathLike[str], model: PreTrainedModel) -> Med
                 f"`model` must have {expected} {what} for these heads, but has {actual}. They were trained for "
                 f"{config.base or 'another model'}; use heads trained for this model."
             )
-    heads = fill(lambda: MedusaHeads(config), state, "directory", folder)
+    heads = build_with_weights(lambda: MedusaHeads(config), state, "directory", folder)
     return Medusa(heads.to(model.device, model.dtype), output, ranks)
 
 
@@ -125,8 +132,8 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
         raise InputError(
             f"`directory` must hold Medusa heads, but '{folder}' holds {config.get('system')!r}. Name their folder."
         )
-    state = read_weights([checked_file(folder, WEIGHTS, "directory")], "directory")
-    with damaged(
+    state = read_weights([weight_file(folder, WEIGHTS, "directory")], "directory")
+    with report_damage(
         f"`directory` must hold whole heads, but config.json in '{folder}' is damaged or of another version",
         "Fetch them again.",
     ):
@@ -136,7 +143,7 @@ def _read(folder: Path) -> tuple[MedusaConfig, list[list[float]] | None, dict[st
         ranks = config.get("ranks")
         if ranks is not None and not (len(ranks) == shape.heads and all(_is_chances(row) for row in ranks)):
             raise ValueError("`ranks` are no chances of each head's ranks")
-        fill(lambda: MedusaHeads(shape), state, "directory", folder)
+        build_with_weights(lambda: MedusaHeads(shape), state, "directory", folder)
     return shape, ranks, state
 
 
@@ -209,20 +216,21 @@ def _text_heads(folder: Path, argument: str) -> MedusaHeads:
         base=str(config.get("base_model_name_or_path") or ""),
         own_outputs=True,
     )
-    return fill(lambda: MedusaHeads(shape), state, argument, folder)
+    return build_with_weights(lambda: MedusaHeads(shape), state, argument, folder)
 
 
 def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
     """Load aiola's heads for Whisper, from a checkpoint that also holds the whole Whisper."""
     config = read_settings(folder / "config.json", argument)
-    kind = KINDS.get(str(config.get("medusa_heads_type", "")))
+    kind = PUBLISHED_KINDS.get(str(config.get("medusa_heads_type", "")))
     if kind is None or config.get("medusa_num_layers", 1) != 1:
         raise InputError(
-            f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(KINDS)}, but its config "
+            f"`{argument}` must hold Medusa heads of one layer and of the types {', '.join(PUBLISHED_KINDS)}, but "
+            "its config "
             f"says {config.get('medusa_heads_type')!r} with {config.get('medusa_num_layers', 1)} layers. Use others."
         )
     # the checkpoint may lack files in which no heads are stored
-    tensors = read_weights(shards(folder, argument, PUBLISHED), argument, PUBLISHED)
+    tensors = read_weights(weight_files(folder, argument, PUBLISHED), argument, PUBLISHED)
     first = 1 if kind == "linear" else 0  # in Medusa-Linear head 0 belongs to the changed model, so it is left out
     count = 1 + max((int(match[1]) for name in tensors if (match := HEAD.fullmatch(name))), default=-1) - first
     if count < 1:
@@ -264,4 +272,4 @@ def _whisper_heads(folder: Path, argument: str) -> MedusaHeads:
     if missing:
         raise InputError(f"`{argument}` must hold {missing[0]}, but '{folder}' does not. Fetch all of its shards.")
     renamed = {name: tensors[published] for name, published in state.items()}
-    return fill(lambda: MedusaHeads(shape), renamed, argument, folder)
+    return build_with_weights(lambda: MedusaHeads(shape), renamed, argument, folder)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from mmdec.core.tree import HeadAccuracy, int_rows, top_indices, trees_from_lists
-from mmdec.drafters.medusa.network import DecoderLayer, MedusaHeads, Pair
+from mmdec.drafters.medusa.network import DecoderLayer, KeyValues, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
-WIDTH = 8  # number of best tokens (ranks) of each head that a tree may use
+MAX_RANKS = 8  # number of best tokens (ranks) of each head that a tree may use
 FIRST, LATER = (
     0.75,
     0.85,
@@ -33,7 +33,7 @@ DECAY = 2.0  # the assumed chance that the k-th best token of a head is right fa
 class Block:
     """The cache of Medusa-Block's extra decoder layer. Row r uses the first lengths[r] positions of keys and values."""
 
-    memory: Pair  # keys and values of the encoder's states, for cross-attention
+    memory: KeyValues  # keys and values of the encoder's states, for cross-attention
     keys: Tensor  # (B, heads, positions, head size), of self-attention; `values` has the same shape
     values: Tensor
     lengths: list[int]  # number of each batch row's positions that the layer has processed
@@ -41,7 +41,7 @@ class Block:
 
 
 @dataclass
-class Memory:
+class MedusaState:
     """The drafter's state of one `generate` call: the heads' next input, and their last proposals."""
 
     hidden: Tensor | None  # (B, H), the target's last hidden state at the last accepted node
@@ -49,7 +49,7 @@ class Memory:
     heads: tuple[Tensor, Tensor]  # weights (K * H, H) and biases (K * H,) of all K heads, for one matrix product
     shape: TreeShape
     begun: bool = False  # whether `update` was called for the pass over the prompt
-    ranked: list[list[list[int]]] | None = None  # the last draft's candidates: [row][head][rank] -> token
+    candidates: list[list[list[int]]] | None = None  # the last draft's candidates: [row][head][rank] -> token
 
 
 @final
@@ -74,7 +74,7 @@ class Medusa:
         if ranks is not None and len(ranks) != config.heads:
             raise InputError(f"`ranks` must have a row for each of {config.heads} heads, but has {len(ranks)}.")
         self.heads, self.output = heads.eval(), output
-        chances = ranks or expected(config.heads)
+        chances = ranks or default_chances(config.heads)
         width = HeadAccuracy(chances).width  # raises InputError if a row's chances are negative or sum to more than 1
         if width > config.vocab_size:
             raise InputError(
@@ -105,7 +105,7 @@ class Medusa:
                 f"{weight.dtype}. Call `heads.to(model.device, model.dtype)`."
             )
 
-    def start(self, context: Context) -> Memory:
+    def start(self, context: Context) -> MedusaState:
         """Return the drafter's state for one `generate` call; nothing is run yet. Medusa-Block stores the target's
         hidden states of the prompt for its first draft."""
         layer = self.heads.block
@@ -113,7 +113,7 @@ class Medusa:
         heads = torch.cat([linear.weight for linear in linears]), torch.cat([linear.bias for linear in linears])
         shape = context.shape or HeadAccuracy(self._prior.ranks)
         if layer is None:
-            return Memory(None, None, heads, shape)
+            return MedusaState(None, None, heads, shape)
         states, hidden = context.memory, context.features.get(-1)
         if states is None or hidden is None:
             raise InputError("`context` must hold the last layer's features and the encoder's states for Medusa-Block.")
@@ -121,22 +121,22 @@ class Medusa:
         pending = [[row[kept]] for row, kept in zip(hidden, context.mask, strict=True)]
         memory = layer.encoder_attn.pair(states)
         empty = memory[0].new_empty(rows, memory[0].shape[1], 0, memory[0].shape[3])
-        return Memory(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
+        return MedusaState(None, Block(memory, empty, empty, [0] * rows, pending), heads, shape)
 
-    def propose(self, memory: Memory, roots: Tensor, plan: Plan) -> Draft:
+    def propose(self, memory: MedusaState, roots: Tensor, plan: Plan) -> Draft:
         """Draft the likeliest tree of the planned size in each batch row. Head k gives the tokens at depth k, whatever
         the tokens above are."""
         shape = memory.shape.tree(plan.nodes, plan.depth)
         if not shape or memory.hidden is None:
             return trees_from_lists(roots, [([], []) for _ in roots])
         depth = 1 + max(level for _, level, _ in shape)
-        hidden = memory.hidden if memory.block is None else self._through_block(memory.block)
-        memory.ranked = top_indices(self._logits(memory, hidden, depth), memory.shape.width).tolist()
+        hidden = memory.hidden if memory.block is None else self._run_block(memory.block)
+        memory.candidates = top_indices(self._logits(memory, hidden, depth), memory.shape.width).tolist()
         parents = [parent for parent, _, _ in shape]
-        trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.ranked]
+        trees = [([row[level][rank] for _, level, rank in shape], parents) for row in memory.candidates]
         return trees_from_lists(roots, trees)
 
-    def update(self, memory: Memory, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def update(self, memory: MedusaState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the hidden state at the last accepted node, and record which ranks of each head were right."""
         features = scores.features[-1]
         paths = [[node for node in row if node >= 0] for row in int_rows(verdict.path)]
@@ -150,11 +150,11 @@ class Medusa:
             for row, path in enumerate(paths):
                 memory.block.pending[row].append(features[row, path])
         memory.begun = True
-        if memory.ranked is not None:
-            _learn(memory.shape, memory.ranked, verdict)
-            memory.ranked = None
+        if memory.candidates is not None:
+            _learn(memory.shape, memory.candidates, verdict)
+            memory.candidates = None
 
-    def select(self, memory: Memory, live: Tensor) -> None:
+    def select(self, memory: MedusaState, live: Tensor) -> None:
         """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.hidden is not None:
             memory.hidden = memory.hidden[live]
@@ -165,14 +165,14 @@ class Medusa:
             block.lengths = [block.lengths[row] for row in live.tolist()]
             block.pending = [block.pending[row] for row in live.tolist()]
 
-    def _logits(self, memory: Memory, hidden: Tensor, depth: int) -> Tensor:
+    def _logits(self, memory: MedusaState, hidden: Tensor, depth: int) -> Tensor:
         """Return the logits (B, depth, V) of the first `depth` heads. hidden: (B, H)."""
         rows = depth * hidden.shape[1]
         weight, bias = (part[:rows] for part in memory.heads)
         moved = linear(hidden, weight, bias).view(len(hidden), depth, -1)
         return self.heads.tokens(hidden[:, None] + silu(moved), self.output.weight)
 
-    def _through_block(self, block: Block) -> Tensor:
+    def _run_block(self, block: Block) -> Tensor:
         """Run Medusa-Block's extra layer over the states that it has not processed yet. Returns the layer's output (B,
         H) at the last position of each batch row."""
         layer = self.heads.block
@@ -207,12 +207,12 @@ def _learn(shape: TreeShape, ranked: list[list[list[int]]], verdict: Verdict) ->
             shape.learn(depth, tokens_ranked.index(token) if token in tokens_ranked else None)
 
 
-def expected(heads: int) -> list[list[float]]:
+def default_chances(heads: int) -> list[list[float]]:
     """Return the assumed chances [head][rank] that a head's k-th best token (rank k) is right, for unmeasured heads."""
     rows = []
     for head in range(heads):
         first = FIRST * LATER**head
-        rows.append([first, *(first * (1 - first) * k**-DECAY for k in range(2, WIDTH + 1))])
+        rows.append([first, *(first * (1 - first) * k**-DECAY for k in range(2, MAX_RANKS + 1))])
     return rows
 
 

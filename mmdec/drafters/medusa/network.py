@@ -20,8 +20,8 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
 from mmdec.errors import InputError
 
 Kind = Literal["linear", "block"]
-KINDS: tuple[Kind, ...] = ("linear", "block")
-Pair = tuple[Tensor, Tensor]  # keys and values, each (B, heads, positions, H / heads)
+HEAD_KINDS: tuple[Kind, ...] = ("linear", "block")
+KeyValues = tuple[Tensor, Tensor]  # keys and values, each (B, heads, positions, H / heads)
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class MedusaConfig:
     own_outputs: bool = False  # whether each head has its own output matrix, as in Medusa-1 for language models
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"`kind` must be one of {', '.join(KINDS)}, but is {self.kind!r}. Choose one.")
+        if self.kind not in HEAD_KINDS:
+            raise InputError(f"`kind` must be one of {', '.join(HEAD_KINDS)}, but is {self.kind!r}. Choose one.")
         if self.heads < 1:
             raise InputError(f"`heads` must be at least 1, but is {self.heads}. The published ones have 10.")
         if self.kind == "block" and (
@@ -79,11 +79,11 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(size, size)
         self.out_proj = nn.Linear(size, size)
 
-    def pair(self, states: Tensor) -> Pair:
+    def pair(self, states: Tensor) -> KeyValues:
         """Return attention's keys and values of states (B, S, H), each (B, heads, S, H / heads)."""
         return self._split(self.k_proj(states)), self._split(self.v_proj(states))
 
-    def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, pair: KeyValues, mask: Tensor | None) -> Tensor:
         """Apply attention from x (B, T, H) to keys and values from `pair`. mask: (B, 1, T, S) bool, True where x
         attends; None: everywhere. Returns: (B, T, H)."""
         out = scaled_dot_product_attention(self._split(self.q_proj(x)), *pair, attn_mask=mask)
@@ -107,11 +107,11 @@ class DecoderLayer(nn.Module):
         self.fc2 = nn.Linear(ffn, size)
         self.final_layer_norm = nn.LayerNorm(size)
 
-    def pair(self, x: Tensor) -> Pair:
+    def pair(self, x: Tensor) -> KeyValues:
         """Return self-attention's keys and values of x (B, T, H), each (B, heads, T, H / heads)."""
         return self.self_attn.pair(self.self_attn_layer_norm(x))
 
-    def forward(self, x: Tensor, own: Pair, memory: Pair, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, own: KeyValues, memory: KeyValues, mask: Tensor | None) -> Tensor:
         """Apply the layer to x (B, T, H). Returns: (B, T, H).
 
         own: keys and values of the P positions so far, x included. memory: keys and values of the encoder's states.

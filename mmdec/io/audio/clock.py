@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmdec.io.audio.damage import SHORTEST_LOSS, Loss, Structure, flac_sample
+from mmdec.io.audio.damage import SHORTEST_LOSS, AudioLoss, FileStructure, flac_sample
 from mmdec.io.audio.samples import MAX_SECONDS
 
 # Seconds by which a timestamp may differ from the sound so far. A shorter difference is jitter of the recorder's clock.
@@ -25,7 +25,7 @@ LATEST_START = 60.0
 # such packet would make all others quiet, because the peak is scaled to 1.
 MAX_OVERSHOOT = 4.0
 # Seconds by which a timestamp may be later than the duration that the file declares; one that is later is damaged.
-BEYOND = 1.0
+MAX_LATE_SECONDS = 1.0
 SILENT_BLOCK = 1 << 16  # maximum number of samples of silence in a block
 # Seconds by which a container's sound may end earlier than declared: the duration is that of its longest track, with
 # the encoder's padding.
@@ -34,11 +34,11 @@ FLAC_SLACK = 0.001  # seconds by which a FLAC may end earlier than declared
 MAX_FAILURES = 16  # consecutive errors of the demuxer after which a file is given up
 
 
-def on_clock(
+def decode_on_clock(
     av: Any,
     opened: Any,
-    structure: Structure,
-    loss: Loss,
+    structure: FileStructure,
+    loss: AudioLoss,
     check_rate: Callable[[int], None],
     check_seconds: Callable[[float], None],
     container: bool,
@@ -112,7 +112,7 @@ def on_clock(
                 if gap > JITTER:
                     heard = written / rate
                     whole = _whole(opened, track, structure, zero) if container else structure.seconds
-                    beyond = whole is not None and heard < whole + BEYOND < heard + gap
+                    beyond = whole is not None and heard < whole + MAX_LATE_SECONDS < heard + gap
                     back = earlier is not None and abs(gap + zero - earlier) < JITTER
                     if back or beyond or packets.jump_back(time - gap, time):
                         loss.mistimed = True  # the timestamp is damaged, or those before it were: the sound goes on
@@ -121,7 +121,7 @@ def on_clock(
                     zero, earlier = zero + gap, zero
             elif failed is not None:
                 gap = lost
-            damaged = failed is not None or not container or structure.between(passed, position)
+            damaged = failed is not None or not container or structure.overlaps_damage(passed, position)
             if gap > (SHORTEST_LOSS if damaged else JITTER):
                 check_seconds(written / rate + gap)
                 if damaged:
@@ -138,7 +138,7 @@ def on_clock(
             raise failed
         return
     end = written / rate
-    if failed is not None or structure.cut or structure.between(passed + 1, 2**63):
+    if failed is not None or structure.cut or structure.overlaps_damage(passed + 1, 2**63):
         if container:
             loss.cut(end, _whole(opened, track, structure, zero or 0.0), CUT_SLACK)
         elif structure.seconds is not None and end < structure.seconds <= MAX_SECONDS:
@@ -212,7 +212,7 @@ def _silence(samples: int, like: list[np.ndarray]) -> Iterator[np.ndarray]:
         yield np.zeros((min(SILENT_BLOCK, samples - start), channels), np.float32)
 
 
-def _whole(opened: Any, track: Any, structure: Structure, zero: float) -> float | None:
+def _whole(opened: Any, track: Any, structure: FileStructure, zero: float) -> float | None:
     """Return the seconds that a container declares for its sound, or for all of its tracks; None: unknown."""
     if structure.seconds is not None or structure.fragmented:  # then the track's duration is that of what was read
         return structure.seconds

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from mmdec.io.audio.samples import MAX_SECONDS
 
 # Sizes in bytes that programs declare if they do not know the length; so is 0. Some programs subtract a header.
-UNFILLED = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+UNKNOWN_SIZES = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 HEADER = 2**16  # maximum bytes of such a header
 MAX_LISTED = 3  # maximum number of gaps that a note lists
 SHORTEST_LOSS = 0.01  # seconds; a shorter difference between timestamps and samples is no loss, but rounding
@@ -28,13 +28,13 @@ TABLE_SLACK = 0.25
 MAX_HEADER = 1 << 24  # maximum bytes of an MP4's header that are read
 MAX_PLACES = 1000  # maximum number of damaged places that are searched for what follows them
 MAX_JUNK = 1 << 16  # bytes at the beginning of a file of no known format in which an MP3 is searched for
-PROOF = 8  # consecutive frames that prove an MP3 behind such bytes
+MIN_MP3_FRAMES = 8  # consecutive frames that prove an MP3 behind such bytes
 MAX_MP3_BYTES = 2**29  # an MP3 is read into memory; a larger one is not examined
 NAMED = re.compile(rb"[A-Za-z0-9\xa9 ]{4}")  # the name of a chunk or box
 
 
 @dataclass
-class Structure:
+class FileStructure:
     """What a file's structure says about its being whole."""
 
     cut: bool = False  # whether the file ends before its declared end
@@ -58,14 +58,14 @@ class Structure:
         index = bisect_left(self.positions, position)
         return self.times[min(index, len(self.times) - 1)] if self.times else None
 
-    def between(self, start: int, end: int) -> bool:
+    def overlaps_damage(self, start: int, end: int) -> bool:
         """Return whether a damaged range overlaps the bytes from `start` to `end`."""
         first = bisect_left(self.damaged, start, key=lambda one: one[1])
         return first < len(self.damaged) and self.damaged[first][0] < end
 
 
 @dataclass
-class Loss:
+class AudioLoss:
     """What of a recording could not be read. Filled in while it is decoded."""
 
     gaps: list[tuple[float, float]] = field(default_factory=lambda: [])  # (start, length), both in seconds
@@ -112,7 +112,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds >= 1 or seconds == 0 else f"{seconds:.2g}"
 
 
-def structure_of(file: BinaryIO) -> Structure:
+def structure_of(file: BinaryIO) -> FileStructure:
     """Read a sound file's structure. file: the open file; it is read from its beginning, and left at any position."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -127,7 +127,7 @@ def structure_of(file: BinaryIO) -> Structure:
         if read is None:
             start = _hidden_mp3(file.read(MAX_JUNK))
             file.seek(max(start, 0))
-            return Structure() if start < 0 else replace(_mp3(file, size - start), start=start)
+            return FileStructure() if start < 0 else replace(_mp3(file, size - start), start=start)
         return read(file, size)
     except (
         struct.error,
@@ -136,26 +136,26 @@ def structure_of(file: BinaryIO) -> Structure:
         OverflowError,
         OSError,
     ):  # a damaged header: the decoder decides about it
-        return Structure()
+        return FileStructure()
 
 
-def is_unfilled(declared: int, wide: bool = False) -> bool:
+def is_unknown_size(declared: int, wide: bool = False) -> bool:
     """Return whether a declared size in bytes comes from a program that did not know the length. wide: whether the
     field has 64 bits; in 32 bits, such programs also write sizes near 2^31 and above."""
     if not wide and declared >= 2**31 - HEADER:
         return True
-    return declared <= 0 or declared >= 2**62 or any(0 <= size - declared < HEADER for size in UNFILLED)
+    return declared <= 0 or declared >= 2**62 or any(0 <= size - declared < HEADER for size in UNKNOWN_SIZES)
 
 
-def compare_size(declared: int, there: int, block: int = 1, wide: bool = False) -> Structure:
+def compare_size(declared: int, there: int, block: int = 1, wide: bool = False) -> FileStructure:
     """Compare the declared bytes of samples with those that are there. block: bytes of a frame; less than one frame
     may be missing. wide: whether the declared size has 64 bits."""
-    if is_unfilled(declared, wide) or there <= 0 or declared - there < max(block, 2):
-        return Structure()
-    return Structure(cut=True, share=declared / there)
+    if is_unknown_size(declared, wide) or there <= 0 or declared - there < max(block, 2):
+        return FileStructure()
+    return FileStructure(cut=True, share=declared / there)
 
 
-def _riff(file: BinaryIO, size: int) -> Structure:
+def _riff(file: BinaryIO, size: int) -> FileStructure:
     """Read RIFF and RF64, and RIFX and AIFF, whose numbers are big-endian."""
     form = file.read(12)
     order = ">" if form[:4] in (b"FORM", b"RIFX") else "<"
@@ -172,10 +172,10 @@ def _riff(file: BinaryIO, size: int) -> Structure:
         elif name == b"fmt ":
             block = struct.unpack(f"{order}H", content[12:14])[0]
         file.seek(at + length + length % 2)
-    return Structure()
+    return FileStructure()
 
 
-def _w64(file: BinaryIO, size: int) -> Structure:
+def _w64(file: BinaryIO, size: int) -> FileStructure:
     file.seek(40)
     while len(head := file.read(24)) == 24:
         length = struct.unpack("<Q", head[16:])[0] - 24
@@ -185,10 +185,10 @@ def _w64(file: BinaryIO, size: int) -> Structure:
         if length < 0:
             break
         file.seek(at + length + -length % 8)
-    return Structure()
+    return FileStructure()
 
 
-def _caf(file: BinaryIO, size: int) -> Structure:
+def _caf(file: BinaryIO, size: int) -> FileStructure:
     file.seek(8)
     while len(head := file.read(12)) == 12:
         name, length = struct.unpack(">4sq", head)
@@ -197,22 +197,22 @@ def _caf(file: BinaryIO, size: int) -> Structure:
         if length < 0:
             break
         file.seek(length, os.SEEK_CUR)
-    return Structure()
+    return FileStructure()
 
 
-def _au(file: BinaryIO, size: int) -> Structure:
+def _au(file: BinaryIO, size: int) -> FileStructure:
     head = file.read(12)
     start, length = struct.unpack(">II" if head[:4] == b".snd" else "<II", head[4:])
     return compare_size(length, size - start)
 
 
-def _nist(file: BinaryIO, size: int) -> Structure:
+def _nist(file: BinaryIO, size: int) -> FileStructure:
     head = file.read(1024)
     start = int(head[8:16])
     fields = dict(re.findall(rb"(\w+) -i (\d+)", head))
     frame = int(fields.get(b"channel_count", b"1")) * int(fields.get(b"sample_n_bytes", b"0"))
     if b"shorten" in head:
-        return Structure()
+        return FileStructure()
     return compare_size(int(fields.get(b"sample_count", b"0")) * frame, size - start, frame)
 
 
@@ -225,8 +225,8 @@ def _ogg_checksum(page: bytes) -> int:
     return int.from_bytes(reflected.to_bytes(4, "little").translate(_REVERSED), "big")
 
 
-def _ogg(file: BinaryIO, size: int) -> Structure:
-    found, sequence = Structure(), dict[int, int]()
+def _ogg(file: BinaryIO, size: int) -> FileStructure:
+    found, sequence = FileStructure(), dict[int, int]()
     at = lost = tries = 0  # position; where the current damaged range begins
     while at < size:
         page = _ogg_page(file, at)
@@ -234,7 +234,7 @@ def _ogg(file: BinaryIO, size: int) -> Structure:
             tries += 1
             if tries > MAX_PLACES:
                 break
-            following = _next_of(file, at + 1, b"OggS")
+            following = _find_next(file, at + 1, b"OggS")
             if following is None:
                 break
             at = following
@@ -273,7 +273,7 @@ def _starts(file: BinaryIO, at: int, name: bytes) -> bool:
     return bool(rest) and name.startswith(rest)
 
 
-def _next_of(file: BinaryIO, at: int, *names: bytes) -> int | None:
+def _find_next(file: BinaryIO, at: int, *names: bytes) -> int | None:
     """Return the position of the first of `names`, all of four bytes, at or after `at`; None if there is none."""
     file.seek(at)
     kept = b""
@@ -304,17 +304,17 @@ def find_magic(file: BinaryIO) -> bytes:
     return file.read(4)
 
 
-def _flac(file: BinaryIO, size: int) -> Structure:
+def _flac(file: BinaryIO, size: int) -> FileStructure:
     """Read a FLAC's number of samples, and hide it: libsndfile reads no more than it declares."""
     at = _after_tags(file)
     file.seek(at)
     head = file.read(26)
     if len(head) < 26 or head[4] & 0x7F:
-        return Structure()
+        return FileStructure()
     rate, total = int.from_bytes(head[18:21], "big") >> 4, int.from_bytes(head[21:26], "big") & 2**36 - 1
     patches = {at + 21: bytes([head[21] & 0xF0, 0, 0, 0, 0])}
     seconds, block = total / rate if rate and total else None, int.from_bytes(head[8:10], "big")
-    return Structure(seconds=seconds, block=block if head[8:10] == head[10:12] else 0, patches=patches)
+    return FileStructure(seconds=seconds, block=block if head[8:10] == head[10:12] else 0, patches=patches)
 
 
 def flac_sample(packet: bytes, block: int) -> int | None:
@@ -351,20 +351,20 @@ def _mp3_frame(head: bytes) -> tuple[int, int] | None:
     return length + (head[2] >> 1 & 1), version << 2 | rate
 
 
-def _mp3(file: BinaryIO, size: int) -> Structure:
+def _mp3(file: BinaryIO, size: int) -> FileStructure:
     if size > MAX_MP3_BYTES:
-        return Structure()
+        return FileStructure()
     content = file.read()
     at = lost = _mp3_sync(content, _tag(content, 0), None)
     if at < 0:
-        return Structure()
+        return FileStructure()
     kind = (_mp3_frame(content[at : at + 4]) or (0, 0))[1]
     seconds = (1152 if kind >> 2 == 3 else 576) / MPEG_RATES[kind >> 2][kind & 3]  # duration of a frame
     count_at = _xing(content, at)
     declared = None if count_at is None else int.from_bytes(content[count_at : count_at + 4], "big")
     if declared is not None and not 0 < declared * seconds <= MAX_SECONDS:  # it was never filled in, or is damaged
         declared = None
-    found, length, truncated = Structure(), 0, False
+    found, length, truncated = FileStructure(), 0, False
     places = list[int]()  # for each damaged range, the number of frames before it
     while at < size and len(found.damaged) < MAX_PLACES:
         if content.startswith((b"ID3", b"TAG", b"APETAGEX"), at):
@@ -430,7 +430,7 @@ def _hidden_mp3(content: bytes) -> int:
         kind = (_mp3_frame(content[at : at + 4]) or (0, 0))[1]
         while (frame := _mp3_frame(content[end : end + 4])) is not None and frame[1] == kind:
             end, count = end + frame[0], count + 1
-            if count == PROOF:
+            if count == MIN_MP3_FRAMES:
                 return at
         at += 1
     return -1
@@ -461,8 +461,8 @@ def _xing(content: bytes, at: int) -> int | None:
     return None
 
 
-def _mp4(file: BinaryIO, size: int) -> Structure:
-    found, name = Structure(), b""
+def _mp4(file: BinaryIO, size: int) -> FileStructure:
+    found, name = FileStructure(), b""
     for name, start, end in _boxes(file, size, found):
         found.fragmented |= name == b"moof"
         if name == b"moov":
@@ -558,7 +558,7 @@ def _clock(header: bytes, at: int, offset: int, between: int = 0) -> tuple[int, 
     return scale, duration
 
 
-def _boxes(file: BinaryIO, size: int, found: Structure) -> Iterator[tuple[bytes, int, int]]:
+def _boxes(file: BinaryIO, size: int, found: FileStructure) -> Iterator[tuple[bytes, int, int]]:
     """Yield (name, start, end) of an MP4's outermost boxes. Adds to `found` the ranges that are no boxes."""
     at = 0
     while at + 8 <= size and len(found.damaged) < MAX_PLACES:
@@ -570,7 +570,7 @@ def _boxes(file: BinaryIO, size: int, found: Structure) -> Iterator[tuple[bytes,
         elif length == 0:
             return
         if length < 8 or not NAMED.fullmatch(name):
-            following = _next_of(file, at + 5, b"moof", b"mdat", b"mfra")
+            following = _find_next(file, at + 5, b"moof", b"mdat", b"mfra")
             found.damaged.append((at, size if following is None else following - 4))
             if following is None:
                 return
@@ -589,8 +589,8 @@ ANYWHERE = frozenset((0xEC, 0xBF))
 INNER = frozenset((0xE7, 0x5854, 0xA7, 0xAB, 0xA3, 0xA0, 0xAF))
 
 
-def _matroska(file: BinaryIO, size: int) -> Structure:
-    found = Structure()
+def _matroska(file: BinaryIO, size: int) -> FileStructure:
+    found = FileStructure()
     at = 0
     ends = size  # where the open cluster ends
     inside = False
@@ -603,7 +603,7 @@ def _matroska(file: BinaryIO, size: int) -> Structure:
             if at + 12 > size and element is None:  # the rest is too short for an element
                 found.cut = True
                 break
-            following = _next_of(file, at + 1, CLUSTER.to_bytes(4, "big"))
+            following = _find_next(file, at + 1, CLUSTER.to_bytes(4, "big"))
             found.damaged.append((at, following or size))
             if following is None:
                 break
@@ -641,7 +641,7 @@ def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:
     return int.from_bytes(head[:width], "big"), at + width + size_width, None if unknown else value
 
 
-READERS: tuple[tuple[Callable[[bytes], bool], Callable[[BinaryIO, int], Structure]], ...] = (
+READERS: tuple[tuple[Callable[[bytes], bool], Callable[[BinaryIO, int], FileStructure]], ...] = (
     (lambda head: head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] == b"WAVE", _riff),
     (lambda head: head[:4] == b"FORM" and head[8:11] == b"AIF", _riff),
     (lambda head: head[:4] == b"riff", _w64),

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from mmdec.checks import files
 from mmdec.checks.arguments import show
-from mmdec.checks.files import open_regular, printable, unreadable, write_whole
+from mmdec.checks.files import open_regular, printable, unreadable_error, write_atomically
 from mmdec.errors import InputError
-from mmdec.io.audio.clock import FLAC_SLACK, on_clock
-from mmdec.io.audio.damage import Loss, Structure, find_magic, structure_of
+from mmdec.io.audio.clock import FLAC_SLACK, decode_on_clock
+from mmdec.io.audio.damage import AudioLoss, FileStructure, find_magic, structure_of
 from mmdec.io.audio.headers import PatchedFile, repair_header
 from mmdec.io.audio.mixing import Mixer
 from mmdec.io.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
@@ -58,7 +58,7 @@ WRITABLE = {  # suffix of a file -> libsndfile's names of format and sample type
 
 AudioSource = str | os.PathLike[str] | BinaryIO
 MP4, MATROSKA = "mov", "matroska"  # FFmpeg's names of two container formats: for mp4, m4a, mov; and for mkv, mka, webm
-KINDS = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
+CONTAINER_NAMES = {MP4: "an MP4", MATROSKA: "a Matroska or WebM"}
 # FFmpeg's names of the formats for which it continues after damage, where libsndfile would stop or lose time
 RESUMED = {b"fLaC": "flac", b"OggS": "ogg", b"caff": "caf"}
 
@@ -97,7 +97,7 @@ def load_recording(
     check_rate(sample_rate)
     blocks: list[np.ndarray] = []
     rates, peak = [sample_rate], 0.0
-    of, loss = _of(source), Loss()
+    of, loss = _of(source), AudioLoss()
     mixer: Mixer | None = None
     # each block of samples is (at most 2^20 / channels, channels)
     for rate, block in _blocks(source, max_seconds, loss, strict):
@@ -124,7 +124,7 @@ def sound_seconds(path: str | os.PathLike[str]) -> float:
     """Measure a sound file's duration in seconds by decoding the whole file. Raises InputError for files that
     `load_audio` rejects."""
     of, frames, rate, peak = _of(path), 0, 1, 0.0
-    for rate, block in _blocks(path, MAX_SECONDS, Loss()):  # noqa: B007 - it is used after the loop
+    for rate, block in _blocks(path, MAX_SECONDS, AudioLoss()):  # noqa: B007 - it is used after the loop
         with np.errstate(all="ignore"):  # infinite samples are found by the check that follows
             check_samples(torch.from_numpy(block.mean(axis=1)), of)
         peak = float(np.abs(block).max(initial=peak))
@@ -150,7 +150,7 @@ def _check_seconds(seconds: float, most: float, name: str) -> None:
         )
 
 
-class _FrontToBack(soundfile.SoundFile):
+class _UnseekableFile(soundfile.SoundFile):
     """A sound file that is read without seeking. soundfile itself seeks after each block, which fails for the GSM 6.10
     encoding."""
 
@@ -159,7 +159,7 @@ class _FrontToBack(soundfile.SoundFile):
 
 
 def _blocks(
-    source: AudioSource, max_seconds: float, loss: Loss, strict: bool = False
+    source: AudioSource, max_seconds: float, loss: AudioLoss, strict: bool = False
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (sample rate in Hz, samples (T, channels)) for each block of a sound file, until the decoder returns no
     more.
@@ -193,7 +193,7 @@ def _blocks(
             raise
         # an error of a decoder, of soundfile or of the system: in each case this file is the cause
         except Exception as error:
-            reason = files.reason(error)
+            reason = files.error_reason(error)
             if isinstance(error, soundfile.LibsndfileError):
                 reason = error.error_string.rstrip(".") or f"error {error.code}"
             remedy = conversion(path)
@@ -209,7 +209,7 @@ def _blocks(
 
 
 def _decode(
-    content: int | io.BytesIO, name: str, path: str, max_seconds: float, loss: Loss
+    content: int | io.BytesIO, name: str, path: str, max_seconds: float, loss: AudioLoss
 ) -> Generator[tuple[int, np.ndarray]]:
     """Decode an open file with libsndfile, or with PyAV if libsndfile does not know the format or stops at damage.
 
@@ -238,7 +238,7 @@ def _decode(
             raise failure
     decoded = 0
     try:
-        for rate, block in _resumed_blocks(content, resumed, name, max_seconds, structure, loss):
+        for rate, block in _resume_blocks(content, resumed, name, max_seconds, structure, loss):
             decoded += len(block)
             if decoded > frames:  # libsndfile read the samples before these
                 yield rate, block[-(decoded - frames) :]
@@ -253,14 +253,14 @@ def _decode(
 
 
 def _libsndfile_blocks(
-    content: int | io.BytesIO, name: str, path: str, max_seconds: float, structure: Structure, loss: Loss
+    content: int | io.BytesIO, name: str, path: str, max_seconds: float, structure: FileStructure, loss: AudioLoss
 ) -> Iterator[tuple[int, np.ndarray]]:
     if isinstance(content, int):
         os.lseek(content, 0, os.SEEK_SET)
     else:
         content.seek(0)
     opened: Any = _view(content, structure) or repair_header(content)
-    with _FrontToBack(opened, closefd=False) as file:
+    with _UnseekableFile(opened, closefd=False) as file:
         if file.format not in READABLE:
             raise InputError(
                 f"`audio` must be one of {', '.join(READABLE)}, but {name} is {file.format}. {conversion(path)}"
@@ -287,21 +287,21 @@ def _libsndfile_blocks(
             loss.cut(end, file.frames / file.samplerate, DECLARED_SLACK)
 
 
-def _view(content: int | io.BytesIO, structure: Structure) -> PatchedFile | None:
+def _view(content: int | io.BytesIO, structure: FileStructure) -> PatchedFile | None:
     """Return a file as decoders shall read it: without the bytes before it, and with patches; None: as it is."""
     if not structure.patches and not structure.start:
         return None
     return PatchedFile(content, structure.patches, start=structure.start)
 
 
-def _resumable_format(content: int | io.BytesIO, structure: Structure) -> str:
+def _resumable_format(content: int | io.BytesIO, structure: FileStructure) -> str:
     """Return FFmpeg's name of a file's format, if FFmpeg continues after damage in it; "" for another."""
     with _file(content) as file:
         return RESUMED.get(find_magic(file), "mp3" if structure.positions else "")
 
 
-def _resumed_blocks(
-    content: int | io.BytesIO, kind: str, name: str, max_seconds: float, structure: Structure, loss: Loss
+def _resume_blocks(
+    content: int | io.BytesIO, kind: str, name: str, max_seconds: float, structure: FileStructure, loss: AudioLoss
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Decode a damaged file with PyAV. kind: FFmpeg's name of its format. Raises: ImportError if PyAV is not
     installed."""
@@ -323,9 +323,9 @@ def _decoder_errors() -> tuple[type[Exception], ...]:
 
 
 def _on_clock(
-    av: Any, opened: Any, structure: Structure, loss: Loss, name: str, max_seconds: float, container: bool
+    av: Any, opened: Any, structure: FileStructure, loss: AudioLoss, name: str, max_seconds: float, container: bool
 ) -> Iterator[tuple[int, np.ndarray]]:
-    return on_clock(
+    return decode_on_clock(
         av,
         opened,
         structure,
@@ -367,7 +367,7 @@ def _read_piece(source: BinaryIO) -> bytes:
     try:
         return source.read(1 << 20)
     except Exception as error:  # a closed file, or a class of the caller, may raise any
-        raise unreadable("audio", "the file object", error, "Open it anew, or give its path.") from error
+        raise unreadable_error("audio", "the file object", error, "Open it anew, or give its path.") from error
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
@@ -399,7 +399,7 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
             f"`path` must end in a format that takes sound at {sample_rate} Hz, but is '{printable(str(path))}' "
             f"({error}). Write .wav."
         ) from error
-    return write_whole(path, content.getvalue())
+    return write_atomically(path, content.getvalue())
 
 
 def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
@@ -433,8 +433,8 @@ def container_blocks(
     name: str,
     path: str,
     max_seconds: float,
-    structure: Structure,
-    loss: Loss,
+    structure: FileStructure,
+    loss: AudioLoss,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Decode the first audio track of a file to its end, on the file's clock. Yields (sample rate in Hz, samples
     (T, channels) float32) for each block.
@@ -448,7 +448,8 @@ def container_blocks(
         av: Any = import_module("av")
     except ImportError as error:
         raise InputError(
-            f"`audio` must be a sound file that libsndfile can read, but {name} is {KINDS[container]} file, which "
+            f"`audio` must be a sound file that libsndfile can read, but {name} is {CONTAINER_NAMES[container]} "
+            "file, which "
             f"PyAV reads, and that is not installed. Run `pip install mmdec[av]`. {conversion(path, 'Or convert')}"
         ) from error
     try:

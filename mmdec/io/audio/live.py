@@ -19,27 +19,27 @@ import torch
 from torch import Tensor
 
 from mmdec.errors import InputError
-from mmdec.io.audio.damage import Loss, is_unfilled
+from mmdec.io.audio.damage import AudioLoss, is_unknown_size
 from mmdec.io.audio.headers import RIFF_TAIL
 from mmdec.io.audio.mixing import Mixer
-from mmdec.io.audio.samples import SAMPLE_RATE, STEP, check_rate
+from mmdec.io.audio.samples import SAMPLE_RATE, STEP_SAMPLES, check_rate
 
 FRAMES = 10  # number of 10 ms frames in a block
-BLOCK = FRAMES * STEP  # number of samples in a block (0.1 s)
+BLOCK = FRAMES * STEP_SAMPLES  # number of samples in a block (0.1 s)
 HISTORY = 100  # number of the newest blocks (10 s) from which the levels of loud speech and of noise are estimated
-FAINT = 3e-4  # RMS level, 1 is full scale (this is -70 dB): a frame with a lower level is silence
+SILENCE_LEVEL = 3e-4  # RMS level, 1 is full scale (this is -70 dB): a frame with a lower level is silence
 # The same until the first frame above `FAINT`: a quiet recording is judged by its own noise. One step of 16 bits.
-FAINTER = 3e-5
-OFF = 1e-6  # RMS level of a microphone that is off; it must not lower the estimate of the noise
+QUIET_SILENCE_LEVEL = 3e-5
+OFF_LEVEL = 1e-6  # RMS level of a microphone that is off; it must not lower the estimate of the noise
 BELOW_LOUD = 10 ** (-35 / 20)  # a voiced frame's minimum RMS level, as a factor on the level of loud frames: -35 dB
 ABOVE_NOISE = 2.5  # a voiced frame's minimum RMS level, as a factor on the level of the noise
-SETTLED = 10  # number of blocks (1 s) after which the estimate of the noise level is used
-VOICED = 3  # a block counts as voiced if at least this many of its 10 frames are voiced
+NOISE_BLOCKS = 10  # number of blocks (1 s) after which the estimate of the noise level is used
+MIN_VOICED_FRAMES = 3  # a block counts as voiced if at least this many of its 10 frames are voiced
 LEAD, TAIL = 3, 4  # number of blocks of silence that a window includes before its first and after its last voiced block
 LONG_SILENCE = 8.0  # seconds of silence at which `cut_at_pauses` ends a window; shorter silences stay inside it
 # minimum blocks (0.1 s each) of a clear pause; if `latest` is set, a full window is cut at its last clear pause
-CLEAR = 5
-LEAST = 2  # minimum number of voiced blocks in a window; a window with fewer is taken for noise and dropped
+CLEAR_PAUSE_BLOCKS = 5
+MIN_VOICED_BLOCKS = 2  # minimum number of voiced blocks in a window; a window with fewer is taken for noise and dropped
 
 
 @final
@@ -72,7 +72,7 @@ class VoiceGate:
     def __init__(self) -> None:
         # for each recent block: the RMS levels of its frames, without those that are silence
         self._levels: deque[np.ndarray] = deque(maxlen=HISTORY)
-        self._faint = FAINTER  # level of frames that are silence
+        self._faint = QUIET_SILENCE_LEVEL  # level of frames that are silence
         self._settled = False  # whether the noise level has been estimated
         # blocks that wait until the noise level is known, each with the levels of its frames
         self._waiting: list[tuple[Tensor, np.ndarray]] = []
@@ -87,11 +87,13 @@ class VoiceGate:
 
         Returns: the blocks that are decided now, each as (block, whether it contains speech).
         """
-        frames = block.reshape(FRAMES, STEP)
+        frames = block.reshape(FRAMES, STEP_SAMPLES)
         # the mean is subtracted, because a microphone may add a constant
         level = (frames - block.mean()).square().mean(1).sqrt().numpy()
-        if self._faint == FAINTER and (level >= FAINT).any():  # the stream is not quiet: its noise is estimated anew
-            self._faint, self._settled = FAINT, False
+        if (
+            self._faint == QUIET_SILENCE_LEVEL and (level >= SILENCE_LEVEL).any()
+        ):  # the stream is not quiet: its noise is estimated anew
+            self._faint, self._settled = SILENCE_LEVEL, False
             self._levels.clear()
             # what came before is silence now
             before, self._waiting = [(waiting, False) for waiting, _ in self._waiting], []
@@ -102,13 +104,13 @@ class VoiceGate:
         """Add a block with the levels of its frames. Returns the blocks that are decided now."""
         audible = bool((level >= self._faint).any())
         # digital silence (a microphone that is off) must not lower the noise estimate
-        self._levels.append(level[level >= (FAINT if self._faint == FAINT else OFF)])
+        self._levels.append(level[level >= (SILENCE_LEVEL if self._faint == SILENCE_LEVEL else OFF_LEVEL)])
         if not audible and not self._waiting:
             return [(block, False)]
         if self._settled:
             return [(block, audible and self._voiced(level))]
         self._waiting.append((block, level))
-        return self.end() if len(self._waiting) == SETTLED else []
+        return self.end() if len(self._waiting) == NOISE_BLOCKS else []
 
     def end(self) -> list[tuple[Tensor, bool]]:
         """Decide all waiting blocks, because the noise level is now known or the stream has ended.
@@ -122,11 +124,11 @@ class VoiceGate:
     def _voiced(self, level: np.ndarray) -> bool:
         heard = np.concatenate(self._levels)
         noise, loud = np.quantile(heard, [0.1, 0.95])
-        return int((level >= max(loud * BELOW_LOUD, noise * ABOVE_NOISE, self._faint)).sum()) >= VOICED
+        return int((level >= max(loud * BELOW_LOUD, noise * ABOVE_NOISE, self._faint)).sum()) >= MIN_VOICED_FRAMES
 
 
 @dataclass(frozen=True)
-class Window:
+class SpeechWindow:
     """A section of a stream that contains speech and is decoded by itself."""
 
     start: int  # index in the 16 kHz stream of the window's first sample
@@ -138,7 +140,7 @@ class Window:
         return self.start + len(self.samples)
 
 
-def cut_at_pauses(samples: Tensor, most: int) -> list[Window]:
+def cut_at_pauses(samples: Tensor, most: int) -> list[SpeechWindow]:
     """Cut a 16 kHz recording (T,) at pauses into as few windows as possible. most: maximum samples of a window. Long
     silences are left out."""
     windows = SpeechWindows(LONG_SILENCE, most, latest=True)
@@ -170,9 +172,9 @@ class SpeechWindows:
         """Return the number of samples that were added to the stream so far."""
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
-    def add(self, samples: Tensor) -> list[Window]:
+    def add(self, samples: Tensor) -> list[SpeechWindow]:
         """Append 16 kHz samples (T,) to the stream. Returns the windows that are complete now."""
-        closed = list[Window]()
+        closed = list[SpeechWindow]()
         whole = torch.cat([self._rest, samples])
         count = len(whole) // BLOCK
         for index in range(count):
@@ -181,7 +183,7 @@ class SpeechWindows:
         self._rest = whole[count * BLOCK :].clone()
         return closed
 
-    def end(self) -> list[Window]:
+    def end(self) -> list[SpeechWindow]:
         """End the stream. Returns a list with the last window, or an empty list."""
         rest, self._rest = self._rest, torch.zeros(0)
         told = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
@@ -192,18 +194,18 @@ class SpeechWindows:
             closed += self._close(min(self._last() + TAIL, len(self._blocks)))
         return closed
 
-    def open(self) -> tuple[Window, bool] | None:
+    def open(self) -> tuple[SpeechWindow, bool] | None:
         """Return the open window as it is now, and whether a pause has begun; None if no window is open.
 
         After the beginning of a pause, the window will close unchanged unless speech continues.
         """
-        if sum(self._voiced) < LEAST:
+        if sum(self._voiced) < MIN_VOICED_BLOCKS:
             return None
         cut = self._last() + TAIL
-        return Window(self._start, torch.cat(self._blocks[:cut])), cut <= len(self._blocks)
+        return SpeechWindow(self._start, torch.cat(self._blocks[:cut])), cut <= len(self._blocks)
 
-    def _add(self, told: list[tuple[Tensor, bool]]) -> list[Window]:
-        closed = list[Window]()
+    def _add(self, told: list[tuple[Tensor, bool]]) -> list[SpeechWindow]:
+        closed = list[SpeechWindow]()
         for block, voiced in told:
             self._blocks.append(block)
             self._voiced.append(voiced)
@@ -229,7 +231,7 @@ class SpeechWindows:
                     runs.append((index - max(begin, half), (max(begin, half) + index + 1) // 2))
                 begin = index + 1
         runs = [run for run in runs if run[1] < len(self._blocks)]
-        clear = [run for run in runs if run[0] >= CLEAR]
+        clear = [run for run in runs if run[0] >= CLEAR_PAUSE_BLOCKS]
         if clear and self._latest:
             return clear[-1][1]
         if runs:
@@ -237,11 +239,11 @@ class SpeechWindows:
         levels = [float(block.square().mean()) for block in self._blocks[half:-LEAD]]
         return half + levels.index(min(levels))
 
-    def _close(self, cut: int) -> list[Window]:
+    def _close(self, cut: int) -> list[SpeechWindow]:
         """Return a list with the first `cut` blocks as a window; an empty list if they contain too little speech. The
         other blocks begin the next window."""
-        window = Window(self._start, torch.cat(self._blocks[:cut]))
-        spoken = sum(self._voiced[:cut]) >= LEAST
+        window = SpeechWindow(self._start, torch.cat(self._blocks[:cut]))
+        spoken = sum(self._voiced[:cut]) >= MIN_VOICED_BLOCKS
         self._drop(cut)
         if not any(self._voiced):
             self._drop(len(self._blocks) - LEAD)
@@ -260,7 +262,19 @@ PIECE = 1 << 14  # maximum bytes that are read from a pipe at a time
 WAITING = 30.0  # maximum seconds of audio that are buffered for a slow caller; then reading from the pipe stops
 HEADER = 1 << 20  # maximum bytes of the chunks before the samples in a wav stream; more is taken for a damaged file
 # the first bytes of sound files in formats other than wav
-FILES = (b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"FORM", b".snd", b"dns.", b"caff", b"riff", b"RIFX", b"NIST")
+FILE_SIGNATURES = (
+    b"fLaC",
+    b"OggS",
+    b"ID3",
+    b"\x1aE\xdf\xa3",
+    b"FORM",
+    b".snd",
+    b"dns.",
+    b"caff",
+    b"riff",
+    b"RIFX",
+    b"NIST",
+)
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # codes for the sample format in a wav header
 
 
@@ -281,7 +295,7 @@ class PipedSound:
 def looks_like_a_file(head: bytes) -> bool:
     """Return whether a stream is a sound file other than wav: such a file can only be decoded when it is complete.
     head: the stream's first 12 bytes."""
-    return head.startswith(FILES) or head[4:8] == b"ftyp"
+    return head.startswith(FILE_SIGNATURES) or head[4:8] == b"ftyp"
 
 
 def is_wav(head: bytes) -> bool:
@@ -297,13 +311,13 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     """
     form, left, wide = None, HEADER, 0
     while True:
-        name, size = struct.unpack("<4sI", _exactly(stream, 8))
+        name, size = struct.unpack("<4sI", _read_exactly(stream, 8))
         if name == b"data":
             break
         left -= size + size % 2
         if left < 0:
             raise _broken(f"its chunk {name!r} declares {size} bytes")
-        content = _exactly(stream, size + size % 2)
+        content = _read_exactly(stream, size + size % 2)
         if name == b"fmt " and size >= 16:
             form = content
         elif name == b"ds64" and size >= 16:  # the sizes of an RF64 file
@@ -320,8 +334,8 @@ def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     if not 1 <= channels <= 8:
         raise _broken(f"it has {channels} channels")
     check_rate(rate, " in the wav stream")
-    known = not is_unfilled(size)
-    if not known and not is_unfilled(wide, wide=True):
+    known = not is_unknown_size(size)
+    if not known and not is_unknown_size(wide, wide=True):
         known, size = True, wide
     return PipedSound(rate, channels, encoding, size if known else None, b"", in_file=True)
 
@@ -333,14 +347,14 @@ def _broken(reason: str) -> InputError:
     )
 
 
-def _exactly(stream: BinaryIO, size: int) -> bytes:
+def _read_exactly(stream: BinaryIO, size: int) -> bytes:
     content = stream.read(size)
     if len(content) < size:
         raise _broken("it ends within its header")
     return content
 
 
-def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
+def decode_samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
     """Convert bytes to samples (T,) float32, or (T, channels) of more than one; integers are scaled to [-1, 1].
 
     content: a whole number of frames. encoding: a key of `ENCODINGS`.
@@ -359,8 +373,8 @@ def samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
         return (scaled.reshape(-1, channels) if channels > 1 else scaled).astype(np.float32)
 
 
-def pieces(
-    sound: PipedSound, stream: BinaryIO, loss: Loss | None = None, remarks: list[str] | None = None
+def stream_pieces(
+    sound: PipedSound, stream: BinaryIO, loss: AudioLoss | None = None, remarks: list[str] | None = None
 ) -> Iterator[np.ndarray]:
     """Yield arrays of mono samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up
     to `WAITING` seconds ahead.
@@ -378,7 +392,7 @@ def pieces(
         rest = whole[used:]
         count += used // frame
         if used:
-            frames = samples(whole[:used], sound.encoding, sound.channels)
+            frames = decode_samples(whole[:used], sound.encoding, sound.channels)
             yield frames if sound.channels == 1 else mixer.add(frames)
     if len(last := mixer.end()):
         yield last

@@ -14,9 +14,9 @@ BLOCK = 0.05  # seconds of sound for which one decision is made
 FADE = 0.01  # seconds in which a channel is inverted, so that nothing clicks
 # The mix of a block has lost sound if its energy is below this share of the energy of the mix with the best signs. The
 # mean of two equal channels loses that much if their correlation is below -0.74.
-LOST = 0.15
-FAINT = 1e-4  # share of the energy of the loudest block so far; the note ignores blocks with less
-NOTED = 0.2  # minimum seconds of inverted sound that are worth a note
+LOST_ENERGY_SHARE = 0.15
+FAINT_ENERGY_SHARE = 1e-4  # share of the energy of the loudest block so far; the note ignores blocks with less
+MIN_NOTED_SECONDS = 0.2  # minimum seconds of inverted sound that are worth a note
 MAX_CHANNELS = 32  # more channels are averaged as they are
 
 
@@ -65,7 +65,7 @@ class Mixer:
     @property
     def note(self) -> str:
         """Return a sentence about channels that were inverted; "" if there were none."""
-        if self._inverted < NOTED * self._rate:
+        if self._inverted < MIN_NOTED_SECONDS * self._rate:
             return ""
         inverted, seconds = self._inverted / self._rate, self._samples / self._rate
         return (
@@ -114,12 +114,12 @@ class Mixer:
             start = 0
             while start < len(blocks):
                 chosen[start:] = signs
-                lost = np.flatnonzero(_energy(shared[start:], signs) < LOST * most[start:])
+                lost = np.flatnonzero(_energy(shared[start:], signs) < LOST_ENERGY_SHARE * most[start:])
                 if not len(lost):
                     break
                 start += int(lost[0])
                 best = _best_signs(shared[start], signs)
-                if _energy(shared[start], signs) < LOST * _energy(shared[start], best):
+                if _energy(shared[start], signs) < LOST_ENERGY_SHARE * _energy(shared[start], best):
                     signs = chosen[start] = best
                     if not self._loudest and not energies[:start].any():  # silence so far
                         chosen[:start] = best
@@ -127,7 +127,9 @@ class Mixer:
             loud = energies.sum(axis=1) / blocks.shape[1]
             self._loudest = max(self._loudest, float(np.nan_to_num(loud).max()))
             kept = np.einsum("ncd,nc,nd->n", shared, chosen, chosen)
-            inverted = (loud > FAINT * self._loudest) & (_energy(shared, np.ones(len(signs))) < LOST * kept)
+            inverted = (loud > FAINT_ENERGY_SHARE * self._loudest) & (
+                _energy(shared, np.ones(len(signs))) < LOST_ENERGY_SHARE * kept
+            )
             self._inverted += int(inverted.sum()) * blocks.shape[1]
         return chosen
 

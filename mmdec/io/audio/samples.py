@@ -25,7 +25,7 @@ WINDOW = 1024  # window and FFT size of that spectrogram, in samples
 MELS = 80  # number of mel bands
 LOG_FLOOR = 1e-5  # minimum mel magnitude: smaller ones are raised to it before the logarithm
 # a frame counts as voiced if YIN finds a fundamental below 400 Hz whose normalised difference is at most 0.2
-HIGHEST, DIP = 400.0, 0.2
+MAX_PITCH, MAX_YIN_DIFFERENCE = 400.0, 0.2
 # minimum filter energy: smaller ones are raised to it before the logarithm
 _KALDI_FLOOR = float(np.finfo(np.float32).eps)
 
@@ -93,9 +93,9 @@ def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
     mean = difference[:, 1:].cumsum(dim=1) / steps
     dip = torch.cat([torch.ones_like(mean[:, :1]), difference[:, 1:] / mean.clamp(min=1e-9)], dim=1)  # shape (F, lags)
 
-    first = math.floor(SAMPLE_RATE / HIGHEST)
+    first = math.floor(SAMPLE_RATE / MAX_PITCH)
     inner = dip[:, first : lags - 1]
-    bottom = (inner <= dip[:, first - 1 : lags - 2]) & (inner < dip[:, first + 1 : lags]) & (inner < DIP)
+    bottom = (inner <= dip[:, first - 1 : lags - 2]) & (inner < dip[:, first + 1 : lags]) & (inner < MAX_YIN_DIFFERENCE)
     voiced = bottom.any(dim=1) & (power[:, 0] > 1e-4 * width * 1e-2)  # frames quieter than -60 dB count as silent
     lag = bottom.int().argmax(dim=1) + first
     left, middle, right = (dip.gather(1, (lag + shift)[:, None])[:, 0] for shift in (-1, 0, 1))
@@ -127,8 +127,8 @@ def _kaldi(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 SHORTEST_PAUSE = 0.15  # minimum seconds of a pause; a shorter silence may be inside a word
-KEPT = 0.12  # seconds of silence that `trim_silence` leaves at each end
-STEP = 160  # number of samples in 10 ms, the time resolution with which pauses are found
+KEPT_SILENCE_SECONDS = 0.12  # seconds of silence that `trim_silence` leaves at each end
+STEP_SAMPLES = 160  # number of samples in 10 ms, the time resolution with which pauses are found
 MIN_RATE, MAX_RATE = 8_000, 192_000  # sample rates in Hz that are accepted
 MAX_SECONDS = 3_600.0
 # maximum absolute sample value that is accepted: some files hold 32-bit integers as floats, without scaling
@@ -205,7 +205,7 @@ def stands_out(samples: Tensor) -> bool:
 
     The noise is the level below which a tenth of the frames of 20 ms lie, digital silence left out.
     """
-    frames = torch.nn.functional.pad(samples, (0, -len(samples) % (2 * STEP))).reshape(-1, 2 * STEP)
+    frames = torch.nn.functional.pad(samples, (0, -len(samples) % (2 * STEP_SAMPLES))).reshape(-1, 2 * STEP_SAMPLES)
     # the mean of each frame is subtracted, because a microphone may add a constant, or a rumble
     level = frames.std(dim=1, correction=0).cpu().numpy()
     level = level[level > 1e-7]
@@ -217,8 +217,8 @@ def stands_out(samples: Tensor) -> bool:
 def only_clicks(samples: Tensor) -> bool:
     """Return whether 16 kHz samples (T,) reach `SILENCE` for less than `SHORTEST_SOUND` in all, and for less than half
     of the recording."""
-    centred = torch.nn.functional.pad((samples - samples.mean()).abs(), (0, -len(samples) % (2 * STEP)))
-    frames = centred.reshape(-1, 2 * STEP).amax(dim=1) >= SILENCE
+    centred = torch.nn.functional.pad((samples - samples.mean()).abs(), (0, -len(samples) % (2 * STEP_SAMPLES)))
+    frames = centred.reshape(-1, 2 * STEP_SAMPLES).amax(dim=1) >= SILENCE
     return int(frames.sum()) < min(SHORTEST_SOUND * 50, len(frames) / 2)
 
 
@@ -244,7 +244,7 @@ def split_at_pauses(samples: Tensor, max_seconds: float = 8.0, long_pause: float
         pause, cut = max(inside, default=(0, 0))
         too_long = end - start > max_seconds * 100
         if not too_long and pause < long_pause * 100:
-            pieces.append((start * STEP, min(end * STEP, length)))
+            pieces.append((start * STEP_SAMPLES, min(end * STEP_SAMPLES, length)))
             continue
         if not inside:
             # the cut keeps this many frames away from both ends, because a very short piece would be half a word
@@ -259,15 +259,15 @@ def trim_silence(samples: Tensor) -> Tensor:
     loud = np.flatnonzero(~_quiet_frames(samples)[1])
     if len(loud) == 0:
         return samples
-    margin = int(KEPT * SAMPLE_RATE)
-    return samples[max(int(loud[0]) * STEP - margin, 0) : (int(loud[-1]) + 1) * STEP + margin]
+    margin = int(KEPT_SILENCE_SECONDS * SAMPLE_RATE)
+    return samples[max(int(loud[0]) * STEP_SAMPLES - margin, 0) : (int(loud[-1]) + 1) * STEP_SAMPLES + margin]
 
 
 def _quiet_frames(samples: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return for each 10 ms of samples (T,) the smoothed level (N,), and whether it is quiet (N,) bool: at least 35 dB
     below the loud frames."""
-    padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP))
-    level = padded.reshape(-1, STEP).square().mean(dim=1).sqrt().cpu().numpy()
+    padded = torch.nn.functional.pad(samples, (0, -samples.shape[-1] % STEP_SAMPLES))
+    level = padded.reshape(-1, STEP_SAMPLES).square().mean(dim=1).sqrt().cpu().numpy()
     level = np.convolve(level, np.full(5, 0.2), mode="same")[: len(level)]
     loud = float(np.quantile(level, 0.95))
     least = 1e-4 if float(samples.abs().max()) >= SILENCE else 0.1 * loud

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mmdec.checks.files import printable, write_whole
+from mmdec.checks.files import printable, write_atomically
 from mmdec.errors import InputError
 from mmdec.io.audio import sound_seconds
 from mmdec.io.images import read_image
-from mmdec.training.corpora.text_files import shown
+from mmdec.training.corpora.text_files import quote_path
 from mmdec.training.processes import end_with_parent
 
 MAX_BAD_SHARE = 0.1  # default for the largest share of bad rows in a split; with more, the corpus is probably wrong
@@ -68,9 +68,9 @@ class Admission:
         if not 0 <= self.max_bad_share <= 1:
             raise InputError(f"`max_bad_share` must be from 0 to 1, but is {self.max_bad_share}. 0.1 is usual.")
 
-    def names(self, folder: Path) -> Names:
+    def names(self, folder: Path) -> PathResolver:
         """Return a function that turns file names in a list, relative to `folder`, into checked paths."""
-        return Names(folder, self.allow_absolute_paths)
+        return PathResolver(folder, self.allow_absolute_paths)
 
     def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
         """Raise InputError if more than `max_bad_share` of the rows are bad.
@@ -89,7 +89,7 @@ class Admission:
 STRICT = Admission()
 
 
-class Names:
+class PathResolver:
     """Turns file names in a corpus's list into paths, and checks that the paths are inside `folder`. If `folder` is a
     symbolic link, they must be inside the link's target. State: `inside`, a cache of folders that were checked."""
 
@@ -102,18 +102,18 @@ class Names:
         """Return the path of a file name. place: where the list has the name, for messages. Raises InputError if the
         path is outside the folder, or no file can have this name."""
         if not name or "\0" in name or os.path.normpath(name) == "." or not _encodable(name):
-            raise self._refuse(place, f"has {_cut(name)}", "Write a file's name there.")
+            raise self._refuse(place, f"has {_quote(name)}", "Write a file's name there.")
         path = self.folder / name
         if self.allow and os.path.isabs(name):
             return path
         if os.path.isabs(name) or Path(name).drive:
             remedy = "Make it relative, or set `allow_absolute_paths`."
-            raise self._refuse(place, f"has the absolute path {_cut(name)}", remedy)
+            raise self._refuse(place, f"has the absolute path {_quote(name)}", remedy)
         if ".." in name and os.path.normpath(name).split(os.sep)[0] == "..":
-            raise self._refuse(place, f"has {_cut(name)}, which leads out", "Move the file into the folder.")
+            raise self._refuse(place, f"has {_quote(name)}, which leads out", "Move the file into the folder.")
         if not self.allow and self._leads_out(path):
             remedy = "Copy the file there, or set `allow_absolute_paths`."
-            raise self._refuse(place, f"has {_cut(name)}, a link that leads out", remedy)
+            raise self._refuse(place, f"has {_quote(name)}, a link that leads out", remedy)
         return path
 
     def _leads_out(self, path: Path) -> bool:
@@ -127,12 +127,13 @@ class Names:
 
     def _refuse(self, place: str, problem: str, remedy: str) -> InputError:
         return InputError(
-            f"{place[0].upper()}{place[1:]} must have a name inside the folder {shown(self.folder)}, but {problem}. "
+            f"{place[0].upper()}{place[1:]} must have a name inside the folder {quote_path(self.folder)}, but "
+            f"{problem}. "
             f"{remedy}"
         )
 
 
-def _cut(name: str) -> str:
+def _quote(name: str) -> str:
     return f"'{printable(name)[:80]}'"
 
 
@@ -155,11 +156,11 @@ def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None
     if both:
         raise InputError(
             f"`corpus` must have other {what} for development than for training, but {len(both)} are in both, "
-            f"{_cut(both[0])} for one. {remedy}"
+            f"{_quote(both[0])} for one. {remedy}"
         )
 
 
-MANY = 2000  # with at least this many files, several processes read them, to save time
+MIN_PARALLEL_FILES = 2000  # with at least this many files, several processes read them, to save time
 
 Measure = Callable[[Path], float]
 
@@ -167,13 +168,13 @@ Measure = Callable[[Path], float]
 def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
     """Return the duration of each recording in seconds; for a bad recording, a text that says what is wrong. kept:
     folder that caches the results; None: no cache."""
-    return _inspected(paths, kept, "recordings", sound_seconds)
+    return _inspect(paths, kept, "recordings", sound_seconds)
 
 
 def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
     """Return the number of pixels of each picture; for a bad picture, a text that says what is wrong. kept: folder that
     caches the results; None: no cache. side: width and height that each picture must have; None: any."""
-    return _inspected(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
+    return _inspect(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
 
 def _pixels(path: Path, side: int | None) -> float:
@@ -183,18 +184,18 @@ def _pixels(path: Path, side: int | None) -> float:
     return float(height * width)
 
 
-def _inspected(paths: Sequence[Path], kept: Path | None, what: str, measure: Measure) -> list[float | str]:
+def _inspect(paths: Sequence[Path], kept: Path | None, what: str, measure: Measure) -> list[float | str]:
     if kept is None:
-        return list(_measured(paths, measure))
+        return list(_measure(paths, measure))
     digest = hashlib.blake2b("\n".join(map(str, paths)).encode(errors="surrogateescape"), digest_size=8).hexdigest()
     file = kept / f".{what}-{digest}.json"
     known = _read(file, len(paths))
     stamps = [_stamp(path) for path in paths]
     old = [index for index, stamp in enumerate(stamps) if known[index][:2] != stamp]
     if old:
-        for index, value in zip(old, _measured([paths[index] for index in old], measure), strict=True):
+        for index, value in zip(old, _measure([paths[index] for index in old], measure), strict=True):
             known[index] = [*stamps[index], value]
-        write_whole(file, json.dumps(known).encode())
+        write_atomically(file, json.dumps(known).encode())
     return [entry[2] for entry in known]
 
 
@@ -217,9 +218,9 @@ def _stamp(path: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def _measured(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
+def _measure(paths: Sequence[Path], measure: Measure) -> Iterator[float | str]:
     each = partial(_value, measure=measure)
-    if len(paths) < MANY:
+    if len(paths) < MIN_PARALLEL_FILES:
         yield from map(each, paths)
         return
     with ProcessPoolExecutor(os.cpu_count(), initializer=end_with_parent, initargs=(os.getpid(),)) as pool:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mmdec.errors import InputError
-from mmdec.training.corpora.admission import STRICT, Admission, Names
-from mmdec.training.corpora.text_files import check_text, json_lines, read_json, shown, text_lines
+from mmdec.training.corpora.admission import STRICT, Admission, PathResolver
+from mmdec.training.corpora.text_files import check_text, json_lines, quote_path, read_json, text_lines
 
 SUFFIXES = (".json", ".jsonl", ".txt")
 ASKED = ("question", "prompt", "text")  # possible names of the field with a single question
@@ -64,7 +64,7 @@ def read_chats(
         rows = ((f"line {number}", {"question": line}) for number, line in text_lines(path, "data"))
     else:
         rows = ((f"line {number}", row) for number, row in json_lines(path, "data"))
-    names, file = admission.names(picture_folder(path, images)), shown(path)
+    names, file = admission.names(picture_folder(path, images)), quote_path(path)
     found = [_conversation(row, f"{place} of {file}", names, False) for place, row in rows]
     if not found:
         raise InputError(f"`data` must hold questions, but {file} holds none. Write one on each line.")
@@ -81,7 +81,7 @@ def read_conversations(
     """
     path = Path(listed)
     rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))
-    return [_conversation(row, f"{place} of {shown(path)}", names, True) for place, row in rows]
+    return [_conversation(row, f"{place} of {quote_path(path)}", names, True) for place, row in rows]
 
 
 def _list(path: Path, argument: str) -> Iterable[tuple[str, Any]]:
@@ -105,23 +105,23 @@ def picture_folder(listed: Path, images: str | Path | None) -> Path:
     return Path(images) if images is not None else beside if beside.is_dir() else listed.parent
 
 
-def _conversation(row: object, place: str, names: Names, answered: bool) -> Conversation:
+def _conversation(row: object, place: str, names: PathResolver, answered: bool) -> Conversation:
     """Turn one row of a file into a conversation. Raises InputError for a malformed row.
 
     place: where the row is, for messages. names: turns picture names into paths.
     answered: whether the last question must have an answer.
     """
     if not isinstance(row, dict):
-        raise malformed(place, "fields", row)
+        raise malformed_row_error(place, "fields", row)
     name = row.get("id", place.split()[1])
     if not isinstance(name, str | int):
-        raise malformed(place, "a string or a number as `id`", name)
+        raise malformed_row_error(place, "a string or a number as `id`", name)
     row = {name: value for name, value in row.items() if value is not None}  # a field that is null counts as missing
     named = row.get("image", row.get("images", []))
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(path, str) and path for path in named):
-        raise malformed(place, "a path or a list of paths as `image`", named)
-    said = list(_said(row, place))
+        raise malformed_row_error(place, "a path or a list of paths as `image`", named)
+    said = list(_read_messages(row, place))
     notes = {key: value for key, value in row.items() if key not in ("id", "image", "images", *LAYOUTS, *ASKED)}
     if said and said[0][0] == SYSTEM:
         notes[SYSTEM] = said.pop(0)[1]
@@ -129,34 +129,34 @@ def _conversation(row: object, place: str, names: Names, answered: bool) -> Conv
         said.append(("assistant", ""))
     wrong = (SPEAKERS.get(role) != index % 2 for index, (role, _) in enumerate(said))
     if len(said) % 2 or not 2 <= len(said) <= 2 * MAX_TURNS or any(wrong):
-        raise malformed(place, "questions and answers in turn, 1 to 1000 of each", [role for role, _ in said])
+        raise malformed_row_error(place, "questions and answers in turn, 1 to 1000 of each", [role for role, _ in said])
     turns = tuple(
         (question.replace(IMAGE, "").strip(), answer.strip())
         for (_, question), (_, answer) in zip(said[::2], said[1::2], strict=True)
     )
     if any(not question for question, _ in turns):
-        raise malformed(place, "a text in each question", row)
+        raise malformed_row_error(place, "a text in each question", row)
     return Conversation(str(name), tuple(names(path, place) for path in named), turns, notes, place)
 
 
-def _said(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
+def _read_messages(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
     """Yield the (role, text) of each message of a row. place: where the row is, for messages."""
     for name, (role, value) in LAYOUTS.items():
         if name not in row:
             continue
         if not isinstance(row[name], list):
-            raise malformed(place, f"a list as `{name}`", row[name])
+            raise malformed_row_error(place, f"a list as `{name}`", row[name])
         for message in row[name]:
             text = _text(message.get(value)) if isinstance(message, dict) else None
             if text is None or not isinstance(message.get(role), str):
-                raise malformed(place, f"a `{role}` and a text as `{value}` in each of its `{name}`", message)
+                raise malformed_row_error(place, f"a `{role}` and a text as `{value}` in each of its `{name}`", message)
             yield message[role], check_text(text, "data", place)
         return
     turns = row.get("turns")
     first = turns[0] if isinstance(turns, list) and turns else None
     question = next((row[name] for name in ASKED if name in row), first)
     if not isinstance(question, str):
-        raise malformed(place, f"`messages`, `conversations` or a text as one of {', '.join(ASKED)}", row)
+        raise malformed_row_error(place, f"`messages`, `conversations` or a text as one of {', '.join(ASKED)}", row)
     yield "user", check_text(question, "data", place)
 
 
@@ -171,7 +171,7 @@ def _text(content: object) -> str | None:
     return None
 
 
-def malformed(place: str, rule: str, value: object) -> InputError:
+def malformed_row_error(place: str, rule: str, value: object) -> InputError:
     """Build the error of a malformed row. place: where the row is. rule: what the row must have. value: what the row
     has instead."""
     return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from mmdec.errors import InputError
-from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken
+from mmdec.phonetics.lexicon import lower_case, read_lexicon, spoken_slice
 from mmdec.training.corpora.admission import STRICT, Admission, BadRows
-from mmdec.training.corpora.text_files import read_table, shown
+from mmdec.training.corpora.text_files import quote_path, read_table
 
 
 def parse_alignment(text: str) -> list[tuple[str, float]]:
@@ -55,7 +55,7 @@ def phone_names(text: str) -> list[str]:
     """Return the phones of an alignment such as "pau:0.224 w:0.262", without the pauses at both ends. Times are not
     checked."""
     names = [item.rpartition(":")[0] for item in text.split()]
-    return names[spoken(names)]
+    return names[spoken_slice(names)]
 
 
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -80,7 +80,7 @@ class SpeechPair:
     def units(self) -> list[str]:
         """Return the phones of the English recording without the pauses at both ends; [] if there is no alignment."""
         phones = [phone for phone, _ in self.alignment]
-        return phones[spoken(phones)]
+        return phones[spoken_slice(phones)]
 
 
 def read_pairs(
@@ -95,11 +95,11 @@ def read_pairs(
     translations = read_translations(cvss, split, admission)
     sentences = {} if scoring else _read_sentences(common_voice, split)
     alignments = read_alignments(cvss, split, required=not scoring)
-    references = _keyed(cvss / f"{split}.references.tsv")
+    references = _read_keyed_table(cvss / f"{split}.references.tsv")
     clips = admission.names(common_voice / "clips")
     pairs, bad = [], BadRows()
     for name, translation in translations:
-        clip, recording = clips(name, f"a row of {shown(cvss / f'{split}.tsv')}"), cvss / split / f"{name}.wav"
+        clip, recording = clips(name, f"a row of {quote_path(cvss / f'{split}.tsv')}"), cvss / split / f"{name}.wav"
         alignment = _parse_or_empty(alignments.get(name, ""))
         if not scoring and name not in sentences:
             bad.add("no source sentence", name)
@@ -138,7 +138,7 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
     rows: dict[tuple[str, str], None] = {}  # a dict instead of a list, so that repeated lines count only once
     first: dict[str, tuple[str, int]] = {}
     for number, (name, *rest) in read_table(table):
-        names(f"{name}.wav", f"line {number} of {shown(table)}")
+        names(f"{name}.wav", f"line {number} of {quote_path(table)}")
         text = rest[0] if rest else ""
         if text.strip():
             _check_same(first, name, text, table, number)
@@ -152,10 +152,10 @@ def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, 
     table = cvss / f"{split}.alignment.tsv"
     if required:
         _check_exists(table)
-    return {name: rest[0] if rest else "" for name, rest in _keyed(table).items()}
+    return {name: rest[0] if rest else "" for name, rest in _read_keyed_table(table).items()}
 
 
-def _keyed(table: Path) -> dict[str, list[str]]:
+def _read_keyed_table(table: Path) -> dict[str, list[str]]:
     """Map the first column of a table to the list of the other columns; {} if there is no table. Raises InputError if
     two rows with the same first column differ."""
     rows: dict[str, list[str]] = {}
@@ -175,7 +175,8 @@ def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Pat
     known, line = first.setdefault(name, (value, number))
     if known != value:
         raise InputError(
-            f"`corpus` must name each recording once, but line {number} of {shown(table)} has '{name:.80}' again, with "
+            f"`corpus` must name each recording once, but line {number} of {quote_path(table)} has '{name:.80}' "
+            "again, with "
             f"something else than line {line}. Remove one of them."
         )
 
@@ -186,7 +187,7 @@ def normalise(text: str) -> str:
     return " ".join("".join(c if c.isalnum() or c in "'-" else " " for c in text).split())
 
 
-def canonical(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
+def unify_targets(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
     """Give each source sentence a single target. All recordings of a sentence get the translation, alignment and
     English recording of the recording whose name is first in alphabetical order. Returns the pairs sorted by name."""
     first: dict[str, SpeechPair] = {}
@@ -235,7 +236,7 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
         path, sentence, speaker = (columns.index(name) for name in ("path", "sentence", "client_id"))
     except ValueError as error:
         raise InputError(
-            f"`{table.name}` must have the columns client_id, path and sentence, but line 1 of {shown(table)} has "
+            f"`{table.name}` must have the columns client_id, path and sentence, but line 1 of {quote_path(table)} has "
             f"{columns!s:.200}. Use Common Voice's own tables."
         ) from error
     sentences: dict[str, tuple[str, str]] = {}

@@ -22,8 +22,8 @@ from typing import Any
 
 from mmdec.errors import InputError
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.chats import Conversation, malformed, read_conversations
-from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, read_json, read_table, shown
+from mmdec.training.corpora.chats import Conversation, malformed_row_error, read_conversations
+from mmdec.training.corpora.text_files import check_text, evenly_spaced, json_lines, quote_path, read_json, read_table
 
 MAX_IMAGES = 64  # the most pictures of one question in a .jsonl list; more are an error
 COLUMNS = ["file", "task", "question", "answer"]
@@ -79,7 +79,7 @@ def read_questions(
     return by_task(questions, limit)
 
 
-def asked_of(pictures: str | Path, question: str) -> list[ImageQuestion]:
+def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
     """Ask the same question about one picture, or about each picture of a folder in the order of their names. The
     questions have no right answers.
 
@@ -110,7 +110,7 @@ def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[Image
     return [question for task in sorted(tasks) for question in evenly_spaced(tasks[task], limit)]
 
 
-def swapped(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
+def swap_pictures(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
     """Give each question wrong pictures, to measure how many answers are right from the text alone. They are the
     pictures of another question of the same task, with the same number of pictures. A question keeps its pictures if
     there is no such question."""
@@ -146,24 +146,24 @@ def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQu
     names, apart = admission.names(given or path.parent), path.parent / "images"
     names_apart = admission.names(apart) if given is None and apart.is_dir() else None
     for index, (number, row) in enumerate(json_lines(path, "questions")):
-        place = f"line {number} of {shown(path)}"
+        place = f"line {number} of {quote_path(path)}"
         if not isinstance(row, dict):
-            raise malformed(place, "fields", row)
+            raise malformed_row_error(place, "fields", row)
         # a field that is null counts as missing
         row = {name: value for name, value in row.items() if value is not None}
         turns = row.get("turns")
         first = turns[0] if isinstance(turns, list) and turns else None
         text = row.get("question", row.get("text", first))
         if not isinstance(text, str) or not text.strip():
-            raise malformed(place, "a text as `question` or `text`, or a list of texts as `turns`", text)
+            raise malformed_row_error(place, "a text as `question` or `text`, or a list of texts as `turns`", text)
         named = row.get("image", [])
         named = [named] if isinstance(named, str) else named
         if not isinstance(named, list) or len(named) > MAX_IMAGES or not all(isinstance(name, str) for name in named):
-            raise malformed(place, f"at most {MAX_IMAGES} paths as `image`", named)
+            raise malformed_row_error(place, f"at most {MAX_IMAGES} paths as `image`", named)
         answers = row.get("answers", row.get("answer", []))
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-            raise malformed(place, "a text, or a list of texts, as `answer`", answers)
+            raise malformed_row_error(place, "a text, or a list of texts, as `answer`", answers)
         for said in (text, *answers):
             check_text(said, "questions", place)
         pictures = tuple(names(name, place) for name in named)
@@ -188,11 +188,11 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
     rows = list(read_table(path, "questions"))
     columns = f"the columns {', '.join(COLUMNS)}"
     if not rows or rows[0][1] != COLUMNS:
-        raise malformed(f"line 1 of {shown(path)}", columns, rows[0][1] if rows else "no row")
+        raise malformed_row_error(f"line 1 of {quote_path(path)}", columns, rows[0][1] if rows else "no row")
     for index, (number, row) in enumerate(rows[1:], 1):
-        place = f"line {number} of {shown(path)}"
+        place = f"line {number} of {quote_path(path)}"
         if len(row) != len(COLUMNS) or not row[2].strip():
-            raise malformed(place, f"{columns}, with a text as `question`", row)
+            raise malformed_row_error(place, f"{columns}, with a text as `question`", row)
         file, task, text, answer = row
         questions.append(ImageQuestion(f"{file}-{index}", text, (names(file, place),), task, reference=answer))
     return questions
@@ -201,14 +201,14 @@ def _table(path: Path, folder: Path, admission: Admission) -> list[ImageQuestion
 def _textvqa(rows: Sequence[Any], path: Path, folder: Path, admission: Admission) -> list[ImageQuestion]:
     questions, names, seen = [], admission.names(folder), dict[str, str]()
     for number, row in enumerate(rows):
-        place = f"row {number} of {shown(path)}"
+        place = f"row {number} of {quote_path(path)}"
         try:
             file = f"{row['image_id']}.jpg"
             answers = tuple(str(answer) for answer in row.get("answers", ()))
             text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
             name = _check_once(seen, str(row["question_id"]), place)
         except (KeyError, TypeError, AttributeError) as error:
-            raise malformed(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
+            raise malformed_row_error(place, "`image_id`, `question` and `question_id`, as TextVQA's", error) from None
         questions.append(ImageQuestion(name, text, (names(file, place),), "textvqa", answers=answers))
     return questions
 
@@ -222,7 +222,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
     notes = _annotations(path)
     questions, seen = [], dict[str, str]()
     for number, row in enumerate(rows["questions"]):
-        place = f"row {number} of {shown(path)}"
+        place = f"row {number} of {quote_path(path)}"
         try:
             name, picture = int(row["question_id"]), int(row["image_id"])
             text = check_text(str(row["question"]).strip() + SHORT, "questions", place)
@@ -232,7 +232,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
         except InputError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise malformed(place, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
+            raise malformed_row_error(place, "`question_id`, `image_id` and `question`, as VQAv2's", error) from None
         _check_once(seen, str(name), place)
         file = (folder or path.parent / coco) / f"COCO_{coco}_{picture:012d}.jpg"
         questions.append(ImageQuestion(str(name), text, (file,), task, answers=answers))

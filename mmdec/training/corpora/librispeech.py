@@ -13,7 +13,7 @@ from torch import Tensor
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.corpora.admission import STRICT, Admission
-from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, read_table, shown, text_lines
+from mmdec.training.corpora.text_files import check_text, json_lines, problem_of, quote_path, read_table, text_lines
 
 SOUNDS = (".flac", ".wav", ".mp3", ".ogg")
 MANIFEST = "a manifest with `path` and `text`"
@@ -66,7 +66,8 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
     if not any(row.path.is_file() for row in utterances):
         first = utterances[0]
         raise InputError(
-            f"`root` must name existing sound files, but none of {len(utterances)} is there: {shown(first.path)} of "
+            f"`root` must name existing sound files, but none of {len(utterances)} is there: "
+            f"{quote_path(first.path)} of "
             f"{first.place} does not exist. Check the path of the corpus."
         )
     return utterances
@@ -87,7 +88,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
             ) from None
         if not path.is_file():
             raise InputError(f"`recordings` must be sound files, but '{path}' is none. Check the path.")
-        utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number), shown(path)))
+        utterances.append(Utterance(path, " ".join(text.split()), str(number), str(number), quote_path(path)))
     return utterances
 
 
@@ -103,7 +104,7 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
     names, lines = admission.names(file.parent), dict[str, int]()
     for number, line in text_lines(file, "root"):
         name, _, text = line.strip().partition(" ")
-        place = f"line {number} of {shown(file)}"
+        place = f"line {number} of {quote_path(file)}"
         if not text.strip():
             raise InputError(f"`root` must have a text for each recording, but {place} has none. Leave the line out.")
         if lines.setdefault(name, number) != number:
@@ -122,7 +123,7 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
     if split is None:
         return [row for row, _ in rows]
     if rows and all(own is None for _, own in rows):
-        return divided([row for row, _ in rows]).get(split, [])
+        return divide_by_speaker([row for row, _ in rows]).get(split, [])
     for row, own in rows:
         if not isinstance(own, str) or not own.strip():
             raise InputError(
@@ -132,7 +133,7 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
     return [row for row, own in rows if str(own).strip() == split]
 
 
-def divided(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
+def divide_by_speaker(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
     """Divide rows into "train" and "dev". A tenth of the speakers becomes "dev"; with fewer than three speakers, a
     tenth of the recordings.
 
@@ -165,7 +166,7 @@ def _manifest(file: Path, admission: Admission) -> Iterator[tuple[Utterance, obj
     """Yield the checked rows of a manifest, each with the value in its column `split`, or None without this column."""
     names, lines = admission.names(file.parent), dict[Path, int]()
     for number, row in _rows(file):
-        place = f"line {number} of {shown(file)}"
+        place = f"line {number} of {quote_path(file)}"
         for column in ("path", "text"):
             value = row.get(column)
             if not isinstance(value, str) or not value.strip():
@@ -187,7 +188,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if file.suffix == ".jsonl":
         for number, row in json_lines(file, "root", MANIFEST):
             if not isinstance(row, dict):
-                raise InputError(f"`root` must be {MANIFEST}, but line {number} of {shown(file)} has no fields.")
+                raise InputError(f"`root` must be {MANIFEST}, but line {number} of {quote_path(file)} has no fields.")
             yield number, row
         return
     header: list[str] = []
@@ -196,12 +197,12 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             header = [name.strip() for name in fields]
             if not {"path", "text"} <= set(header) or len(set(header)) < len(header):
                 raise InputError(
-                    f"`root` must be {MANIFEST}, but line {number} of {shown(file)} has the columns "
+                    f"`root` must be {MANIFEST}, but line {number} of {quote_path(file)} has the columns "
                     f"{', '.join(header):.200}. Give .tsv with a header and tabs, or .jsonl."
                 )
         elif len(fields) != len(header):
             raise InputError(
-                f"`root` must have {len(header)} columns in each row, but line {number} of {shown(file)} has "
+                f"`root` must have {len(header)} columns in each row, but line {number} of {quote_path(file)} has "
                 f"{len(fields)}. Is there a tab too few, or one within the text?"
             )
         else:

@@ -21,7 +21,7 @@ MAX_FIELD = 1 << 17  # the most characters of one field; a longer one is an erro
 MARK = "\ufeff"  # Unicode's byte order mark, which is removed from the start of each line
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def quote_path(path: str | os.PathLike[str]) -> str:
     """Return a path as messages show it: in quotes, with unprintable characters escaped."""
     return f"'{printable(os.fsdecode(path))}'"
 
@@ -31,7 +31,7 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
     Raises InputError for a line that is no UTF-8 text."""
 
     def refuse(rule: str, problem: str, remedy: str) -> InputError:
-        return InputError(f"`{argument}` must {rule}, but line {number} of {shown(path)} {problem}. {remedy}")
+        return InputError(f"`{argument}` must {rule}, but line {number} of {quote_path(path)} {problem}. {remedy}")
 
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         number = 0
@@ -61,7 +61,8 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"`{argument}` must be {rule}, but line {number} of {shown(path)} is no JSON ({_short(error)}). Mend "
+                f"`{argument}` must be {rule}, but line {number} of {quote_path(path)} is no JSON "
+                f"({_short(error)}). Mend "
                 "the line."
             ) from None
         yield number, value
@@ -73,19 +74,19 @@ def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         if os.fstat(descriptor).st_size > max_bytes:
             rule = f"have at most {max_bytes} bytes"
-            raise InputError(f"`{argument}` must {rule}, but {shown(path)} has more. Divide it.")
+            raise InputError(f"`{argument}` must {rule}, but {quote_path(path)} has more. Divide it.")
         content = file.read()
     try:
         return json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"`{argument}` must be {rule} in UTF-8, but line {line} of {shown(path)} has the byte "
+            f"`{argument}` must be {rule} in UTF-8, but line {line} of {quote_path(path)} has the byte "
             f"0x{content[error.start]:02x}. Save it as UTF-8."
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"`{argument}` must be {rule}, but {shown(path)} is none ({_short(error)}). Mend the file."
+            f"`{argument}` must be {rule}, but {quote_path(path)} is none ({_short(error)}). Mend the file."
         ) from None
 
 
@@ -128,7 +129,7 @@ def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list
     for number, line in text_lines(path, argument):
         fields = line.split("\t")
         for field in fields:
-            check_text(field, argument, f"line {number} of {shown(path)}")
+            check_text(field, argument, f"line {number} of {quote_path(path)}")
         yield number, fields
 
 
@@ -146,7 +147,7 @@ def evenly_spaced(rows: Sequence[T], limit: int | None) -> list[T]:
     return [rows[number * len(rows) // limit] for number in range(limit)]
 
 
-HELD = ("dev", "test")
+HELD_OUT_SPLITS = ("dev", "test")
 _MARK = re.compile(r"[^\w\s]")
 
 
@@ -205,10 +206,10 @@ def sentence_key(text: str) -> str:
     return " ".join(_MARK.sub("", text.lower()).split())
 
 
-def held_sources(folders: Iterable[str | Path]) -> set[str]:
+def held_out_sources(folders: Iterable[str | Path]) -> set[str]:
     """Return all source sentences of the folders' dev and test splits, in lower case and without punctuation. Missing
     tables are ignored."""
-    pairs = _held(Path(folder) for folder in folders)
+    pairs = _held_out_pairs(Path(folder) for folder in folders)
     return {sentence_key(pair.source) for pair in pairs}
 
 
@@ -217,7 +218,7 @@ def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
     another folder are left out. Raises InputError for a table that is missing or has a row without a translation."""
     training = []
     for folder in folders:
-        others = list(_held(Path(other) for other in folders if other != folder))
+        others = list(_held_out_pairs(Path(other) for other in folders if other != folder))
         sources = {sentence_key(pair.source) for pair in others}
         references = {sentence_key(text) for pair in others for text in pair.references}
         training.append(
@@ -231,8 +232,8 @@ def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
     return training
 
 
-def _held(folders: Iterable[Path]) -> Iterable[TextPair]:
+def _held_out_pairs(folders: Iterable[Path]) -> Iterable[TextPair]:
     for folder in folders:
-        for split in HELD:
+        for split in HELD_OUT_SPLITS:
             if (folder / f"{split}.tsv").is_file():
                 yield from read_text_pairs(folder, split)

@@ -165,7 +165,7 @@ def window_tokens(
     cut: whether the last utterance is cut off; its text is then left out, and only its start is marked.
     previous: text for the prompt; "": none.
     """
-    special = numbers(tokenizer)
+    special = special_token_ids(tokenizer)
     first = special["<|0.00|>"]
     prompt = [special["<|startofprev|>"], *pieces_of(f" {previous}", tokenizer)] if previous else []
     head = [special["<|startoftranscript|>"], special["<|en|>"], special["<|transcribe|>"]]
@@ -182,7 +182,7 @@ def window_tokens(
 
 
 @cache
-def numbers(tokenizer: WhisperTokenizer) -> dict[str, int]:
+def special_token_ids(tokenizer: WhisperTokenizer) -> dict[str, int]:
     """Return the ids of the special tokens and the timestamp tokens, by name."""
     end = int(tokenizer.eos_token_id)  # type: ignore[arg-type] # here always a single number
     return dict(tokenizer.get_added_vocab()) | {"<|endoftext|>": end}

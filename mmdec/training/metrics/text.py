@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mmdec.errors import InputError
-from mmdec.phonetics.lexicon import PAUSE
+from mmdec.phonetics.lexicon import PAUSE_PHONE
 from mmdec.phonetics.spelling import read_figures
 
 Lexicon = Mapping[str, Sequence[Sequence[str]]]
@@ -120,7 +120,7 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
     lexicon: lower-case word -> pronunciations; each word may be spoken with any of its pronunciations.
     Returns: the distance; None if each reference has a word that the lexicon lacks.
     """
-    phones = [phone for phone in phones if phone != PAUSE]
+    phones = [phone for phone in phones if phone != PAUSE_PHONE]
     distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in references]
     return min((distance for distance in distances if distance is not None), default=None)
 
@@ -130,7 +130,7 @@ def nearest_phone_errors(
 ) -> int:
     """Return the edit distance from phones to the nearest of: the phones `recorded` of the target recording, and the
     pronunciations of the reference texts. Pauses are ignored. lexicon: lower-case word -> pronunciations."""
-    spoken, expected = ([phone for phone in row if phone != PAUSE] for row in (phones, recorded))
+    spoken, expected = ([phone for phone in row if phone != PAUSE_PHONE] for row in (phones, recorded))
     own = phone_distance(spoken, expected)
     other = closest_phone_errors(spoken, references, lexicon) if own else 0
     return own if other is None else min(own, other)
@@ -138,7 +138,7 @@ def nearest_phone_errors(
 
 def count_phones(phones: Sequence[str]) -> int:
     """Return the number of phones, pauses not counted."""
-    return sum(phone != PAUSE for phone in phones)
+    return sum(phone != PAUSE_PHONE for phone in phones)
 
 
 def normalise_words(text: str) -> list[str]:
@@ -205,18 +205,20 @@ def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Scor
 def asr_bleu(transcripts: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
     """Compute ASR-BLEU: BLEU of a speech recogniser's transcripts. Case and punctuation are ignored, and figures are
     spelled out. Empty transcripts count, too."""
-    return bleu(*heard_alike(transcripts, references))
+    return bleu(*normalise_all_for_asr(transcripts, references))
 
 
-def heard_alike(
+def normalise_all_for_asr(
     transcripts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Normalise transcripts, and the references of each, for ASR-BLEU: no case, no punctuation, figures spelled out.
     Returns the normalised transcripts and references."""
-    return [as_heard(text) for text in transcripts], [tuple(map(as_heard, accepted)) for accepted in references]
+    return [normalise_for_asr(text) for text in transcripts], [
+        tuple(map(normalise_for_asr, accepted)) for accepted in references
+    ]
 
 
-def as_heard(text: str) -> str:
+def normalise_for_asr(text: str) -> str:
     """Normalise a text for ASR-BLEU: lower case, no punctuation, and figures spelled out. "At 7:30, Tom!" becomes "at
     seven thirty tom".
 
@@ -295,7 +297,7 @@ def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lex
     pronunciation."""
     row = list(range(len(phones) + 1))
     for word in words:
-        variants = [[phone for phone in sounds if phone != PAUSE] for sounds in _pronunciations(word, lexicon)]
+        variants = [[phone for phone in sounds if phone != PAUSE_PHONE] for sounds in _pronunciations(word, lexicon)]
         if not variants:
             return None
         row = [min(column) for column in zip(*(_advance(row, phones, variant) for variant in variants), strict=True)]
@@ -390,7 +392,7 @@ def right_in_other_words(answer: str, expected: str) -> bool:
     return re.fullmatch(_STATED + re.escape(wanted) + "(?: degrees)?", said) is not None
 
 
-def claims_held(answer: str, claims: Iterable[Sequence[str]]) -> int:
+def count_claims(answer: str, claims: Iterable[Sequence[str]]) -> int:
     """Return how many of the claims an answer makes. A claim is a sequence of words. The answer makes it if one clause
     has these words in this order; other words may be between them."""
     clauses = [clause for clause in _CLAUSE.split(answer.casefold()) if clause]

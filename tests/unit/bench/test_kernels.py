@@ -13,8 +13,8 @@ from tests.support.bench_findings import check_form
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(bench_kernels, "HEADS", {"small": (4, 2, 8)})
-    monkeypatch.setattr(bench_kernels, "SHAPES", {"cpu": ((5, 24),)})
+    monkeypatch.setattr(bench_kernels, "ATTENTION_SHAPES", {"small": (4, 2, 8)})
+    monkeypatch.setattr(bench_kernels, "TREE_SHAPES", {"cpu": ((5, 24),)})
     monkeypatch.setattr(bench_kernels, "GRAPHS", {"cpu": ((2, 6, 20),)})
     monkeypatch.setattr(bench_kernels, "LAYERS", {"cpu": 2})
     torch.set_num_threads(threads)

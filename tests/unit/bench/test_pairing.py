@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.bench.pairing import DepthRecorder, Group, Timed, length_groups, recorded, task_groups
+from mmdec.bench.pairing import DepthRecorder, Group, MethodTimings, add_depth_recorders, length_groups, task_groups
 from mmdec.core.tree import trees_from_lists
-from mmdec.drafters.registry import named_drafter
+from mmdec.drafters.registry import make_drafter
 from mmdec.evaluation.harness import Method
 from mmdec.types import Scores, Verdict
 from tests.support.bench_findings import compared, measurement, paired
@@ -27,7 +27,7 @@ def test_runs_give_a_row_for_each_clock() -> None:
 def test_inputs_where_the_baseline_differs_are_left_out() -> None:
     ours, theirs = [measurement(1.0, 1.0, 3, 6)], [measurement(2.0, 4.0)]
     wrong = [measurement(9.0, 9.0)]
-    found = Timed({"a": [ours, ours], "b": [theirs, wrong]}, {"b": [True, False]}, {}, "processor")
+    found = MethodTimings({"a": [ours, ours], "b": [theirs, wrong]}, {"b": [True, False]}, {}, "processor")
     assert [(row.timed, row.times, row.inputs) for row in found.rows("a", "b", Group("all", "all", [0, 1]))] == [
         ("processor", 2.0, 1),
         ("wall clock", 4.0, 1),
@@ -65,7 +65,7 @@ def verdict(paths: list[list[int]]) -> Verdict:
 
 
 def test_shares_of_known_drafts() -> None:
-    recorder = DepthRecorder(named_drafter("lookup"))
+    recorder = DepthRecorder(make_drafter("lookup"))
     recorder.drafter = Silent()
     roots = torch.tensor([1, 1])
     # A chain of three and a tree two deep; the first is accepted to depth 2, the second not at all.
@@ -86,7 +86,7 @@ class Silent:
 
 def test_a_recorded_run_says_the_same_and_counts() -> None:
     model = language_model()
-    (method,), recorders = recorded([Method.drafted("lookup", "lookup", 4)])
+    (method,), recorders = add_depth_recorders([Method.drafted("lookup", "lookup", 4)])
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
     drafter = method.options["drafter"]
     assert drafter is recorders["lookup"]
@@ -105,9 +105,9 @@ def test_a_recorded_run_says_the_same_and_counts() -> None:
 
 def test_only_drafters_are_recorded() -> None:
     methods = [Method.greedy(), Method.drafted("plain", None), Method.drafted("recycling", "recycling")]
-    watched, recorders = recorded(methods)
+    watched, recorders = add_depth_recorders(methods)
     assert [method.name for method in watched] == ["greedy", "plain", "recycling"]
     assert recorders.keys() == {"recycling"}
     assert watched[:2] == methods[:2]
     with pytest.raises(mmdec.InputError, match="`drafter`"):
-        recorded([Method.drafted("x", "eagle")])
+        add_depth_recorders([Method.drafted("x", "eagle")])

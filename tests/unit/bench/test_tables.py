@@ -17,16 +17,16 @@ from mmdec.bench.report import (
     VERSION,
     BenchRun,
     Quantity,
-    against,
+    compare_runs,
+    hardware_line,
     load_run,
-    machine,
     markdown,
-    merged,
+    merge_runs,
     screen,
     sections,
     to_json,
 )
-from mmdec.cli.evaluate import asr_table, table, vlm_table
+from mmdec.cli.evaluate import asr_table, speech_table, vlm_table
 from mmdec.errors import InputError
 from mmdec.hub import provenance
 from tests.support import bench_findings as findings
@@ -81,7 +81,7 @@ def test_a_comparison_with_a_saved_run_is_shown() -> None:
     run = findings.run("asr")
     other = findings.run("asr", "core")
     other.reports[0].hardware.update()
-    changes = against(run, other, "old.json")
+    changes = compare_runs(run, other, "old.json")
     text = shown(screen(run, changes))
     assert "Against old.json" in text
     assert "only saved: core" in text
@@ -120,7 +120,7 @@ def test_evaluations_of_many_strategies_do_not_wrap() -> None:
         "systems": dict.fromkeys(names, scores),
         "hardware": findings.HARDWARE,
     }
-    text = shown(table(report))
+    text = shown(speech_table(report))
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("94.2 [92.2, 96.2]") == text.count("linguistic 12.3 / 15.6") == len(names)
     assert all(name in text for name in names)
@@ -254,7 +254,7 @@ def test_a_saved_run_is_compared_median_by_median() -> None:
         "versions": {**asr.hardware["versions"], "torch": "2.12"},
     }
     before = BenchRun((replace(asr, comparisons=tuple(halved), hardware=machine), before.reports[1]))
-    changes = against(now, before, "old.json")
+    changes = compare_runs(now, before, "old.json")
     assert changes.warnings == ("asr: threads 8 then, 2 now", "asr: torch 2.12 then, 2.11.0 now")
     assert {row.ratio for row in changes.rows} == {2.0}
     assert {row.subject_ratio for row in changes.rows} == {0.5}
@@ -264,13 +264,13 @@ def test_a_saved_run_is_compared_median_by_median() -> None:
 
 
 def test_the_same_surroundings_warn_of_nothing() -> None:
-    changes = against(findings.run(), findings.run())
+    changes = compare_runs(findings.run(), findings.run())
     assert changes.warnings == changes.only_now == changes.only_before == ()
     assert {row.ratio for row in changes.rows} == {1.0}
 
 
 def test_runs_are_put_together() -> None:
-    run = merged([findings.run("asr"), BenchRun((), {"vlm": "not done in 1 minutes"}), findings.run("core")])
+    run = merge_runs([findings.run("asr"), BenchRun((), {"vlm": "not done in 1 minutes"}), findings.run("core")])
     assert [report.bench for report in run.reports] == ["asr", "core"]
     assert run.left_out == {"vlm": "not done in 1 minutes"}
 
@@ -278,7 +278,9 @@ def test_runs_are_put_together() -> None:
 def test_a_gpu_is_named_where_it_did_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
-    names = [provenance.stamp(device)["device"] for device in (torch.device("cpu"), torch.device("cuda:1"), None)]
+    names = [
+        provenance.command_record(device)["device"] for device in (torch.device("cpu"), torch.device("cuda:1"), None)
+    ]
     assert names == ["cpu", "GPU cuda:1", None]
 
 
@@ -290,14 +292,14 @@ def test_a_commit_is_no_name_for_changed_files(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "mmdec").mkdir()
     (tmp_path / "mmdec" / "a.py").write_text("1")
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
-    assert (provenance.stamp(None)["commit"], provenance.stamp(None)["uncommitted"]) == (None, None)
+    assert (provenance.command_record(None)["commit"], provenance.command_record(None)["uncommitted"]) == (None, None)
     git("init")
     git("add", ".")
     git("commit", "-m", "a")
-    clean = provenance.stamp(None)
+    clean = provenance.command_record(None)
     assert (len(clean["commit"]), clean["uncommitted"]) == (40, False)
     (tmp_path / "notes").write_text("not of the package")
-    assert provenance.stamp(None)["uncommitted"] is False
+    assert provenance.command_record(None)["uncommitted"] is False
     (tmp_path / "mmdec" / "a.py").write_text("2")
-    assert provenance.stamp(None) == {**clean, "uncommitted": True}
-    assert "commit 0123456789 and changes" in machine({**findings.HARDWARE, "uncommitted": True})
+    assert provenance.command_record(None) == {**clean, "uncommitted": True}
+    assert "commit 0123456789 and changes" in hardware_line({**findings.HARDWARE, "uncommitted": True})

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import mmdec
-from mmdec.checks.devices import check_dtype, check_same_dtype, quick_dtype
+from mmdec.checks.devices import check_dtype, check_same_dtype, fastest_dtype
 from mmdec.cli.options import dtype_or_quick
 from mmdec.errors import InputError
 from tests.conftest import RATE, buzz
@@ -63,7 +63,7 @@ def test_the_command_lines_own(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: computes)
-    assert quick_dtype(device) == dtype_or_quick(None, device) == found
+    assert fastest_dtype(device) == dtype_or_quick(None, device) == found
     assert dtype_or_quick("float16", device) == torch.float16
 
 

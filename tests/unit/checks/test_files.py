@@ -25,9 +25,9 @@ from mmdec.checks import files
 from mmdec.cli import jobs as outputs
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.errors import InputError
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import atomic_folder
 from mmdec.io import audio
-from mmdec.tasks.inputs import read
+from mmdec.tasks.inputs import read_audio
 from tests.conftest import RATE, buzz
 from tests.support.bad_list import encoded
 from tests.support.tiny_whisper import write
@@ -183,9 +183,9 @@ def test_floats_of_files_are_levelled_as_arrays_are(tmp_path: Path) -> None:
         for number, data in enumerate((sound, both)):
             path = tmp_path / f"{number}.wav"
             soundfile.write(path, data, RATE, subtype=subtype)
-            found = read(path)
+            found = read_audio(path)
             assert found.abs().max() == 1
-            assert torch.allclose(found, read(data, RATE), atol=1e-6)
+            assert torch.allclose(found, read_audio(data, RATE), atol=1e-6)
 
 
 @pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
@@ -197,7 +197,7 @@ def test_samples_that_no_recording_holds_are_refused(subtype: str, tmp_path: Pat
         soundfile.write(path, data, RATE, subtype=subtype)
         for given in ((path, None), (data, RATE), (torch.from_numpy(data), RATE)):
             with pytest.raises(InputError, match=r"samples of at most 2\.15e\+09, but its peak is 1e\+30"):
-                read(*given)
+                read_audio(*given)
 
 
 @contextmanager
@@ -308,7 +308,7 @@ def test_outputs_that_are_no_files_are_named(tmp_path: Path) -> None:
 def test_the_longest_names_are_written(tmp_path: Path) -> None:
     name = "é" * 125 + "x.wav"  # 255 bytes
     assert audio.load_audio(audio.save_audio(tmp_path / name, buzz(0.2))).shape == (3200,)
-    files.write_whole(tmp_path / ("x" * 251 + ".txt"), b"text")
+    files.write_atomically(tmp_path / ("x" * 251 + ".txt"), b"text")
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     long = tmp_path / ("y" * 300)
@@ -321,14 +321,14 @@ def test_outputs_have_the_mode_that_open_gives(umask: int, mode: int, tmp_path: 
     """A new file's is the caller's umask, a replaced one's stays."""
     before = os.umask(umask)
     try:
-        files.write_whole(tmp_path / "new.txt", b"text")
+        files.write_atomically(tmp_path / "new.txt", b"text")
         for name in ("old.txt", "kept.txt"):
             (tmp_path / name).touch()
             (tmp_path / name).chmod(0o640)
-        files.write_whole(tmp_path / "old.txt", b"text")
+        files.write_atomically(tmp_path / "old.txt", b"text")
         with open(tmp_path / "kept.txt", "w") as file:
             file.write("text")
-        with whole_folder(tmp_path / "model") as fresh:
+        with atomic_folder(tmp_path / "model") as fresh:
             (fresh / "inner").mkdir()
             save_file({"a": torch.zeros(1)}, fresh / "inner" / "a.safetensors")
     finally:
@@ -341,7 +341,7 @@ def test_outputs_have_the_mode_that_open_gives(umask: int, mode: int, tmp_path: 
     assert found("old.txt") == found("kept.txt") == 0o640
     assert found("model") == found("model/inner") == 0o777 & ~umask
     (tmp_path / "model").chmod(0o700)
-    with whole_folder(tmp_path / "model"):
+    with atomic_folder(tmp_path / "model"):
         pass
     assert found("model") == 0o700
 

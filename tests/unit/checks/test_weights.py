@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
 import mmdec
-from mmdec.checks.weights import check_counts, check_finite_weights, read_settings, read_weights, shards
+from mmdec.checks.weights import check_counts, check_finite_weights, read_settings, read_weights, weight_files
 from mmdec.daspeech.checkpoint import WEIGHTS
 from mmdec.daspeech.training.vocoder import load_acoustic
 from mmdec.drafters.medusa.checkpoint import load_heads
@@ -376,7 +376,7 @@ def test_a_bound_is_no_count() -> None:
 def test_an_index_without_a_map(tmp_path: Path) -> None:
     for content in ("{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {}}'):
         (tmp_path / INDEX).write_text(content)
-        refused(lambda: shards(tmp_path), "must name a file for each tensor")
+        refused(lambda: weight_files(tmp_path), "must name a file for each tensor")
 
 
 def test_tensors_of_every_kind_are_looked_at(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 import mmdec
 from mmdec import cli
 from mmdec.cli import jobs as outputs
-from mmdec.cli.jobs import PICTURES, SOUNDS, input_files, output_paths, together_as_one
+from mmdec.cli.jobs import PICTURES, SOUNDS, combine_files, input_files, output_paths
 from mmdec.cli.options import Verb, VerbGroup, as_typed
 from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.translator import STRATEGIES
@@ -335,7 +335,7 @@ def test_a_folder_that_cannot_be_entered(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_together_they_are_one(folder: Path) -> None:
-    one = together_as_one(input_files([folder / "b.wav", "x.png", "y.png"], "image", PICTURES, None))
+    one = combine_files(input_files([folder / "b.wav", "x.png", "y.png"], "image", PICTURES, None))
     assert one.name == f"{folder / 'b.wav'}, x.png, y.png"
     assert "'x.png' does not exist" in one.refusal
 

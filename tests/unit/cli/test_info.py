@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from mmdec.cli import app
-from mmdec.kernels.kernels import KERNELS, why_not
+from mmdec.kernels.kernels import KERNELS, unavailable_reason
 
 
 def test_each_kernel_is_active_or_says_why_not() -> None:
@@ -30,8 +30,8 @@ def test_the_table_names_every_kernel() -> None:
 
 def test_kernels_can_be_kept_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMDEC_KERNELS", "0")
-    why_not.cache_clear()
+    unavailable_reason.cache_clear()
     try:
-        assert why_not() == "MMDEC_KERNELS=0 keeps them off"
+        assert unavailable_reason() == "MMDEC_KERNELS=0 keeps them off"
     finally:
-        why_not.cache_clear()
+        unavailable_reason.cache_clear()

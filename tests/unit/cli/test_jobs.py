@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.cli import jobs
-from mmdec.cli.jobs import EVERY, Comparer, InputFile, Jobs, loading, progress_bar, warn_of_unsure
+from mmdec.cli.jobs import PROGRESS_INTERVAL, CommandJobs, Comparer, InputFile, loading, progress_bar, warn_of_unsure
 from mmdec.tasks.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_translator, tiny_vlm_folder, tiny_whisper
@@ -65,7 +65,7 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
 
 
 def test_a_text_that_differs_counts_more_than_a_failure() -> None:
-    jobs = Jobs([InputFile("a.wav")], [None], "model")
+    jobs = CommandJobs([InputFile("a.wav")], [None], "model")
     jobs.failed("a.wav", "`audio` must be loud.")
     with pytest.raises(typer.Exit) as ended:
         jobs.end(2)
@@ -204,7 +204,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_a_line_now_and_then(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    clock(0.0, 1.0, EVERY, EVERY + 1, 2 * EVERY, 3 * EVERY, 4 * EVERY, 4 * EVERY + 1)
+    clock(
+        0.0,
+        1.0,
+        PROGRESS_INTERVAL,
+        PROGRESS_INTERVAL + 1,
+        2 * PROGRESS_INTERVAL,
+        3 * PROGRESS_INTERVAL,
+        4 * PROGRESS_INTERVAL,
+        4 * PROGRESS_INTERVAL + 1,
+    )
     with progress_bar(count=True) as progress:
         task = progress.add_task("a.wav", total=4)
         for name in ("a.wav", "b.wav", "c.wav", "d.wav"):
@@ -303,7 +312,7 @@ def open_terminal() -> Iterator[tuple[int, int]]:
 
 
 def test_what_has_no_end_is_counted(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    clock(0.0, EVERY)
+    clock(0.0, PROGRESS_INTERVAL)
     with progress_bar(count=False) as progress:
         progress.update(progress.add_task("talk.mp3", total=None), completed=12.0)
     assert capsys.readouterr().err == "talk.mp3: 12\n"
@@ -311,7 +320,7 @@ def test_what_has_no_end_is_counted(clock: Callable[..., None], capsys: pytest.C
 
 def test_what_is_not_counted_is_told_in_percent(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds of sound, "21 of 21", say little without their unit."""
-    clock(0.0, EVERY)
+    clock(0.0, PROGRESS_INTERVAL)
     with progress_bar(count=False) as progress:
         progress.update(progress.add_task("talk.mp3", total=20.0), completed=5.0)
     assert capsys.readouterr().err == "talk.mp3: 25 %\n"

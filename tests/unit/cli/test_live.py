@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import mmdec
 from mmdec import cli
 from mmdec.errors import InputError
-from mmdec.io.audio.live import PipedSound, is_wav, pieces, samples, wav_stream
+from mmdec.io.audio.live import PipedSound, decode_samples, is_wav, stream_pieces, wav_stream
 from tests.conftest import RATE, buzz
 from tests.support.ready import start
 from tests.support.tiny_whisper import write
@@ -212,15 +212,15 @@ def test_a_header_tells_where_samples_end() -> None:
     head = file.read(12)
     assert is_wav(head)
     sound = wav_stream(head, file)
-    found = np.concatenate([*pieces(sound, file)])
-    assert np.array_equal(found, samples(S16.tobytes(), "s16"))
+    found = np.concatenate([*stream_pieces(sound, file)])
+    assert np.array_equal(found, decode_samples(S16.tobytes(), "s16"))
 
 
 def test_pieces_do_not_wait_for_each_other() -> None:
     """What is there is given at once; the rest when it comes."""
     receive, send = os.pipe()
     with os.fdopen(receive, "rb") as reader, os.fdopen(send, "wb") as writer:
-        found = pieces(PipedSound(RATE, 1, "s16", None, b""), reader)
+        found = stream_pieces(PipedSound(RATE, 1, "s16", None, b""), reader)
         writer.write(S16[:1000].tobytes())
         writer.flush()
         assert len(next(found)) == 1000

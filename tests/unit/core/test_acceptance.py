@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmdec.core.statistics import DEEPEST, FADE, UNKNOWN, Acceptance, expected_in_tree
+from mmdec.core.statistics import DEFAULT_ACCEPTANCE, MAX_CHAIN_NODES, ROUND_DECAY, Acceptance, expected_in_tree
 from mmdec.types import Plan
 
 
@@ -42,16 +42,16 @@ def test_what_chains_that_end_early_draft_and_give_is_counted() -> None:
 
 
 def test_of_a_drafter_of_which_nothing_is_known_one_chance_holds_for_every_node() -> None:
-    assert Acceptance().chain() == pytest.approx([UNKNOWN] * DEEPEST)
-    assert len(Acceptance([0.5] * 100).prior) == DEEPEST
+    assert Acceptance().chain() == pytest.approx([DEFAULT_ACCEPTANCE] * MAX_CHAIN_NODES)
+    assert len(Acceptance([0.5] * 100).prior) == MAX_CHAIN_NODES
 
 
 def test_old_rounds_fade() -> None:
     known = Acceptance()
     known.learn(Plan(1, 1), [2], 1, [1])
     known.learn(Plan(1, 1), [2], 1, [0])
-    assert known.hits[1] == pytest.approx(FADE)
-    assert known.trials[1] == pytest.approx(FADE + 1)
+    assert known.hits[1] == pytest.approx(ROUND_DECAY)
+    assert known.trials[1] == pytest.approx(ROUND_DECAY + 1)
 
 
 @pytest.mark.parametrize(("nodes", "depth", "expected"), [(2, 2, 0.5 + 0.25), (4, 1, 0.75), (8, 2, 0.75 + 0.75**2)])

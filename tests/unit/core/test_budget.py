@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from mmdec.core.budget import Budget
-from mmdec.core.statistics import Pair
+from mmdec.core.statistics import MeasurementKey
 from mmdec.errors import InputError
 from mmdec.types import Plan
 from tests.support.simulated_run import STATISTICS, Run, Seconds, cliff, median, planner, steep, tiny
@@ -77,7 +77,7 @@ def test_trees_are_used_where_they_pay() -> None:
 def test_chains_that_began_badly_are_tried_again() -> None:
     """What chains accept is learned in chains alone: a few bad ones at first must not leave trees for ever."""
     budget = planner()
-    learned = STATISTICS.of(Pair("model", "cpu", "drafter")).acceptance
+    learned = STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).acceptance
     for _ in range(12):  # half of the first nodes accepted, and all of the trees
         learned.learn(Plan(7, 7), [8], 7, [0])
         learned.learn(Plan(7, 7), [8], 7, [1])
@@ -266,7 +266,7 @@ def test_a_starved_rounds_seconds_are_not_learned(starved: bool, timed: int) -> 
     for spent, waited in [*((1.0, False) for _ in range(3)), *((9.0, starved) for _ in range(8))]:
         budget.plan(1)
         budget.observe(1, [1], 0, [0], spent, 0.0, waited)
-    assert STATISTICS.of(Pair("model", "cpu", "drafter")).costs(0)[0].timed == timed
+    assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed == timed
 
 
 def test_what_a_starved_round_accepted_is_learned() -> None:
@@ -274,7 +274,7 @@ def test_what_a_starved_round_accepted_is_learned() -> None:
     for _ in range(40):
         plan = budget.plan(1)
         budget.observe(1, [plan.nodes + 1], plan.depth, [plan.depth], tiny(plan.nodes + 1), 0.01 * plan.depth, True)
-    assert STATISTICS.of(Pair("model", "cpu", "drafter")).acceptance.chain()[0] > 0.9
+    assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).acceptance.chain()[0] > 0.9
 
 
 def test_a_machine_that_is_always_busy_drafts_too() -> None:
@@ -284,7 +284,7 @@ def test_a_machine_that_is_always_busy_drafts_too() -> None:
         plans.append(plan := budget.plan(1))
         columns = plan.nodes + 1
         budget.observe(1, [columns], plan.depth, [plan.depth], tiny(columns), 0.01 * plan.depth, True)
-    assert STATISTICS.of(Pair("model", "cpu", "drafter")).costs(0)[0].timed < 20
+    assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed < 20
     assert sum(plan.nodes > 4 for plan in plans[20:]) > 15
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmdec.core.statistics import WINDOW, CostCurve
+from mmdec.core.statistics import MAX_BUCKET_TIMINGS, CostCurve
 
 
 def curve_of(*timings: tuple[int, float], slope: float = 1.0, origin: bool = False, enough: int = 1) -> CostCurve:
@@ -21,7 +21,7 @@ def test_curve_is_monotone_and_needs_more_than_one_timing() -> None:
         curve.add(1, seconds)
     curve.add(4, 7.0)
     assert curve.at(4) == 1.0  # timed once: not believed
-    assert curve.pessimistic(4) == 7.0
+    assert curve.pessimistic_estimate(4) == 7.0
     curve.add(4, 2.0)
     curve.add(4, 2.0)
     assert curve.at(4) == 2.0
@@ -34,7 +34,13 @@ def test_curve_is_monotone_and_needs_more_than_one_timing() -> None:
 
 def test_nothing_is_known_at_first() -> None:
     curve = curve_of()
-    assert (curve.at(5), curve.pessimistic(5), curve.samples(5), curve.timed, curve.reach) == (0.0, 0.0, 0, 0, 0)
+    assert (curve.at(5), curve.pessimistic_estimate(5), curve.samples(5), curve.timed, curve.reach) == (
+        0.0,
+        0.0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_between_the_points_and_beyond_them_the_curve_is_straight() -> None:
@@ -49,10 +55,10 @@ def test_a_slow_timing_in_four_decides_nothing() -> None:
 
 
 def test_old_timings_are_forgotten() -> None:
-    curve = curve_of(*[(1, 1.0)] * WINDOW, *[(1, 3.0)] * WINDOW)
+    curve = curve_of(*[(1, 1.0)] * MAX_BUCKET_TIMINGS, *[(1, 3.0)] * MAX_BUCKET_TIMINGS)
     assert curve.at(1) == 3.0
-    assert curve.samples(1) == WINDOW
-    assert curve.timed == 2 * WINDOW
+    assert curve.samples(1) == MAX_BUCKET_TIMINGS
+    assert curve.timed == 2 * MAX_BUCKET_TIMINGS
 
 
 @pytest.mark.parametrize(
@@ -62,10 +68,10 @@ def test_old_timings_are_forgotten() -> None:
 def test_what_was_never_timed_is_feared_by_the_root_of_how_much_more_it_is(count: int, seconds: float) -> None:
     curve = curve_of((1, 1.0), (1, 1.0), (4, 8.0), enough=2)
     assert curve.at(count) == 1.0  # one timing of four is not believed
-    assert curve.pessimistic(count) == pytest.approx(seconds)
+    assert curve.pessimistic_estimate(count) == pytest.approx(seconds)
 
 
 def test_a_slow_first_pass_is_capped_by_as_many_plain_ones() -> None:
     curve = curve_of((4, 100.0))
-    assert curve.capped(4, 1.0) == 4.0
-    assert curve.capped(4, 50.0) == 100.0
+    assert curve.capped_estimate(4, 1.0) == 4.0
+    assert curve.capped_estimate(4, 50.0) == 100.0

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from mmdec.core.drafter_runner import Guard
-from mmdec.core.tree import depths, single, trees_from_lists
+from mmdec.core.drafter_runner import DrafterRunner
+from mmdec.core.tree import depths, root_only, trees_from_lists
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.toy import Memory, Scripted
 
@@ -29,8 +29,8 @@ class Ready(Scripted):
         return self.draft
 
 
-def guard(draft: Draft, vocab: int = 10) -> Guard:
-    made = Guard(Ready(draft), vocab)
+def guard(draft: Draft, vocab: int = 10) -> DrafterRunner:
+    made = DrafterRunner(Ready(draft), vocab)
     made.start(CONTEXT)
     return made
 
@@ -107,7 +107,7 @@ def test_nothing_is_asked_without_a_budget_or_a_drafter() -> None:
     assert held.propose(ROOTS, Plan(0, 0), ROOM).tokens.tolist() == [[1], [2]]
     assert isinstance(held.drafter, Ready)
     assert held.drafter.asked == 0
-    none = Guard(None, 10)
+    none = DrafterRunner(None, 10)
     none.start(CONTEXT)
     none.select(torch.tensor([0]))
     assert none.propose(ROOTS, Plan(5, 5), ROOM).tokens.tolist() == [[1], [2]]
@@ -122,7 +122,7 @@ def test_a_failed_drafter_is_told_nothing_any_more() -> None:
     assert held.drafter is held.memory is None
     empty = torch.zeros(2, 1, dtype=torch.long)
     verdict = Verdict(empty, ROOTS, empty[:, 0].bool(), empty, empty[:, 0] + 1)
-    held.update(single(ROOTS), Scores(torch.zeros(2, 1, 9)), verdict)  # a warning would be an error here
+    held.update(root_only(ROOTS), Scores(torch.zeros(2, 1, 9)), verdict)  # a warning would be an error here
     held.select(torch.tensor([1]))
     assert held.propose(ROOTS, Plan(5, 3), ROOM).size.tolist() == [1, 1]
 
@@ -132,7 +132,7 @@ def test_interrupts_are_not_swallowed() -> None:
         def propose(self, memory: Memory, roots: torch.Tensor, plan: Plan) -> Draft:
             raise KeyboardInterrupt
 
-    held = Guard(Interrupted(drafts()), 10)
+    held = DrafterRunner(Interrupted(drafts()), 10)
     held.start(CONTEXT)
     with pytest.raises(KeyboardInterrupt):
         held.propose(ROOTS, Plan(5, 3), ROOM)

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from mmdec.core.budget import Budget
-from mmdec.core.statistics import DecodingStatistics, Pair
+from mmdec.core.statistics import DecodingStatistics, MeasurementKey
 from tests.support.simulated_run import cliff, median, tiny
 
 
 def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:
     """Tokens a second against plain decoding, of a drafter whose next token is right in 97 or in 45 of a hundred cases
     and which knows in which; dishonest: it is always wrong, and sure of itself."""
-    pair = Pair("model", "cpu", "drafter")
+    pair = MeasurementKey("model", "cpu", "drafter")
     dice, budget = random.Random(seed), Budget(DecodingStatistics(), pair, (), stops)
     seconds = tokens = 0.0
     while tokens < 1500:
@@ -49,7 +49,7 @@ def test_a_drafter_that_is_falsely_sure_of_itself_costs_little() -> None:
 
 
 def test_a_drafter_that_ends_its_chains_drafts_more_from_its_second_draft_on() -> None:
-    plans, budget = [], Budget(DecodingStatistics(), Pair("model", "cpu", "drafter"), (), True)
+    plans, budget = [], Budget(DecodingStatistics(), MeasurementKey("model", "cpu", "drafter"), (), True)
     for _ in range(4):
         plans.append(budget.plan(1))
         columns = 1 + plans[-1].nodes
@@ -60,13 +60,16 @@ def test_a_drafter_that_ends_its_chains_drafts_more_from_its_second_draft_on() -
 @pytest.mark.parametrize(("price", "least", "most"), [(0.001, 50, 60), (0.2, 3, 20)])
 def test_a_drafter_that_takes_no_time_is_asked_while_its_drafts_do_not_pay(price: float, least: int, most: int) -> None:
     """It drafts where it expects what the step from one column to two costs; one that takes time is asked seldom."""
-    budget, plans = Budget(DecodingStatistics(), Pair("model", "cpu", "drafter"), (), True), []
+    budget, plans = Budget(DecodingStatistics(), MeasurementKey("model", "cpu", "drafter"), (), True), []
     for _ in range(60):
         plans.append(plan := budget.plan(1))
-        drafted = plan.nodes if plan.least < 0.6 else 0  # it expects 0.6 tokens, and is always wrong
+        drafted = plan.nodes if plan.min_expected_accepted < 0.6 else 0  # it expects 0.6 tokens, and is always wrong
         budget.observe(1, [drafted + 1], drafted, [0], cliff(drafted + 1), price * bool(plan.nodes))
     assert least <= sum(plan.nodes > 0 for plan in plans) <= most
-    assert {round(plan.least, 1) for plan in plans[20:]} <= {0.0, 0.7}  # two columns take 1.7 times what one takes
+    assert {round(plan.min_expected_accepted, 1) for plan in plans[20:]} <= {
+        0.0,
+        0.7,
+    }  # two columns take 1.7 times what one takes
 
 
 WHISPER_BASE = (13.5, 13.5, 17.8, 18.8, 21.4, 22.2, 23.7, 25.2, 25.6, 25.9, 26.3, 26.6)  # milliseconds, 1 to 12 columns
@@ -75,7 +78,7 @@ WHISPER_BASE = (13.5, 13.5, 17.8, 18.8, 21.4, 22.2, 23.7, 25.2, 25.6, 25.9, 26.3
 def rates(seed: int, rounds: int) -> list[tuple[float, float]]:
     """(tokens, milliseconds) of a first run's rounds: whisper-base's passes, a head that knows its chances."""
     dice, run = random.Random(seed), list[tuple[float, float]]()
-    budget = Budget(DecodingStatistics(), Pair("model", "cpu", "drafter"), (), True)
+    budget = Budget(DecodingStatistics(), MeasurementKey("model", "cpu", "drafter"), (), True)
     for _ in range(rounds):
         plan, sure, drafted, accepted = budget.plan(1), 1.0, 0, 0
         while drafted < min(plan.nodes, len(WHISPER_BASE) - 1):

@@ -16,10 +16,10 @@ from mmdec.core.sampling import (
     Sequences,
     Stop,
     Suppression,
-    keyed,
+    keyed_generator,
     most_probable,
     most_probable_each,
-    stock_sample,
+    transformers_sample,
 )
 from mmdec.errors import InputError
 
@@ -80,15 +80,15 @@ def test_suppressed_tokens_of_all_positions_at_once() -> None:
     text = Sequences(PROMPT, Stop(99), [Suppression(tokens), Suppression(torch.tensor([3]), only_at=3)])
     logits = torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0], dtype=torch.bfloat16)
     assert text.warped(0, logits).tolist() == [[0, -torch.inf, -torch.inf, -torch.inf, 2]]
-    assert (text.alike(0), text.alike(1)) == (False, False)  # the first position is another
+    assert (text.only_suppresses(0), text.only_suppresses(1)) == (False, False)  # the first position is another
     text.push(0, 4)
-    assert (text.alike(0), text.alike(1)) == (True, False)
+    assert (text.only_suppresses(0), text.only_suppresses(1)) == (True, False)
     assert text.warped(0, logits).tolist() == [[0, -torch.inf, -torch.inf, 3, 2]]
-    assert torch.equal(text.suppressed(logits), text.warped(0, logits)[0])
+    assert torch.equal(text.suppress(logits), text.warped(0, logits)[0])
     assert logits.tolist() == [0, 5, 4, 3, 2]
     mixed = Sequences(PROMPT, Stop(99), [Suppression(tokens), Counter()])
-    assert not mixed.alike(0)  # somebody else is to be asked
-    assert Sequences(PROMPT, Stop(99)).alike(0)
+    assert not mixed.only_suppresses(0)  # somebody else is to be asked
+    assert Sequences(PROMPT, Stop(99)).only_suppresses(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -100,7 +100,7 @@ def test_the_most_probable_of_all_positions_are_those_of_each(dtype: torch.dtype
     logits[0, 1] = -torch.inf
     logits[1, 2, 5] = torch.nan
     each = [[most_probable(text.warped(0, node), text, 0) for node in row] for row in logits]
-    assert most_probable_each(text.suppressed(logits)) == each
+    assert most_probable_each(text.suppress(logits)) == each
     assert each[0][:2] == [0, 0]
 
 
@@ -177,7 +177,7 @@ def test_choices() -> None:
     scores = torch.tensor([[0.0, 2.0, 2.0, -torch.inf]])
     assert most_probable(scores, text, 0) == 1
     torch.manual_seed(0)
-    drawn = {stock_sample(scores, text, 0) for _ in range(50)}
+    drawn = {transformers_sample(scores, text, 0) for _ in range(50)}
     assert drawn == {0, 1, 2}
     assert {KeyedSample(seed)(scores, text, 0) for seed in range(50)} == {0, 1, 2}
     assert KeyedSample(1)(torch.tensor([[-torch.inf, 0.0]]), text, 0) == 1
@@ -187,7 +187,7 @@ def test_keyed_streams() -> None:
     cpu = torch.device("cpu")
 
     def throw(*key: int | str) -> float:
-        return float(torch.rand((), generator=keyed(cpu, *key), dtype=torch.float64))
+        return float(torch.rand((), generator=keyed_generator(cpu, *key), dtype=torch.float64))
 
     assert throw(1, "token", 2, 3) == throw(1, "token", 2, 3)
     keys = [(seed, kind, row, at) for seed in (0, 2**62) for kind in ("a", "b") for row in (0, 1, 23) for at in (0, 3)]

@@ -24,7 +24,7 @@ import mmdec.core
 import mmdec.drafters
 from mmdec.core import statistics
 from mmdec.core.budget import Budget
-from mmdec.core.statistics import DecodingStatistics, Pair
+from mmdec.core.statistics import DecodingStatistics, MeasurementKey
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.recycling import Recycling
@@ -35,18 +35,18 @@ from tests.support.ready import said
 from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
 
-PAIR = Pair("target", "cpu", "drafter")
-ENDING = Pair("model", "cpu", "one that ends chains")
+PAIR = MeasurementKey("target", "cpu", "drafter")
+ENDING = MeasurementKey("model", "cpu", "one that ends chains")
 PRIOR = Prior(((0.8, 0.1), (0.7, 0.2), (0.6, 0.2)))
 
 
 @pytest.fixture(autouse=True)
 def no_starved_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine rounds wait for a processor, and those teach no seconds."""
-    monkeypatch.setattr("mmdec.core.timing.STARVED", 0.0)
+    monkeypatch.setattr("mmdec.core.timing.STARVED_CPU_FRACTION", 0.0)
 
 
-def pairs(learned: DecodingStatistics) -> list[Pair]:
+def pairs(learned: DecodingStatistics) -> list[MeasurementKey]:
     """Of target, device and drafter, the least recently used first."""
     return list(learned._pairs)
 
@@ -70,7 +70,7 @@ def warm() -> DecodingStatistics:
     accuracy, dice = learned.accuracy(PAIR, PRIOR), Random(1)
     for _ in range(100):
         accuracy.learn(dice.randrange(3), dice.choice([0, 1, None]))
-    rounds(Budget(learned, Pair("another", "cuda:0", "drafter")), 20)
+    rounds(Budget(learned, MeasurementKey("another", "cuda:0", "drafter")), 20)
     rounds(Budget(learned, ENDING, stops=True), 40)
     return learned
 
@@ -86,7 +86,7 @@ def test_copied_statistics_plan_as_those_that_were_copied(copied: Callable[[Any]
     assert measurements(other) == measurements(learned)
     assert rounds(Budget(copied(learned), PAIR), 1)[0].nodes > 0
     assert rounds(Budget(DecodingStatistics(), PAIR), 1)[0].nodes == 0  # a cold one begins with a plain pass
-    for pair in (PAIR, Pair("another", "cuda:0", "drafter"), ENDING):
+    for pair in (PAIR, MeasurementKey("another", "cuda:0", "drafter"), ENDING):
         for batch in (1, 2, 5, 8):
             plans = rounds(Budget(learned, pair, stops=pair is ENDING), 40, 7, batch)
             assert rounds(Budget(other, pair, stops=pair is ENDING), 40, 7, batch) == plans
@@ -102,7 +102,7 @@ def test_copied_statistics_learn_apart(copied: Callable[[Any], Any]) -> None:
     other = copied(learned)
     rounds(Budget(other, PAIR, PRIOR.chain), 20)
     other.accuracy(PAIR, PRIOR).learn(0, 0)
-    other.of(Pair("new", "cpu", "drafter"))
+    other.of(MeasurementKey("new", "cpu", "drafter"))
     assert measurements(learned) == before
     assert other.of(PAIR).target is other._targets["target", "cpu"]  # a target's drafters share its seconds
 
@@ -114,13 +114,17 @@ def test_another_shape_of_heads_begins_anew() -> None:
 
 
 def test_old_pairs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "MOST", 3)
+    monkeypatch.setattr(statistics, "MAX_STORED_PAIRS", 3)
     learned = DecodingStatistics()
-    kept = learned.of(Pair("a", "cpu", "x"))
+    kept = learned.of(MeasurementKey("a", "cpu", "x"))
     for index in range(5):
-        learned.of(Pair(str(index), "cpu", "x"))
-        assert learned.of(Pair("a", "cpu", "x")) is kept  # in use
-    assert pairs(learned) == [Pair("3", "cpu", "x"), Pair("4", "cpu", "x"), Pair("a", "cpu", "x")]
+        learned.of(MeasurementKey(str(index), "cpu", "x"))
+        assert learned.of(MeasurementKey("a", "cpu", "x")) is kept  # in use
+    assert pairs(learned) == [
+        MeasurementKey("3", "cpu", "x"),
+        MeasurementKey("4", "cpu", "x"),
+        MeasurementKey("a", "cpu", "x"),
+    ]
     assert {target for target, _ in learned._targets} == {"3", "4", "a"}
 
 
@@ -189,8 +193,8 @@ def test_two_models_of_one_class_do_not_notice_each_other() -> None:
     first, second = llama(), llama(1)
     run(first, learned)
     run(first, learned)
-    assert learned.of(Pair(TextTarget(first).name, "cpu", "lookup-1-3")).costs(0)[0].timed > 10
-    assert learned.of(Pair(TextTarget(second).name, "cpu", "lookup-1-3")).costs(0)[0].timed == 0
+    assert learned.of(MeasurementKey(TextTarget(first).name, "cpu", "lookup-1-3")).costs(0)[0].timed > 10
+    assert learned.of(MeasurementKey(TextTarget(second).name, "cpu", "lookup-1-3")).costs(0)[0].timed == 0
 
 
 def test_every_door_learns_where_it_is_told() -> None:
@@ -199,7 +203,7 @@ def test_every_door_learns_where_it_is_told() -> None:
     model, network = llama(), whisper()
     ids = torch.tensor([[3, 4, 5, 6] * 3])
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-    key = Pair(TextTarget(model).name, "cpu", "lookup-1-3")
+    key = MeasurementKey(TextTarget(model).name, "cpu", "lookup-1-3")
 
     def timed() -> int:
         return learned.of(key).costs(0)[0].timed
@@ -249,7 +253,7 @@ def test_nothing_is_learned_in_modules_or_classes() -> None:
     network = whisper()
     drafter = Medusa(MedusaHeads(MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)), network.proj_out)
     before, held = state(), repr([(name, value) for name, value in vars(drafter).items() if name != "heads"])
-    assert "mmdec.core.budget.CHAINS" in before
+    assert "mmdec.core.budget.CHAIN_PLANS" in before
     for proposing in (drafter, "lookup", "recycling"):
         plug = mmdec.speculate(proposing, statistics=DecodingStatistics())
         network.generate(**sound(2), language="en", custom_generate=plug)

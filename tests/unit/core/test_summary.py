@@ -10,7 +10,7 @@ import torch
 
 import mmdec
 from mmdec.core.loop import Round
-from mmdec.core.summary import three_lines
+from mmdec.core.summary import format_result
 
 ROUNDS = [
     Round(0, [0, 1], [[5], [6]], [0, 0], [0, 0], [False, False], 0.5, 0.0, 0.25),
@@ -61,4 +61,4 @@ def test_printed(result: Any, lines: list[str]) -> None:
 
 def test_a_translation_without_passes() -> None:
     silent = mmdec.Translation("", np.zeros(9, np.float32), 16_000, [], {}, passes=0)
-    assert str(silent) == three_lines("", "0 passes, 0.00 units a pass", {})
+    assert str(silent) == format_result("", "0 passes, 0.00 units a pass", {})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.core.timing import Stopwatch, Watch, timed_passes
+from mmdec.core.timing import RoundTimer, Stopwatch, time_passes
 
 PACKAGE = Path(__file__).parents[3] / "mmdec"
 
@@ -39,7 +39,7 @@ def test_passes_of_this_thread_are_timed(clock: list[float]) -> None:
             clock[0] += seconds
 
     network, passes = Slow(), list[tuple[float, float]]()
-    with timed_passes(network, torch.device("cpu"), lambda spent, args, _: passes.append((spent, args[0]))):
+    with time_passes(network, torch.device("cpu"), lambda spent, args, _: passes.append((spent, args[0]))):
         network(5.0)
         other = threading.Thread(target=network, args=(7.0,))
         other.start()
@@ -73,22 +73,22 @@ def test_a_round_that_waited_for_a_processor(
     worked_seconds: tuple[float, float], learned: tuple[float, float, bool], clock: list[float], worked: list[float]
 ) -> None:
     """Each stage's own seconds of the processor stand in for those of the wall clock."""
-    watch = Watch(torch.device("cpu"))
+    watch = RoundTimer(torch.device("cpu"))
     clock[0], worked[0] = 3.0, 10.0 + worked_seconds[0]
     watch.lap("target")
     clock[0], worked[0] = 4.0, 10.0 + sum(worked_seconds)
     watch.lap("drafter")
-    assert watch.learned() == learned
+    assert watch.round_costs() == learned
     assert watch.seconds == {"target": 3.0, "drafter": 1.0, "core": 0.0}
     watch.start()
-    assert watch.learned() == (0.0, 0.0, False)
+    assert watch.round_costs() == (0.0, 0.0, False)
 
 
 def test_where_the_processors_clock_tells_nothing(
     clock: list[float], worked: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "win32")
-    watch = Watch(torch.device("cpu"))
+    watch = RoundTimer(torch.device("cpu"))
     clock[0] = 5.0
     watch.lap("target")
-    assert watch.learned() == (5.0, 0.0, False)
+    assert watch.round_costs() == (5.0, 0.0, False)

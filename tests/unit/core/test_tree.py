@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmdec.core import tree as trees
-from mmdec.core.tree import ancestors, chains, depths, height, single, trees_from_lists
+from mmdec.core.tree import ancestors, chains, depths, height, root_only, trees_from_lists
 from tests.support.trees import is_chain
 
 
@@ -21,9 +21,9 @@ def test_trees() -> None:
     assert depths(draft.parents[0].tolist()) == [0, 1, 1, 2, 3]
     assert height(draft) == 3
     assert not is_chain(draft)
-    assert is_chain(single(torch.tensor([3, 4])))
+    assert is_chain(root_only(torch.tensor([3, 4])))
     assert is_chain(chains(torch.tensor([1, 2, 3]), [[4, 5], [], [6]]))
-    assert height(single(torch.tensor([3]))) == 0
+    assert height(root_only(torch.tensor([3]))) == 0
     assert chains(torch.tensor([1, 2]), [[], []]).tokens.tolist() == [[1], [2]]
 
 
@@ -44,7 +44,7 @@ def test_ancestors_of_random_trees(size: int) -> None:
 
 def test_a_tree_of_nothing_is_its_root() -> None:
     roots = torch.tensor([4, 5])
-    draft, plain = trees_from_lists(roots, [([], []), ([], [])]), single(roots)
+    draft, plain = trees_from_lists(roots, [([], []), ([], [])]), root_only(roots)
     assert [part.tolist() for part in (draft.tokens, draft.parents, draft.size)] == [[[4], [5]], [[-1], [-1]], [1, 1]]
     assert [part.tolist() for part in (plain.tokens, plain.parents, plain.size)] == [[[4], [5]], [[-1], [-1]], [1, 1]]
 
@@ -60,9 +60,9 @@ def test_probabilities_are_handed_on() -> None:
     assert trees_from_lists(torch.tensor([1]), [([2], [0])], probs).probs is probs
 
 
-@pytest.mark.parametrize("few", [0, trees.FEW])
+@pytest.mark.parametrize("few", [0, trees.MAX_DIRECT_TOP_K])
 @pytest.mark.parametrize("vocab", [3, 8, 100, 64 * 17, 64 * 17 + 5, 64 * 40 + 63])
 def test_equals_topk(vocab: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "FEW", few)
+    monkeypatch.setattr(trees, "MAX_DIRECT_TOP_K", few)
     logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
     assert torch.equal(trees.top_indices(logits, 8), logits.topk(min(8, vocab)).indices)

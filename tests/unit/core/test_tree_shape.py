@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from mmdec.core.tree import KEPT, HeadAccuracy, likeliest_paths
+from mmdec.core.tree import TREE_REUSE_OBSERVATIONS, HeadAccuracy, likeliest_paths
 from mmdec.errors import InputError
 
 
@@ -60,7 +60,7 @@ def test_where_nothing_can_be_there_is_no_node(chances: list[list[float]], nodes
 def test_trees_are_computed_anew_after_some_observations() -> None:
     ranks = HeadAccuracy([[0.6, 0.4], [0.6, 0.4]])
     before = ranks.tree(3, 2)
-    for _ in range(KEPT - 1):
+    for _ in range(TREE_REUSE_OBSERVATIONS - 1):
         ranks.learn(0, 1)
     assert ranks.tree(3, 2) is before
     ranks.learn(0, 1)

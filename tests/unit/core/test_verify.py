@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from mmdec.core.sampling import KeyedSample, Sequences, Stop
-from mmdec.core.tree import chains, single, trees_from_lists
+from mmdec.core.tree import chains, root_only, trees_from_lists
 from mmdec.core.verify import (
-    LOSSY,
+    LOSSY_RULES,
     MatchRule,
     ResidualRule,
     Rule,
-    Stream,
+    SamplingState,
     TypicalRule,
     verify,
 )
@@ -50,7 +50,7 @@ def test_verdict_of_ragged_rows() -> None:
     assert all(part.dtype == torch.long for part in (verdict.path, verdict.next, verdict.tokens, verdict.lengths))
 
 
-@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), TypicalRule()])
+@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(SamplingState(0)), TypicalRule()])
 def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
     certain = Scores(100 * scores([[2, 4, 0, 5, 6], [6, 3, 0, 0, 0]]).logits)
     verdict = verify(tree(), certain, rule, text(2))
@@ -58,7 +58,7 @@ def test_every_rule_accepts_what_is_certain(rule: Rule) -> None:
     assert verdict.path.tolist() == [[0, 1, 3, 4], [0, 1, -1, -1]]
 
 
-@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(Stream(0)), TypicalRule()])
+@pytest.mark.parametrize("rule", [MatchRule(), ResidualRule(SamplingState(0)), TypicalRule()])
 @pytest.mark.parametrize(
     ("room", "eos", "kept"),
     [(10, 4, [2, 4]), (10, 2, [2]), (10, 6, [2, 4, 5, 6]), (3, 7, [2, 4, 5]), (1, 7, [2]), (4, 7, [2, 4, 5, 6])],
@@ -79,7 +79,7 @@ def test_rows_end_inside_a_draft(rule: Rule, room: int, eos: int, kept: list[int
 def test_rows_that_have_left_are_not_touched() -> None:
     state = text(3)
     state.live = [2]
-    verdict = verify(single(torch.tensor([1])), scores([[5]]), MatchRule(), state)
+    verdict = verify(root_only(torch.tensor([1])), scores([[5]]), MatchRule(), state)
     assert state.tokens == [[], [], [5]]
     assert verdict.next.tolist() == [5]
 
@@ -100,7 +100,7 @@ def test_ties_are_broken_as_in_plain_decoding() -> None:
 
 def test_a_verdict_depends_on_its_arguments_alone() -> None:
     draft, target = tree(), Scores(torch.randn(2, 5, VOCAB, generator=torch.Generator().manual_seed(0)))
-    for rule in (ResidualRule(Stream(3)), MatchRule(KeyedSample(3), "sampled")):
+    for rule in (ResidualRule(SamplingState(3)), MatchRule(KeyedSample(3), "sampled")):
         one, two = (verify(draft, target, rule, text(2)) for _ in range(2))
         assert one.tokens.tolist() == two.tokens.tolist()
 
@@ -117,7 +117,7 @@ def test_forbidden_tokens_never_come() -> None:
     probs[:, :, 4:] = 0.25
     draft = chains(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
     draft = replace(draft, probs=probs)
-    verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), ResidualRule(Stream(0)), state)
+    verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), ResidualRule(SamplingState(0)), state)
     said = {token for row in state.tokens for token in row}
     assert said == {0, 1, 2}
 
@@ -139,7 +139,7 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
     target = Toy(4, seed=2, scale=1.0)
     rules: dict[str, Rule] = {
         "sampled": MatchRule(KeyedSample(1), "sampled"),
-        "residual": ResidualRule(Stream(1)),
+        "residual": ResidualRule(SamplingState(1)),
         "typical": TypicalRule(KeyedSample(1)),
     }
     budget = Changing(Random(0))
@@ -154,11 +154,11 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
 
 
 def test_rules_say_what_they_are() -> None:
-    assert {"typical"} == LOSSY
+    assert {"typical"} == LOSSY_RULES
     plan, cpu = Plan(3, 3), torch.device("cpu")
     for rule in (MatchRule(), TypicalRule()):
         assert rule.drawn(plan, cpu) == plan
-    rule = ResidualRule(Stream(5, 0.7))
+    rule = ResidualRule(SamplingState(5, 0.7))
     drawn = rule.drawn(plan, cpu)
     assert (drawn.nodes, drawn.depth, drawn.temperature) == (3, 3, 0.7)
     assert drawn.generator is not None

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdec.daspeech.acoustic import AcousticBatch, FastSpeech2, FastSpeech2Config, acoustic_loss, regulate
-from mmdec.daspeech.training.acoustic import acoustic_targets, filled
+from mmdec.daspeech.training.acoustic import acoustic_targets, interpolate_pitch
 from mmdec.errors import InputError
 from mmdec.training.corpora.cvss import parse_alignment
 
@@ -155,8 +155,8 @@ def test_a_phone_of_no_frames_takes_the_nearest_frames_pitch():
 
 def test_gaps_in_a_pitch_contour_are_bridged():
     contour = torch.tensor([0.0, 100.0, 0.0, 0.0, 130.0, 0.0])
-    assert filled(contour).tolist() == pytest.approx([100, 100, 110, 120, 130, 130])
-    assert filled(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert interpolate_pitch(contour).tolist() == pytest.approx([100, 100, 110, 120, 130, 130])
+    assert interpolate_pitch(torch.zeros(3)).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

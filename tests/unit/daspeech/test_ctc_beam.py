@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmdec.daspeech.ctc_beam import BONUS, WEIGHT, PieceNGram, likeliest, read_pieces
+from mmdec.daspeech.ctc_beam import BONUS, WEIGHT, PieceNGram, beam_search, read_pieces
 from mmdec.drafters.ctc.network import BLANK, best_pieces, collapse
 from mmdec.errors import InputError
 from mmdec.phonetics.ngram import END, START, NGram
@@ -74,7 +74,7 @@ def best_text(logprobs: np.ndarray, model: PieceNGram) -> tuple[int, ...]:
 def test_the_search_finds_the_best_of_all_texts(seed: int) -> None:
     draw, model = torch.Generator().manual_seed(seed), stored(3 + seed % 2)
     logprobs = (1.5 * torch.randn(4, PIECES, generator=draw)).log_softmax(-1).numpy()
-    assert tuple(likeliest(logprobs, model)[0]) == best_text(logprobs, model)
+    assert tuple(beam_search(logprobs, model)[0]) == best_text(logprobs, model)
 
 
 def test_what_is_surely_heard_is_written_and_what_is_not_is_spelt_by_the_ngram() -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.daspeech.model import Source
+from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.translator import head_evidence, path_evidence
 from mmdec.drafters.ctc.network import best_pieces
-from mmdec.tasks.confidence import FLOOR
+from mmdec.tasks.confidence import UNCERTAINTY_OFFSET
 from tests.conftest import buzz
 
 
-def source(logits: torch.Tensor, lengths: torch.Tensor) -> Source:
+def source(logits: torch.Tensor, lengths: torch.Tensor) -> EncodedSpeech:
     heard = best_pieces(logits, lengths, 2)
-    return Source(torch.zeros(len(logits), 1, 1), heard.lengths, heard.lengths, [9] * len(logits), heard)
+    return EncodedSpeech(torch.zeros(len(logits), 1, 1), heard.lengths, heard.lengths, [9] * len(logits), heard)
 
 
 def test_what_was_heard_is_doubted_by_its_frames_and_its_pieces() -> None:
@@ -26,23 +26,26 @@ def test_what_was_heard_is_doubted_by_its_frames_and_its_pieces() -> None:
                             [[0.1, 0.2, 0.7], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4], [0.3, 0.3, 0.4]]])  # fmt: skip
     first, second = head_evidence(source((chances + 1e-9).log(), torch.tensor([4, 2])))
     frames = -sum(map(math.log, (0.8, 0.6, 0.6, 0.5))) / 4
-    assert first["frames"] == pytest.approx(math.log(frames + FLOOR), abs=1e-4)
+    assert first["frames"] == pytest.approx(math.log(frames + UNCERTAINTY_OFFSET), abs=1e-4)
     assert first["rate"] == pytest.approx(math.log(1 / 4))
-    assert first["heard_mean"] == pytest.approx(math.log(-math.log(0.6 / 0.8) + FLOOR), abs=1e-4)
+    assert first["heard_mean"] == pytest.approx(math.log(-math.log(0.6 / 0.8) + UNCERTAINTY_OFFSET), abs=1e-4)
     assert first["heard_count"] == 0.0
     frames = -sum(map(math.log, (0.7, 0.9))) / 2
-    assert second["frames"] == pytest.approx(math.log(frames + FLOOR), abs=1e-4)
+    assert second["frames"] == pytest.approx(math.log(frames + UNCERTAINTY_OFFSET), abs=1e-4)
     assert second["rate"] == pytest.approx(math.log(1 / 2))
-    assert second["heard_mean"] == pytest.approx(math.log(-math.log(0.7 / 0.9) + FLOOR), abs=1e-4)
+    assert second["heard_mean"] == pytest.approx(math.log(-math.log(0.7 / 0.9) + UNCERTAINTY_OFFSET), abs=1e-4)
 
 
 def test_a_source_without_a_head_has_none_of_it() -> None:
-    assert head_evidence(Source(torch.zeros(2, 1, 1), torch.ones(2), torch.ones(2), [9, 9])) == [{}, {}]
+    assert head_evidence(EncodedSpeech(torch.zeros(2, 1, 1), torch.ones(2), torch.ones(2), [9, 9])) == [{}, {}]
 
 
 def test_a_path_counts_for_each_of_its_vertices() -> None:
     seen = path_evidence(torch.tensor([-6.0, -torch.inf]), torch.tensor([3, 2]))
-    assert seen == [{"graph": pytest.approx(math.log(2 + FLOOR))}, {"graph": pytest.approx(math.log(30 + FLOOR))}]
+    assert seen == [
+        {"graph": pytest.approx(math.log(2 + UNCERTAINTY_OFFSET))},
+        {"graph": pytest.approx(math.log(30 + UNCERTAINTY_OFFSET))},
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "reranked", "autoregressive", "verified"])
@@ -52,4 +55,4 @@ def test_a_translation_hands_over_what_its_curve_is_fitted_to(tiny_heard_model: 
     assert out.evidence.keys() == names
     assert all(math.isfinite(value) for value in out.evidence.values())
     # without a fitted curve it is the mean probability of the units, not of what was heard
-    assert out.confidence == pytest.approx(math.exp(min(FLOOR - math.exp(out.evidence["mean"]), 0)))
+    assert out.confidence == pytest.approx(math.exp(min(UNCERTAINTY_OFFSET - math.exp(out.evidence["mean"]), 0)))

@@ -16,18 +16,18 @@ from safetensors.torch import load_file, save_file
 import mmdec
 from mmdec import hub
 from mmdec.daspeech.checkpoint import read_parts, save_parts
-from mmdec.daspeech.heard_checkpoint import NEEDED, POSITIONS, HeardParts, save_heard
+from mmdec.daspeech.heard_checkpoint import POSITIONS, REQUIRED_FILES, PieceTranslatorParts, save_piece_translator
 from mmdec.errors import InputError, MmdecError
-from mmdec.nn.int8 import SCALE
+from mmdec.nn.int8 import SCALE_SUFFIX
 from tests.conftest import RATE, buzz
 from tests.support.tiny_heard import parts
 
 CPU = torch.device("cpu")
 
 
-def loaded(folder: Path) -> HeardParts:
+def loaded(folder: Path) -> PieceTranslatorParts:
     found = read_parts(folder, CPU)
-    assert isinstance(found, HeardParts)
+    assert isinstance(found, PieceTranslatorParts)
     return found
 
 
@@ -37,11 +37,11 @@ def copied(tiny_heard_model: Path, tmp_path: Path) -> Path:
 
 
 def test_what_was_saved_is_loaded_and_saved_again_to_the_same_bytes(tiny_heard_model: Path, tmp_path: Path) -> None:
-    assert {path.name for path in tiny_heard_model.iterdir()} == {*NEEDED, "provenance.json"}
+    assert {path.name for path in tiny_heard_model.iterdir()} == {*REQUIRED_FILES, "provenance.json"}
     (tiny_heard_model / "provenance.json").read_text(encoding="utf-8")
     model = mmdec.load(tiny_heard_model, "cpu")
     again = model.save_pretrained(tmp_path / "again")
-    for name in (*NEEDED, "provenance.json"):
+    for name in (*REQUIRED_FILES, "provenance.json"):
         assert (again / name).read_bytes() == (tiny_heard_model / name).read_bytes(), name
     options = {"sample_rate": RATE, "device": "cpu"}
     one, other = (mmdec.translate_speech(buzz(1.5), model=folder, **options) for folder in (tiny_heard_model, again))
@@ -55,28 +55,28 @@ def test_matrices_take_a_byte_for_each_number_and_stay_near(tiny_heard_model: Pa
     own = parts(pronunciation=tmp_path / "p.tsv").model.state_dict()
     read = loaded(tiny_heard_model).model.state_dict()
     assert POSITIONS not in stored
-    assert {name for name in stored if not name.endswith(SCALE)} == own.keys() - {POSITIONS}
+    assert {name for name in stored if not name.endswith(SCALE_SUFFIX)} == own.keys() - {POSITIONS}
     assert read.keys() == own.keys()
     packed = 0
     for name, value in own.items():
         error = (read[name] - value).norm() / value.norm().clamp(min=1e-6)
-        assert error < (0.02 if name + SCALE in stored else 1e-3), name
+        assert error < (0.02 if name + SCALE_SUFFIX in stored else 1e-3), name
         packed += stored[name].dtype == torch.int8 if name in stored else 0
     assert packed >= 2
 
 
 def test_a_card_goes_with_its_weights_alone(tiny_heard_model: Path, tmp_path: Path) -> None:
     own = loaded(tiny_heard_model)
-    target = save_heard(tmp_path / "model", own, card="# card\n", provenance={"training": {"step": 3}})
+    target = save_piece_translator(tmp_path / "model", own, card="# card\n", provenance={"training": {"step": 3}})
     assert json.loads((target / "provenance.json").read_text())["training"] == {"step": 3}
-    save_heard(target, own)
+    save_piece_translator(target, own)
     assert (target / "README.md").read_text() == "# card\n"
     saved = save_parts(tmp_path / "other", loaded(target))
     assert (saved / "README.md").read_text() == "# card\n"
     with torch.no_grad():
         own.model.ar.embed_tokens.weight[5] += 1
     with pytest.raises(InputError, match="no card of other weights"):
-        save_heard(target, own)
+        save_piece_translator(target, own)
 
 
 def test_weights_beyond_half_precision_are_not_saved(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_weights_beyond_half_precision_are_not_saved(tmp_path: Path) -> None:
     with torch.no_grad():
         own.model.head.norm.weight[0] = 1e6
     with pytest.raises(MmdecError, match=r"must fit half precision, but head\.norm\.weight"):
-        save_heard(tmp_path / "model", own)
+        save_piece_translator(tmp_path / "model", own)
     assert not (tmp_path / "model").exists()
     with pytest.raises(InputError, match="`vocoder` must be the model's own to be saved, but is a Linear"):
         save_parts(tmp_path / "model", replace(own, vocoder=torch.nn.Linear(1, 1)))
@@ -102,7 +102,7 @@ def test_the_config_says_how_it_decodes(copied: Path) -> None:
 
 
 def test_a_model_without_a_graph_decodes_one_by_one(tmp_path: Path) -> None:
-    folder = save_heard(tmp_path / "plain", parts(graph=False, pronunciation=tmp_path / "p.tsv"))
+    folder = save_piece_translator(tmp_path / "plain", parts(graph=False, pronunciation=tmp_path / "p.tsv"))
     sound = {"sample_rate": RATE, "model": folder, "device": "cpu"}
     out = mmdec.translate_speech(buzz(1.0), **sound)
     assert out.passes >= len(out.units) > 1
@@ -193,7 +193,7 @@ def test_each_damage_is_told_in_a_sentence(copied: Path, damage: Callable[[Path]
 
 def test_scales_that_do_not_fit_are_refused(copied: Path) -> None:
     state = load_file(copied / "encoder.safetensors")
-    name = next(name for name in state if name.endswith(SCALE))
+    name = next(name for name in state if name.endswith(SCALE_SUFFIX))
     for value, told in ((state[name][:-1], "must hold int8 rows and a scale for each"),
                         (torch.full_like(state[name], 3e38), "must hold finite weights"),
                         (torch.full_like(state[name], torch.nan), "must hold finite weights")):  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.daspeech.heard_translator import HeardTranslator, HeardTranslatorConfig
+from mmdec.daspeech.heard_translator import PieceTranslator, PieceTranslatorConfig
 from mmdec.drafters.ctc.network import best_pieces, collapse
 from mmdec.errors import InputError
 from mmdec.whisper.encoder import TAIL, read_states
@@ -86,7 +86,7 @@ def test_a_row_in_which_nothing_is_heard_has_no_length_and_spoils_no_other() -> 
     model = network(0)
     both = best_pieces(torch.stack([torch.eye(6)[[0, 0, 0]], torch.eye(6)[[0, 3, 0]]]) * 9, torch.tensor([3, 3]), 2)
     assert both.lengths.tolist() == [0, 1]
-    silent = HeardTranslator(sizes(model.sizes.head.pieces, model.sizes.reader.units))
+    silent = PieceTranslator(sizes(model.sizes.head.pieces, model.sizes.reader.units))
     silent.head.output.weight.zero_()
     silent.head.output.bias.zero_()
     silent.head.output.bias[0] = 9.0
@@ -113,4 +113,4 @@ def test_sizes_that_do_not_fit_are_refused(change: dict, told: str) -> None:
     }
     with pytest.raises(InputError, match=told):
         replace(whole, **changed)
-    assert HeardTranslatorConfig.from_dict(whole.to_dict()) == whole
+    assert PieceTranslatorConfig.from_dict(whole.to_dict()) == whole

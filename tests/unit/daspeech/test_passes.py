@@ -28,7 +28,7 @@ def test_after_the_end_no_pass_is_told(
     said: list[int], heard: list[list[str]], every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """every: steps between two looks, 16 as on a GPU."""
-    monkeypatch.setattr(ar_decoder, "LOOK_EVERY", {"cpu": every})
+    monkeypatch.setattr(ar_decoder, "END_CHECK_STEPS", {"cpu": every})
     decoder = ArDecoder(ArConfig(d_model=8, ffn=8, heads=2, layers=1), len(UNITS), 8).eval()
 
     def step(tokens: Tensor, cache: ArCache) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 import mmdec
 from mmdec import hub
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import PICKLES
+from mmdec.checks.weights import PICKLE_SUFFIXES
 from mmdec.daspeech.translator import STAGES, STRATEGIES, Pass
 from mmdec.hub.find import HUB_FILES
 from tests.conftest import RATE, buzz
@@ -109,7 +109,7 @@ def test_padded_rows_agree_with_rows_alone(any_model: Path) -> None:
     translator = mmdec.load(any_model, "cpu")
     sounds = [torch.from_numpy(buzz(seconds, seed)) for seed, seconds in enumerate((2.0, 0.7, 3.1))]
     for strategy in ("lookahead", "autoregressive"):
-        padded = translator.translate_together(sounds, strategy)
+        padded = translator.translate_batch(sounds, strategy)
         for row, sound in zip(padded, sounds, strict=True):
             (alone,) = translator.translate([sound], strategy)
             assert row.units == alone.units
@@ -324,7 +324,7 @@ def test_hub_ids_are_fetched_without_pickles(monkeypatch: pytest.MonkeyPatch, ti
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert hub.resolve("someone/daspeech@v1") == tiny_model
     assert (asked["repository"], asked["revision"]) == ("someone/daspeech", "v1")
-    assert not any(pattern.endswith(PICKLES) for pattern in HUB_FILES)
+    assert not any(pattern.endswith(PICKLE_SUFFIXES) for pattern in HUB_FILES)
 
 
 def test_shipped_models_are_complete_and_translate_the_samples() -> None:
@@ -334,7 +334,7 @@ def test_shipped_models_are_complete_and_translate_the_samples() -> None:
         directory = hub.resolve(name)
         files = {path.name: path.stat().st_size for path in directory.iterdir()}
         assert {"README.md", "provenance.json"} <= files.keys()
-        assert not any(file.endswith(PICKLES) for file in files)
+        assert not any(file.endswith(PICKLE_SUFFIXES) for file in files)
         assert sum(files.values()) <= 45e6
         assert max(files.values()) <= 25e6
         for out in mmdec.translate_speech(samples[:2], model=name, device="cpu"):

@@ -18,7 +18,7 @@ from mmdec.daspeech.hifigan import convert, load_hifigan
 from mmdec.daspeech.vocoder import (
     BINS,
     ESPNET,
-    OURS,
+    OUR_MELS,
     SPEECHT5,
     HifiGanVocoder,
     MelKind,
@@ -115,7 +115,7 @@ def test_transformers_hifigan_loads(network, config, kind: MelKind, tmp_path: Pa
     assert samples.shape == (2, 12 * 256)
     assert torch.isfinite(samples).all()
     assert not samples[1, 7 * 256 :].any()
-    raw = HifiGanVocoder(vocoder.generator, OURS)
+    raw = HifiGanVocoder(vocoder.generator, OUR_MELS)
     if network is SpeechT5HifiGan:
         with torch.no_grad():
             torch.testing.assert_close(raw(mel), stored(mel).view(2, -1))

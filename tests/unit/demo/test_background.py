@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from mmdec.demo.background import DECODERS, Stopped, Tell, running, updates
+from mmdec.demo.background import DECODERS, Tell, WorkStopped, count_running, updates
 from mmdec.demo.sentences import UNEXPECTED
 from mmdec.errors import InputError
 
@@ -51,7 +51,7 @@ def test_closing_ends_the_work_at_its_next_report() -> None:
             while True:
                 tell(round=1)
                 begun.set()
-        except Stopped:
+        except WorkStopped:
             ended.set()
             raise
 
@@ -85,7 +85,7 @@ def test_closing_ends_work_that_waits_for_the_page() -> None:
         try:
             tell(first=True, sound=1)
             tell()
-        except Stopped:
+        except WorkStopped:
             ended.set()
             raise
 
@@ -146,6 +146,6 @@ def test_a_stopped_request_that_waits_never_begins() -> None:
     release.set()
     for thread in threads:
         thread.join(LONG)
-    while running():  # its thread ends by itself
+    while count_running():  # its thread ends by itself
         threading.Event().wait(0.01)
     assert not began.is_set()

@@ -15,7 +15,15 @@ import torch
 from PIL import Image
 
 from mmdec.daspeech.translator import Graph
-from mmdec.demo.describe import SENT, data_address, kept_sentence, kept_svg, picture_html, read_html, side_of
+from mmdec.demo.describe import (
+    MAX_SENT_SIDE,
+    data_address,
+    grid_side,
+    picture_html,
+    read_html,
+    visual_tokens_sentence,
+    visual_tokens_svg,
+)
 from mmdec.demo.transcribe import words_html
 from mmdec.demo.translate import DOT, VERTICES, graph_html, graph_svg, percent, vertices
 from mmdec.whisper.transcript import Segment, Word
@@ -105,7 +113,7 @@ def test_words_with_their_times() -> None:
 
 
 def test_kept_tokens_veil_the_others() -> None:
-    svg = ElementTree.fromstring(kept_svg([1.0, 0.0, 0.5, 1.0]))
+    svg = ElementTree.fromstring(visual_tokens_svg([1.0, 0.0, 0.5, 1.0]))
     veils = [rect.get("style") for rect in svg.iter("rect")]
     assert veils == [f"fill-opacity:{value}" for value in ("0.00", "0.75", "0.38", "0.00")]
     assert [(rect.get("x"), rect.get("y")) for rect in svg.iter("rect")] == [
@@ -114,20 +122,22 @@ def test_kept_tokens_veil_the_others() -> None:
         ("0", "1"),
         ("1", "1"),
     ]
-    assert [side_of(count) for count in (0, 64, 96)] == [None, 8, None]
-    assert kept_svg([1.0] * 6) == ""
+    assert [grid_side(count) for count in (0, 64, 96)] == [None, 8, None]
+    assert visual_tokens_svg([1.0] * 6) == ""
 
 
 def test_what_was_kept_in_words() -> None:
-    assert "reads 2 of 4" in kept_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
-    assert "chose the compressor “pool 4x”" in kept_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
-    assert "Darker" not in kept_sentence(None, [1.0, 0.0, 0.5], "flash")
-    assert "Darker squares count for less." in kept_sentence("queries", [1.0, 0.2, 0.5, 0.3], "vispec")
-    assert "Darker" not in kept_sentence("pool", [1.0] * 4, "specvlm")
-    assert "Its gate, which reads the question, chose to average" in kept_sentence("pool", [1.0] * 4, "specvlm")
-    assert "gate" not in kept_sentence("queries", [1.0] * 4, "vispec")  # neither has one
-    assert "gate" not in kept_sentence("latents", [1.0] * 4, "flash")
-    assert "every visual token" in kept_sentence(None, None, "msd")
+    assert "reads 2 of 4" in visual_tokens_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
+    assert "chose the compressor “pool 4x”" in visual_tokens_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
+    assert "Darker" not in visual_tokens_sentence(None, [1.0, 0.0, 0.5], "flash")
+    assert "Darker squares count for less." in visual_tokens_sentence("queries", [1.0, 0.2, 0.5, 0.3], "vispec")
+    assert "Darker" not in visual_tokens_sentence("pool", [1.0] * 4, "specvlm")
+    assert "Its gate, which reads the question, chose to average" in visual_tokens_sentence(
+        "pool", [1.0] * 4, "specvlm"
+    )
+    assert "gate" not in visual_tokens_sentence("queries", [1.0] * 4, "vispec")  # neither has one
+    assert "gate" not in visual_tokens_sentence("latents", [1.0] * 4, "flash")
+    assert "every visual token" in visual_tokens_sentence(None, None, "msd")
 
 
 def test_what_was_read_is_drawn_where_it_differs() -> None:
@@ -147,5 +157,5 @@ def test_a_picture_holds_itself_and_its_name() -> None:
     assert image is not None
     assert image.get("alt") == 'a "quoted" <name>, 700 by 900 pixels'
     written = base64.b64decode(image.get("src", "").partition(",")[2])
-    assert max(Image.open(io.BytesIO(written)).size) == SENT
+    assert max(Image.open(io.BytesIO(written)).size) == MAX_SENT_SIDE
     assert data_address(np.zeros((4, 4, 3), np.uint8)).startswith("data:image/png;base64,")

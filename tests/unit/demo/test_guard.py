@@ -16,7 +16,17 @@ from typer.testing import CliRunner
 
 from mmdec import cli
 from mmdec.demo import guard
-from mmdec.demo.guard import AGE, LEAST, MAX_BYTES, MAX_FORM, MAX_MESSAGE, UPLOAD, Guard, held, private_uploads
+from mmdec.demo.guard import (
+    AGE,
+    DISK_BLOCK_BYTES,
+    MAX_BYTES,
+    MAX_FORM,
+    MAX_MESSAGE,
+    UPLOAD,
+    RequestGuard,
+    clean_uploads,
+    private_uploads,
+)
 
 HERE = "127.0.0.1:7860"
 
@@ -48,7 +58,7 @@ def ask(
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
         "server": (arrived, 7860),
     }
-    asyncio.run(Guard(app, host, lambda: names, total)(scope, receive, send))
+    asyncio.run(RequestGuard(app, host, lambda: names, total)(scope, receive, send))
     return sent[0].get("status", sent[0].get("code")), b"".join(one.get("body", b"") for one in sent).decode()
 
 
@@ -163,7 +173,7 @@ def test_uploads_on_their_way_count(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         async def send(message: Any) -> None:
             statuses.append(message.get("status", 0))
 
-        guarded = Guard(app, "127.0.0.1", total=60_000)
+        guarded = RequestGuard(app, "127.0.0.1", total=60_000)
         scope = {"type": "http", "path": UPLOAD, "headers": headers}
         slow = asyncio.create_task(guarded(scope, None, send))  # pyright: ignore[reportArgumentType] # nothing is read
         await first.wait()
@@ -181,7 +191,7 @@ def test_what_an_upload_left_behind_is_deleted_in_time(tmp_path: Path) -> None:
     for path in (tmp_path / "ab12" / "whole.wav", tmp_path / "broken", tmp_path / "arriving"):
         path.write_bytes(b"x")
         os.utime(path, (1000.0, 1000.0 if path.name != "arriving" else 1001.0))
-    assert held(tmp_path, lambda: 1000.5 + AGE) == 2 * LEAST
+    assert clean_uploads(tmp_path, lambda: 1000.5 + AGE) == 2 * DISK_BLOCK_BYTES
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ab12", "arriving", "whole.wav"]
 
 

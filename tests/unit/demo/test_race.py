@@ -15,10 +15,10 @@ import pytest
 from mmdec.demo import race
 from mmdec.demo.race import (
     BARS,
-    ENOUGH,
+    ENOUGH_SECONDS,
+    MAX_ANIMATION_SECONDS,
     MIN_TURNS,
     PACES,
-    SHOWN,
     TURNS,
     Lane,
     Step,
@@ -42,8 +42,8 @@ SLOW = Lane("Slow", "One by one.", [Step(0.01, ["a"]), Step(0.02, ["b"]), Step(0
 def test_the_pace_is_the_slowest_that_fits(seconds: float) -> None:
     chosen = pace([Lane("x", "", [Step(seconds, ["a"])])])
     assert chosen in PACES
-    assert chosen * seconds <= SHOWN
-    assert chosen == PACES[-1] or PACES[PACES.index(chosen) + 1] * seconds > SHOWN
+    assert chosen * seconds <= MAX_ANIMATION_SECONDS
+    assert chosen == PACES[-1] or PACES[PACES.index(chosen) + 1] * seconds > MAX_ANIMATION_SECONDS
 
 
 def test_what_takes_longer_than_shown_is_shown_faster() -> None:
@@ -199,7 +199,9 @@ def test_ways_run_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert f"turn 1 of up to {TURNS}" in told[1]
 
 
-@pytest.mark.parametrize(("seconds", "turns"), [(ENOUGH, MIN_TURNS), (ENOUGH / 7, 4), (ENOUGH / 100, TURNS)])
+@pytest.mark.parametrize(
+    ("seconds", "turns"), [(ENOUGH_SECONDS, MIN_TURNS), (ENOUGH_SECONDS / 7, 4), (ENOUGH_SECONDS / 100, TURNS)]
+)
 def test_slow_ways_run_fewer_times(seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     order, results, _ = race_of(seconds, monkeypatch)
     assert order == "ab" * (1 + turns)

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.core.loop import Round
 from mmdec.demo import samples
-from mmdec.demo.race import against_plain, listener, pieces, steps
-from mmdec.demo.sentences import UNEXPECTED, confidence, require, sentence, status
+from mmdec.demo.race import compare_with_plain, pieces, round_listener, steps
+from mmdec.demo.sentences import UNEXPECTED, confidence_html, error_sentence, require, status
 from mmdec.errors import InputError, MmdecError
 
 
@@ -34,17 +34,17 @@ from mmdec.errors import InputError, MmdecError
     ],
 )
 def test_errors_become_sentences(error: str, said: str) -> None:
-    assert sentence(InputError(error)) == said
+    assert error_sentence(InputError(error)) == said
 
 
 def test_what_nobody_foresaw_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        assert sentence(KeyError("secret")) == UNEXPECTED
+        assert error_sentence(KeyError("secret")) == UNEXPECTED
     assert "secret" in caplog.text
 
 
 def test_long_errors_are_cut() -> None:
-    said = sentence(MmdecError("word " * 200))
+    said = error_sentence(MmdecError("word " * 200))
     assert len(said) <= 400
     assert said.endswith("…")
 
@@ -65,12 +65,12 @@ def test_who_waits_sees_a_wheel_and_hears_words() -> None:
 
 
 def test_confidence_in_words() -> None:
-    assert "Confidence 93 %: of 100 words that come out like this, about 93 are right." in confidence(
+    assert "Confidence 93 %: of 100 words that come out like this, about 93 are right." in confidence_html(
         0.934, "words", True
     )
-    assert "Confidence 99 %" in confidence(1.0, "words", True)  # nothing is certain
-    assert "unsure" not in confidence(0.5, "words", True)
-    low = ElementTree.fromstring(confidence(0.31, "answers", False))
+    assert "Confidence 99 %" in confidence_html(1.0, "words", True)  # nothing is certain
+    assert "unsure" not in confidence_html(0.5, "words", True)
+    low = ElementTree.fromstring(confidence_html(0.31, "answers", False))
     assert "".join(low.itertext()).startswith(
         "The model is unsure of this: it may well be wrong. Confidence 31 %, as the"
     )
@@ -120,7 +120,7 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
         ("a", "x", [(same, fast)] * 3),
         ("b", "y", [(same, fast), (other, fast), (same, fast)]),  # once unequal
     ]
-    lanes = against_plain(tokenizer(), drafted, [(plain, slow)] * 3)
+    lanes = compare_with_plain(tokenizer(), drafted, [(plain, slow)] * 3)
     assert [lane.name for lane in lanes] == ["a", "b", "Plain decoding"]
     assert [lane.equal for lane in lanes] == [True, False, None]
     assert [lane.verdict for lane in lanes] == [
@@ -142,7 +142,7 @@ def test_text_is_told_as_it_is_accepted(head: str | None, monkeypatch: pytest.Mo
     def tell(*, first: bool = False, **values: str) -> None:
         told.append(values.get("text", ""))
 
-    hear = listener(tell, tokenizer(), rounds, head)
+    hear = round_listener(tell, tokenizer(), rounds, head)
     given = [Round(0, [0], [[1]], [0], [0], [False]), Round(1, [0], [[2, 5]], [4], [1], [False])]
     for round_ in given:
         hear(round_)

@@ -18,21 +18,21 @@ from typer.testing import CliRunner
 from mmdec.cli import app
 from mmdec.doctor import doctor
 from mmdec.doctor.conventions import Folder
-from mmdec.doctor.doctor import Tried, accepted, find_mends, matched_gain, mean, student
+from mmdec.doctor.doctor import Trial, accepted_share, find_remedies, matched_gain, mean, student
 from mmdec.doctor.own_texts import (
-    Asked,
+    DoctorPrompt,
     OwnText,
     Reader,
+    answer_prompt,
     chain_rounds,
     decoding_rounds,
     inputs_of,
     load_target,
-    own_text,
     read_prompts,
     right_tokens,
 )
-from mmdec.doctor.searches import fitted_head
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.doctor.searches import fit_head
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError
 from mmdec.pretrained.drafters import load_drafter, save_network
 from mmdec.pretrained.vlm import LoadedVlm
@@ -51,8 +51,8 @@ def texts() -> list[OwnText]:
     """The target's answers, all its layers recorded."""
     own = TextTarget(target())
     needs = Needs(layers=(-1, *range(own.layers)), embeds=True)
-    asked = [Asked(text) for text in prompt_texts(40)]
-    made = [own_text(own, inputs_of(loaded(), one, False), None, 48, needs) for one in asked]
+    asked = [DoctorPrompt(text) for text in prompt_texts(40)]
+    made = [answer_prompt(own, inputs_of(loaded(), one, False), None, 48, needs) for one in asked]
     return [text for text in made if text is not None]
 
 
@@ -64,20 +64,20 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(folder: Path) -> Reader:
     """A folder's network as it is read."""
     drafter, model = load_drafter(folder, target()), target()
-    assert isinstance(drafter, TreeGrowing)
+    assert isinstance(drafter, NetworkDrafter)
     return Reader(drafter.network, model.get_input_embeddings(), drafter.output)
 
 
-def examined(folder: Path, texts: list[OwnText]) -> tuple[list[Tried], list[Tried], Reader]:
-    return find_mends(read(folder), Folder.of(folder), target(), texts)
+def examined(folder: Path, texts: list[OwnText]) -> tuple[list[Trial], list[Trial], Reader]:
+    return find_remedies(read(folder), Folder.of(folder), target(), texts)
 
 
 def share(reader: Reader, texts: list[OwnText], depth: int = 1) -> float:
     """The share of tokens `depth` behind the root that are right."""
-    return accepted([right_tokens(reader, text, depth)[depth - 1].numpy().astype(float) for text in texts]).value
+    return accepted_share([right_tokens(reader, text, depth)[depth - 1].numpy().astype(float) for text in texts]).value
 
 
-def mended(folder: Path, findings: list[Tried], copy: Path) -> Path:
+def mended(folder: Path, findings: list[Trial], copy: Path) -> Path:
     """A copy of a folder with what the remedies set in config.json."""
     described = json.loads((folder / "config.json").read_text())
     for row in findings:
@@ -189,9 +189,9 @@ def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path:
 
 
 def test_a_head_is_not_lost_where_a_fitted_one_is_little_better(sound: Path, texts: list[OwnText]) -> None:
-    fits = fitted_head(read(sound), texts)
+    fits = fit_head(read(sound), texts)
     assert fits is not None
-    own, fitted = (accepted(hits).value for hits in fits)
+    own, fitted = (accepted_share(hits).value for hits in fits)
     assert fitted < own
 
 
@@ -269,10 +269,10 @@ def test_chats_and_pictures_are_read(suffix: str, tmp_path: Path) -> None:
     listed = tmp_path / f"list{suffix}"
     listed.write_text("\n".join(map(json.dumps, ROWS)) if suffix == ".jsonl" else json.dumps(ROWS))
     expected = [
-        Asked("Hi", "Be short."),
-        Asked("What?", images=(tmp_path / "a.png",)),
-        Asked("Go on"),
-        Asked("In parts"),
+        DoctorPrompt("Hi", "Be short."),
+        DoctorPrompt("What?", images=(tmp_path / "a.png",)),
+        DoctorPrompt("Go on"),
+        DoctorPrompt("In parts"),
     ]
     assert read_prompts(listed, None) == expected
 

@@ -10,10 +10,10 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Budget
 from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step, SlotStep
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
 from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing
@@ -82,7 +82,7 @@ def chances(drafter: Any, model: Any, row: int, path: list[int]) -> float:
 class Noted:
     """A drafter whose proposals a test can see."""
 
-    def __init__(self, drafter: TreeGrowing) -> None:
+    def __init__(self, drafter: NetworkDrafter) -> None:
         self.drafter, self.needs, self.name = drafter, drafter.needs, drafter.name
         self.check, self.start, self.select = drafter.check, drafter.start, drafter.select
         self.update: Any = drafter.update
@@ -104,9 +104,9 @@ def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pyt
     def drafts() -> list[list[int]]:
         noted, cache = Noted(tree_growing(system, model, **SYSTEMS[system])), DynamicCache(config=model.config)
         first = batch_of("llava", [row])
-        said = mmdec.generate(model, first, noted, **{CACHE: cache}, max_new_tokens=8, **options).sequences
+        said = mmdec.generate(model, first, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, **options).sequences
         whole, _ = second_turn("llava", [row], [more], said, first["attention_mask"])
-        mmdec.generate(model, whole, noted, **{CACHE: cache}, max_new_tokens=8, **options)
+        mmdec.generate(model, whole, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=8, **options)
         both = batch_of("llava", [row, [Picture.random(3), [20, 21]], [Picture.random(4), [30]]])
         mmdec.generate(model, both, noted, max_new_tokens=30, **options)
         return noted.drafts
@@ -128,10 +128,10 @@ def test_flashs_blocks_through_pictures_and_turns(slots: int, monkeypatch: pytes
         noted = Noted(tree_growing("flash", model, slots=slots, latents=3))
         cache, chain = DynamicCache(config=model.config), {"num_speculative_tokens": 7}
         first = batch_of("llava", [row])
-        said = mmdec.generate(model, first, noted, **{CACHE: cache}, max_new_tokens=24, **chain, **options)
+        said = mmdec.generate(model, first, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=24, **chain, **options)
         both = torch.cat([said.sequences, torch.tensor([[20, 21, 22]])], 1)
         whole = {**first, "input_ids": both, "attention_mask": torch.ones_like(both)}
-        mmdec.generate(model, whole, noted, **{CACHE: cache}, max_new_tokens=24, **chain, **options)
+        mmdec.generate(model, whole, noted, **{CACHE_ARGUMENT: cache}, max_new_tokens=24, **chain, **options)
         three = batch_of("llava", [row, more, [Picture.random(4), [30]]])
         mmdec.generate(model, three, noted, max_new_tokens=30, **chain, **options)
         return noted.drafts
@@ -178,7 +178,7 @@ def test_a_step_is_looked_for_once_and_made_anew_for_each_run(system: str, monke
         options: dict[str, Any] = {
             "num_speculative_tokens": 3,
             "do_sample": False,
-            CACHE: cache,
+            CACHE_ARGUMENT: cache,
             "eos_token_id": 60,
         }
         ids = torch.tensor([[5, 6, 7, 8]])

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.types import Plan
 from tests.support.draft_networks import PROMPTS, Checked, begun, dflash_scores, paths, rounds_of, texts, tree_growing
@@ -30,7 +30,7 @@ MODEL: Any = language_model(num_hidden_layers=5)
 
 def mapped(drafter: Any) -> Any:
     """Gives a part of the vocabulary tables that are not the first tokens."""
-    if drafter.network.config.mapped:
+    if drafter.network.config.has_draft_vocabulary:
         ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
         drafter.network.d2t.copy_(ids - torch.arange(40))
     return drafter
@@ -102,10 +102,10 @@ def test_a_chat_continues_the_memory() -> None:
     drafter, cache = tree_growing("dflash", MODEL, **BASE), DynamicCache()
     turn = {name: value[:, :9] for name, value in prompts(1).items()}
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "num_speculative_tokens": 4}
-    first = mmdec.generate(MODEL, turn, drafter, **{CACHE: cache}, **options).sequences
+    first = mmdec.generate(MODEL, turn, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
     ids = torch.cat([first, torch.tensor([[7, 11, 12]])], 1)
     second = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    found = mmdec.generate(MODEL, second, drafter, **{CACHE: cache}, **options).sequences
+    found = mmdec.generate(MODEL, second, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
     assert torch.equal(found, MODEL.generate(**second, max_new_tokens=8, do_sample=False))
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
@@ -35,7 +35,7 @@ MODEL: Any = language_model(num_hidden_layers=5)
 
 def mapped(drafter: Any) -> Any:
     """Gives a part of the vocabulary tables that are not the first tokens."""
-    if drafter.network.config.mapped:
+    if drafter.network.config.has_draft_vocabulary:
         ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
         drafter.network.d2t.copy_(ids - torch.arange(40))
     return drafter
@@ -182,7 +182,7 @@ def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     first = mmdec.generate(
         MODEL,
-        {"input_ids": ids, CACHE: cache, "attention_mask": torch.ones_like(ids)},
+        {"input_ids": ids, CACHE_ARGUMENT: cache, "attention_mask": torch.ones_like(ids)},
         drafter,
         num_speculative_tokens=3,
         max_new_tokens=8,
@@ -191,8 +191,8 @@ def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
     whole = torch.cat([first, torch.tensor([[11, 12, 13]])], 1)
     watched = Watched(drafter)
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
-    inputs = {"input_ids": whole, CACHE: cache, "attention_mask": torch.ones_like(whole)}
+    inputs = {"input_ids": whole, CACHE_ARGUMENT: cache, "attention_mask": torch.ones_like(whole)}
     found = mmdec.generate(MODEL, inputs, watched, num_speculative_tokens=3, **options).sequences
     assert torch.equal(found, MODEL.generate(whole, attention_mask=torch.ones_like(whole), **options))
-    assert watched.carried[0] is not None
+    assert watched.previous_state[0] is not None
     assert watched.memories[0].cache.lengths[0] >= first.shape[1]

@@ -11,8 +11,8 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
-from mmdec.drafters.eagle.kv_cache import Memory
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.drafters.eagle.kv_cache import DraftState
 from mmdec.targets.registry import target_of
 from mmdec.types import Verdict
 from tests.support.draft_networks import Checked, Watched, tree_growing
@@ -61,18 +61,18 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
     inputs = batch_of(kind, [row])
     options: dict[str, Any] = {"num_speculative_tokens": (6, 3), "do_sample": False, "max_new_tokens": 8}
     options["suppress_tokens"] = [START, END, IMAGE, VIDEO]
-    said = mmdec.generate(model, inputs, drafter, **{CACHE: cache}, **options).sequences
+    said = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
     for more in turns:
         memory, mask = drafter.memories[-1], torch.ones_like(inputs["input_ids"])
         inputs, _ = second_turn(kind, [row], [more], said, mask)
-        said = mmdec.generate(model, inputs, drafter, **{CACHE: cache}, **options).sequences
+        said = mmdec.generate(model, inputs, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
         assert drafter.memories[-1] is memory  # it travels
         row = [*row, *more]
     inputs |= {"input_ids": said, "attention_mask": torch.ones_like(said)}
     if kind in AXES:
         inputs["mm_token_type_ids"] = (said == IMAGE).long()
     with torch.inference_mode():
-        drafter.drafter.take_in(memory)
+        drafter.drafter.process_pending(memory)
         _, context, _, _ = target_of(model).prefill(inputs, drafter.needs)
         assert context.embeds is not None
         states = network.inputs(context.embeds, context.features[-1], context.visual)
@@ -94,10 +94,10 @@ def test_rows_of_a_batch_get_the_columns_that_they_get_alone(layout: str) -> Non
                 torch.testing.assert_close(together[row, :, : own.shape[2]], own[0], atol=1e-5, rtol=1e-5)
 
 
-def begun(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> Memory:
+def begun(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> DraftState:
     """The memory after a batch's prompts and the tokens (B,) behind them."""
     _, context, draft, scores = target_of(model).prefill(inputs, drafter.needs)
     memory, zeros = drafter.start(context), torch.zeros_like(given)
     drafter.update(memory, draft, scores, Verdict(zeros[:, None], given, zeros.bool(), given[:, None], zeros + 1))
-    drafter.take_in(memory)
+    drafter.process_pending(memory)
     return memory

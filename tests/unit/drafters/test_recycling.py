@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmdec.core.tree import single, trees_from_lists
+from mmdec.core.tree import root_only, trees_from_lists
 from mmdec.drafters.recycling import Recycling, tree_template
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
@@ -173,7 +173,7 @@ def test_warm_matrix_is_copied_and_checked() -> None:
     memory, other = drafter.start(context([[1]])), drafter.start(context([[1]]))
     roots = torch.tensor([3])
     assert drafter.propose(memory, roots, Plan(2, 1)).tokens.tolist() == [[3, 4, 5]]
-    drafter.update(memory, single(roots), Scores(ranked([6, 7])), verdict([0], [6]))
+    drafter.update(memory, root_only(roots), Scores(ranked([6, 7])), verdict([0], [6]))
     assert drafter.propose(memory, roots, Plan(2, 1)).tokens.tolist() == [[3, 6, 7]]
     assert drafter.propose(other, roots, Plan(2, 1)).tokens.tolist() == [[3, 4, 5]]  # another run's is its own
     with pytest.raises(InputError, match="each of the target's 21 tokens"):

@@ -13,8 +13,8 @@ import mmdec
 from mmdec.core.budget import Budget
 from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import Sequences, Stop
-from mmdec.core.tree import single
-from mmdec.core.verify import MatchRule, ResidualRule, Rule, Stream
+from mmdec.core.tree import root_only
+from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
 from mmdec.drafters.small_model import SmallModel
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
@@ -114,7 +114,7 @@ def test_an_end_that_it_does_not_know_costs_the_other_rows_nothing() -> None:
     memory, given = start(drafter := SmallModel(small), [[1, 2], [3, 4]], [5, 6], 8), torch.tensor([7, 2])
     zeros = torch.zeros_like(given)
     verdict = Verdict(zeros[:, None], given, given == 7, given[:, None], zeros + 1)
-    drafter.update(memory, single(torch.tensor([5, 6])), Scores(torch.zeros(2, 1, 8)), verdict)
+    drafter.update(memory, root_only(torch.tensor([5, 6])), Scores(torch.zeros(2, 1, 8)), verdict)
     drafter.select(memory, torch.tensor([1]))
     assert int(drafter.propose(memory, torch.tensor([2]), Plan(3, 3)).size[0]) == 4
 
@@ -248,7 +248,7 @@ def test_drawn_trees_leave_the_targets_law_as_it_is(nodes: int, depth: int) -> N
     seen: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     for number in range(runs):
-        rule = ResidualRule(Stream(number, temperature=0.8))
+        rule = ResidualRule(SamplingState(number, temperature=0.8))
         rounds = run(target, SmallModel(small), Budget.fixed(nodes, depth), [[1, 2]] * rows, 3, rule, eos=99)
         accepted += sum(sum(one.accepted) for one in rounds)
         seen.update(tuple(row) for row in texts(rounds, rows))

@@ -19,7 +19,7 @@ from mmdec.daspeech.translate import load
 from mmdec.daspeech.translator import SPECIALS, SpeechTranslator
 from mmdec.errors import InputError
 from mmdec.evaluation import judge_transcription
-from mmdec.evaluation.judge_transcription import Cascade, Judge, judged_systems, read, speak
+from mmdec.evaluation.judge_transcription import Cascade, Judge, comparison_systems, read, speak
 from mmdec.whisper.transcribe import transcribe
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_whisper
@@ -92,7 +92,7 @@ def test_the_cascade_reads_what_was_heard_and_says_what_it_read(
 ) -> None:
     judge = Judge(folder, "cpu", 1)
     monkeypatch.setattr(Judge, "french", lambda judge, clip: "Où est la gare ?")
-    systems = judged_systems(judge, translator)
+    systems = comparison_systems(judge, translator)
     assert list(systems) == ["tiny-judge", "cascade"]
     out = systems["cascade"](recording)
     assert out.text == read(translator.parts, "où est la GARE?") != ""  # type: ignore[arg-type] # of the tiny one
@@ -102,7 +102,7 @@ def test_the_cascade_reads_what_was_heard_and_says_what_it_read(
 
 
 def test_a_translator_of_phones_has_no_cascade(folder: Path, tiny_model: Path) -> None:
-    assert list(judged_systems(Judge(folder, "cpu", 1), load(tiny_model, "cpu"))) == ["tiny-judge"]
+    assert list(comparison_systems(Judge(folder, "cpu", 1), load(tiny_model, "cpu"))) == ["tiny-judge"]
 
 
 def test_text_is_read_by_the_translators_own_networks(translator: SpeechTranslator) -> None:

@@ -14,15 +14,15 @@ import pytest
 import soundfile
 from rich.console import Console
 
-from mmdec.cli.evaluate import table
+from mmdec.cli.evaluate import speech_table
 from mmdec.errors import InputError
 from mmdec.evaluation.translation import (
-    Systems,
+    ComparedSystems,
     cvss_corpus,
     evaluate_speech,
     manifest_corpus,
     own_systems,
-    shuffled,
+    shift_by_half,
 )
 from mmdec.training.corpora.cvss import read_pairs
 from tests.conftest import buzz
@@ -66,8 +66,8 @@ class Oracle:
         return Answer(text, phones_of(text)[1:-1], samples, rate)
 
 
-def systems(translator: Callable[[Path, str], Answer], *names: str) -> Systems:
-    return Systems("injected", {name: partial(translator, strategy=name) for name in names}, MACHINE)
+def systems(translator: Callable[[Path, str], Answer], *names: str) -> ComparedSystems:
+    return ComparedSystems("injected", {name: partial(translator, strategy=name) for name in names}, MACHINE)
 
 
 def test_a_perfect_translator_scores_full_marks(corpus: TinyCorpus) -> None:
@@ -231,7 +231,7 @@ def test_a_manifest_is_scored_against_the_pairs_that_were_read_aloud(tmp_path: P
     def writes(clip: Path) -> Answer:
         return Answer("i said one to you", [], None)
 
-    both = Systems("injected", {"ours": speaks, "theirs": writes}, MACHINE).beside({"again": speaks})
+    both = ComparedSystems("injected", {"ours": speaks, "theirs": writes}, MACHINE).beside({"again": speaks})
     hearer = Hearer()
     report = evaluate_speech(corpus, both, hearer)
     assert hearer.heard == [24, 1000, 21]  # the same sound is heard once
@@ -298,12 +298,12 @@ def test_the_folders_of_pairs_choose_the_recordings(tmp_path: Path) -> None:
 def test_shuffled_moves_every_item() -> None:
     for count in range(2, 9):
         items = [str(number) for number in range(count)]
-        assert sorted(shuffled(items)) == items
-        assert all(before != after for before, after in zip(items, shuffled(items), strict=True))
+        assert sorted(shift_by_half(items)) == items
+        assert all(before != after for before, after in zip(items, shift_by_half(items), strict=True))
 
 
 def _printed(report: dict) -> str:
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(table(report))
+        console.print(speech_table(report))
     return capture.get()

@@ -17,12 +17,12 @@ from mmdec.drafters.ctc.checkpoint import save_ctc, token_merges
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import TokenPieces
-from mmdec.drafters.ctc.training.drafts import heard_tokens
+from mmdec.drafters.ctc.training.drafts import ctc_token_ids
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.medusa.checkpoint import save_heads
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.drafters.medusa.network import MedusaConfig
-from mmdec.generation.auto_drafter import SHIPPED, auto_drafter, match, ship
+from mmdec.generation.auto_drafter import SHIPPED_FILE, auto_drafter, is_shipped_for, write_shipped
 from mmdec.tasks.confidence import Calibration, write_calibrations
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper, read_model
 from tests.conftest import RATE, buzz
@@ -41,7 +41,7 @@ def shipped(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     home = tmp_path / "shipped" / "for-whisper"
     model = read_model(bare)
     save_heads(home / "medusa", heads(model))
-    ship(home, model, "some/whisper", ["medusa"])
+    write_shipped(home, model, "some/whisper", ["medusa"])
     monkeypatch.setattr(import_module("mmdec.hub.find"), "FOLDERS", (home.parent,))
     return home
 
@@ -76,7 +76,7 @@ def test_shipped_ones_are_found_for_every_copy(
     model.to(through)
     model.save_pretrained(tmp_path / "copy")
     copy: Any = type(model).from_pretrained(tmp_path / "copy", dtype=dtype).eval()
-    assert match(copy, shipped / SHIPPED)
+    assert is_shipped_for(copy, shipped / SHIPPED_FILE)
     found = auto_drafter(copy)
     assert isinstance(found, Medusa)
     assert auto_drafter(copy) is found  # read once
@@ -88,13 +88,13 @@ def test_a_fine_tuned_copy_gets_lookup(shipped: Path, bare: Path) -> None:
     with torch.no_grad():
         for weight in tuned.parameters():
             weight.mul_(1.05)
-    assert not match(tuned, shipped / SHIPPED)
+    assert not is_shipped_for(tuned, shipped / SHIPPED_FILE)
     assert isinstance(auto_drafter(tuned), Lookup)
 
 
 def test_another_model_of_this_shape_gets_lookup(shipped: Path) -> None:
     other = network(processor().tokenizer, seed=8)  # type: ignore[attr-defined]
-    assert not match(other, shipped / SHIPPED)
+    assert not is_shipped_for(other, shipped / SHIPPED_FILE)
     assert isinstance(auto_drafter(other), Lookup)
     assert isinstance(auto_drafter(network(processor().tokenizer, d_model=16)), Lookup)  # type: ignore[attr-defined]
     assert isinstance(auto_drafter(language_model("llama")), Lookup)
@@ -107,7 +107,7 @@ def test_what_nobody_asked_for_is_no_error(shipped: Path, bare: Path, damage: st
     elif damage == "config":
         (shipped / "medusa" / "config.json").write_text("{", encoding="utf-8")
     elif damage == "list":
-        (shipped / SHIPPED).write_text('{"format": "mmdec shipped drafters 1", "network": 3}', encoding="utf-8")
+        (shipped / SHIPPED_FILE).write_text('{"format": "mmdec shipped drafters 1", "network": 3}', encoding="utf-8")
     else:
         shutil.rmtree(shipped / "medusa")
         save_heads(shipped / "medusa", medusa_heads(MedusaConfig(16, 99, heads=2)))
@@ -125,28 +125,28 @@ def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> 
     whisper = load_whisper(bare, "cpu")
     merges = token_merges(whisper.tokenizer)
     pieces = TokenPieces(merges, sorted(merges.alphabet)[-20:])
-    known = heard_tokens(whisper, "some/whisper", ["en"])
+    known = ctc_token_ids(whisper, "some/whisper", ["en"])
     for seed, languages in enumerate((known.languages, [5])):
         torch.manual_seed(seed)
         head = CtcHead(CtcHeadConfig(whisper.model.config.d_model, len(pieces), 1, 16, 1, 3))
         save_ctc(shipped / f"ctc-{seed}", head, pieces, replace(known, languages=languages))
-    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1", "medusa"])
+    write_shipped(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1", "medusa"])
     found = auto_drafter(whisper.model)
     assert isinstance(found, CtcByLanguage)
     assert [set(head.languages) for head in found.heads] == [set(known.languages), {5}]
     assert found.name == auto_drafter(whisper.model).name
     assert words(whisper) == words(whisper, drafter=None)
     save_ctc(shipped / "ctc-all", head, pieces, replace(known, languages=()))
-    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-all", "ctc-1"])
+    write_shipped(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-all", "ctc-1"])
     joined = auto_drafter(load_whisper(bare, "cpu").model)
     assert isinstance(joined, CtcByLanguage)
     assert [set(head.languages) for head in joined.heads] == [set(known.languages), set()]
-    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "medusa"])
+    write_shipped(shipped, whisper.model, "some/whisper", ["ctc-0", "medusa"])
     assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Ctc)
-    ship(shipped, whisper.model, "some/whisper", ["medusa", "ctc-0"])
+    write_shipped(shipped, whisper.model, "some/whisper", ["medusa", "ctc-0"])
     assert isinstance(auto_drafter(load_whisper(bare, "cpu").model), Medusa)
     (shipped / "ctc-1" / "model.safetensors").write_bytes(b"no")
-    ship(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1"])
+    write_shipped(shipped, whisper.model, "some/whisper", ["ctc-0", "ctc-1"])
     with pytest.warns(UserWarning, match='drafter="auto" passes over ctc-1, because it cannot be used'):
         assert isinstance(auto_drafter(whisper.model), Ctc)
 
@@ -165,7 +165,7 @@ def test_every_door_takes_it(shipped: Path, bare: Path) -> None:
 
 
 def test_what_is_shipped_says_which_model_it_is_for(shipped: Path) -> None:
-    settings = json.loads((shipped / SHIPPED).read_text(encoding="utf-8"))
+    settings = json.loads((shipped / SHIPPED_FILE).read_text(encoding="utf-8"))
     assert settings["model"] == "some/whisper"
     assert settings["drafters"] == ["medusa"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
-from mmdec.drafters.eagle.drafter import TreeGrowing
-from mmdec.drafters.eagle.kv_cache import Memory
+from mmdec.compat import CACHE_ARGUMENT
+from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.eagle.kv_cache import DraftState
 from tests.support.draft_networks import Watched, overfitted, tree_growing
 from tests.support.tiny_text import language_model
 
@@ -24,7 +24,7 @@ MORE = torch.tensor([[11, 12, 13]])
 
 
 def turn(drafter: Any, ids: Tensor, cache: DynamicCache, model: Any = MODEL, **more: Any) -> mmdec.Generation:
-    inputs: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: cache}
+    inputs: Any = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE_ARGUMENT: cache}
     return mmdec.generate(model, inputs, drafter, num_speculative_tokens=4, **{**OPTIONS, **more})
 
 
@@ -65,7 +65,7 @@ def test_the_memory_holds_the_whole_text_once() -> None:
         memory = watched.memories[-1]
         assert memory.columns == [cache.get_seq_length()] == [ids.shape[1] - 1]
         assert memory is watched.memories[0]
-        assert (watched.carried[index] is None) == (index == 0)
+        assert (watched.previous_state[index] is None) == (index == 0)
         ids = torch.cat([ids, MORE], 1)
 
 
@@ -84,7 +84,7 @@ def test_what_does_not_fit_begins_anew() -> None:
     drafter = tree_growing("eagle", MODEL)
     other = tree_growing("eagle", MODEL, seed=1)
 
-    def second(change: Any = None, by: TreeGrowing = drafter) -> list[Memory]:
+    def second(change: Any = None, by: NetworkDrafter = drafter) -> list[DraftState]:
         """Memories of two turns, with something between them."""
         cache, watched = fresh(), Watched(drafter)
         ids = turn(watched, PROMPT, cache).sequences
@@ -122,7 +122,7 @@ def test_nothing_travels_without_a_cache_or_in_a_batch() -> None:
     ids = turn(watched, PROMPT.expand(2, -1), cache).sequences
     turn(watched, torch.cat([ids, MORE.expand(2, -1)], 1), cache)
     turn(watched, PROMPT, fresh())
-    assert watched.carried == [None] * 3
+    assert watched.previous_state == [None] * 3
 
 
 def test_a_memory_that_an_error_left_does_not_travel() -> None:
@@ -136,4 +136,4 @@ def test_a_memory_that_an_error_left_does_not_travel() -> None:
         ids = turn(watched, PROMPT, cache).sequences
     again = Watched(watched.drafter)
     turn(again, torch.cat([ids, MORE], 1), cache)
-    assert again.carried == [None]
+    assert again.previous_state == [None]

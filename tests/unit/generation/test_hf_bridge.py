@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
 from mmdec.core.sampling import Processor, Sequences, Stop, Suppression
-from mmdec.generation.hf_bridge import Results
+from mmdec.generation.hf_bridge import OutputRecorder
 from mmdec.targets.registry import target_of
 from tests.support.tiny_text import language_model
 
@@ -27,7 +27,7 @@ class Half(SuppressTokensLogitsProcessor):
 def held(processor: Any) -> tuple[Processor, int]:
     """The processor as a run has it, and the model's vocabulary."""
     target = target_of(language_model())
-    (only,) = Results(target, PROMPT, [processor], GenerationConfig()).processors
+    (only,) = OutputRecorder(target, PROMPT, [processor], GenerationConfig()).processors
     return only, target.vocab_size
 
 
@@ -50,10 +50,10 @@ def test_suppression_is_transformers_own(processor: Any) -> None:
     for token in (4, 3, 2):
         ids, stock = text.row(0), processor(text.row(0), logits[None].clone())
         assert torch.equal(known(ids, logits[None]), stock)
-        if text.alike(0):
-            assert torch.equal(text.suppressed(logits[None]), stock)
+        if text.only_suppresses(0):
+            assert torch.equal(text.suppress(logits[None]), stock)
         text.push(0, token)
-    assert text.alike(0)
+    assert text.only_suppresses(0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmdec.errors import InputError
-from mmdec.hub.find import find
+from mmdec.hub.find import find_model
 
 finding: Any = sys.modules["mmdec.hub.find"]  # `mmdec.hub.find` is the function
 
@@ -38,18 +38,18 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     ],
 )
 def test_a_short_name_means_the_hubs_model(name: str, wanted: str, fetched: list[str]) -> None:
-    find(name, "whisper")
+    find_model(name, "whisper")
     assert fetched == [wanted]
 
 
 def test_a_shipped_model_keeps_its_name(fetched: list[str], tmp_path: Path) -> None:
     (tmp_path / "whisper-base" / "config.json").write_text("{}")
-    assert find("whisper-base", "whisper") == tmp_path / "whisper-base"
+    assert find_model("whisper-base", "whisper") == tmp_path / "whisper-base"
     assert not fetched
 
 
 @pytest.mark.parametrize("name", ["whisper-huge", "whisper-base-mine", "whisper", "distil"])
 def test_another_name_is_refused(name: str, fetched: list[str]) -> None:
     with pytest.raises(InputError, match=f"is '{name}'"):
-        find(name, "whisper")
+        find_model(name, "whisper")
     assert not fetched

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmdec.hub.provenance import CHECKOUT, portable, stamp
+from mmdec.hub.provenance import CHECKOUT, command_record, portable
 from mmdec.hub.publish import PROVENANCE, write_provenance
 
 
@@ -56,7 +56,7 @@ def test_paths_of_this_machine_are_left_out(said: object, kept: object) -> None:
 
 def test_a_stamp_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/opt/mmdec/__main__.py", "eval", "--corpus=/home/ada/scenes"])
-    assert stamp(None)["argv"] == ["__main__.py", "eval", "--corpus=scenes"]
+    assert command_record(None)["argv"] == ["__main__.py", "eval", "--corpus=scenes"]
 
 
 def test_provenance_of_training_names_no_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 
 from mmdec.drafters.medusa.checkpoint import save_heads
-from mmdec.hub.find import LoadedModels, version
+from mmdec.hub.find import LoadedModels, path_version
 from mmdec.whisper.checkpoint import load_whisper
 from tests.support.tiny_whisper import heads, write
 
@@ -26,7 +26,7 @@ def test_one_version_of_a_folder_is_kept(tmp_path: Path) -> None:
     models = LoadedModels[Network]()
 
     def load(device: str) -> weakref.ref[Network]:
-        return weakref.ref(models.get((version(tmp_path), device), Network))
+        return weakref.ref(models.get((path_version(tmp_path), device), Network))
 
     rewrite(tmp_path / "model.safetensors", 1)
     on_cpu, on_gpu = load("cpu"), load("cuda:0")
@@ -43,9 +43,9 @@ def test_one_version_of_a_folder_is_kept(tmp_path: Path) -> None:
 def test_a_drafter_s_own_folder_is_a_key_alone(tmp_path: Path) -> None:
     models = LoadedModels[Network]()
     rewrite(tmp_path / "heads.safetensors", 1)
-    first = weakref.ref(models.get(version(tmp_path), Network))
+    first = weakref.ref(models.get(path_version(tmp_path), Network))
     rewrite(tmp_path / "heads.safetensors", 2)
-    models.get(version(tmp_path), Network)
+    models.get(path_version(tmp_path), Network)
     assert first() is None
 
 

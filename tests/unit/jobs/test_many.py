@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmdec import InputError
-from mmdec.jobs.many import PART, Work, Worker
+from mmdec.jobs.many import PART, PartWorker, Work
 from tests.support.many_rows import check_once, dies_after, finish, named, rows_of, table
 
 COUNT = 2 * PART + 5
@@ -71,7 +71,7 @@ def test_two_processes_that_do_the_same_part_leave_it_once(tmp_path: Path) -> No
     work, rows = work_in(tmp_path), rows_of(COUNT)
     work.begin(rows)
     for part in [*work.todo(rows), *work.todo(rows)]:
-        Worker(work, named).do(part)
+        PartWorker(work, named).do(part)
     check_once(work.output, COUNT)
 
 

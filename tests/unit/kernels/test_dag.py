@@ -160,8 +160,8 @@ def detour(depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_what_the_scaled_pass_cannot_hold_is_recomputed() -> None:
     for depth, expected in ((1.0, True), (100.0, True), (400.0, False), (5000.0, False)):
         match, links, targets, graphs = detour(depth)
-        inputs = (*dag.masked_inputs(match, links, targets - 1, graphs - 1), targets - 1, graphs - 1)
-        fast, trusted = dag.scaled(*inputs)
+        inputs = (*dag.mask_inputs(match, links, targets - 1, graphs - 1), targets - 1, graphs - 1)
+        fast, trusted = dag.scaled_scan(*inputs)
         assert trusted.item() is expected
         truth = naive_marginal(match[0], links[0])
         torch.testing.assert_close(dag_marginal(match, links, targets, graphs)[0], truth, rtol=1e-12, atol=0)
@@ -175,9 +175,9 @@ def test_what_the_scaled_pass_cannot_hold_is_recomputed() -> None:
 @example(seed=17666, scale=300.0)  # log P was right, and a token lost the vertex that it sits on
 def test_trusted_samples_equal_the_log_space_pass(seed: int, scale: float) -> None:
     match, links, targets, graphs = random_graph(4, 8, 14, seed, scale=scale, holes=0.2)
-    inputs = (*dag.masked_inputs(match, links, targets - 1, graphs - 1), targets - 1, graphs - 1)
-    fast, trusted = dag.scaled(*inputs)
-    slow = dag.exact(*inputs)
+    inputs = (*dag.mask_inputs(match, links, targets - 1, graphs - 1), targets - 1, graphs - 1)
+    fast, trusted = dag.scaled_scan(*inputs)
+    slow = dag.log_space_scan(*inputs)
     torch.testing.assert_close(fast.log_prob[trusted], slow.log_prob[trusted], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(fast.vertices[trusted], slow.vertices[trusted], rtol=0, atol=1e-10)
     torch.testing.assert_close(fast.links[trusted], slow.links[trusted], rtol=0, atol=1e-10)
@@ -190,7 +190,7 @@ def test_one_sample_on_a_cpu_equals_the_log_space_pass(tokens: int, size: int, s
     """Whatever lies below the diagonal; states that fall fast, and those that no scaling holds."""
     match, links, targets, graphs = random_graph(1, tokens, size, tokens + size, scale=scale)
     last, ends = targets - 1, graphs - 1
-    slow = dag.exact(*dag.masked_inputs(match, links, last, ends), last, ends)
+    slow = dag.log_space_scan(*dag.mask_inputs(match, links, last, ends), last, ends)
     rubbish = torch.where(torch.ones(size, size, dtype=torch.bool).tril(), INF * torch.randn(size, size), links[0])
     fast = dag_scan_cpu.scan(match[0], rubbish, vertices=vertices, counted=vertices)
     if fast is None:
@@ -211,7 +211,9 @@ def test_states_that_fall_between_two_peaks_are_scanned_again(monkeypatch: pytes
     match[0, :, 11] = 0.0
     seen, run = list[int](), dag_scan_cpu._run
 
-    def listen(windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = dag_scan_cpu.EVERY) -> object:
+    def listen(
+        windows: Tensor, emission: Tensor, arrivals: Tensor | None, every: int = dag_scan_cpu.STEPS_PER_RESCALE
+    ) -> object:
         seen.append(every)
         return run(windows, emission, arrivals, every)
 
@@ -219,7 +221,7 @@ def test_states_that_fall_between_two_peaks_are_scanned_again(monkeypatch: pytes
     wide = torch.cat([match, match.new_full((1, 12, 4), 0.0)], 2)
     wide_links = torch.full((1, 16, 16), -40.0, dtype=torch.float64)
     last, ends = targets - 1, graphs + 3
-    slow = dag.exact(*dag.masked_inputs(wide, wide_links, last, ends), last, ends)
+    slow = dag.log_space_scan(*dag.mask_inputs(wide, wide_links, last, ends), last, ends)
     fast = dag_scan_cpu.scan(wide[0], wide_links[0], vertices=True, counted=True)
     assert seen.count(1) == 2
     assert fast is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmdec.kernels import dag_beam
-from mmdec.kernels.dag_beam import BONUS, WEIGHT, beam_path
+from mmdec.kernels.dag_beam import NGRAM_WEIGHT, TOKEN_BONUS, beam_path
 
 BOS, EOS = 0, 2
 
@@ -57,7 +57,7 @@ def worth(text: tuple[int, ...], chance: float, ngram: Ngram | None) -> float:
         return math.log(chance)
     whole = (ngram.pieces, ngram.pieces, *text, ngram.pieces + 1)
     known = sum(ngram.score(whole[at : at + 2], whole[at + 2]) for at in range(len(text) + 1))
-    return math.log(chance) + WEIGHT * known + BONUS * len(text)
+    return math.log(chance) + NGRAM_WEIGHT * known + TOKEN_BONUS * len(text)
 
 
 @pytest.mark.parametrize("seed", range(6))

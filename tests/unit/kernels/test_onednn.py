@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from mmdec.kernels import onednn
-from mmdec.kernels.onednn import MANY, ROWS, attention, linear, takes
+from mmdec.kernels.onednn import MIN_QUERIES, SCORE_ROWS, attention, is_usable, linear
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 3), (2, 5), (0,)])
@@ -22,7 +22,7 @@ def test_a_layer_is_torchs_up_to_noise(shape: tuple[int, ...], bias: bool, activ
     assert torch.allclose(turned, found.transpose(0, -2), atol=1e-5)
 
 
-@pytest.mark.parametrize("queries", [1, MANY, ROWS + 7, 2 * ROWS])
+@pytest.mark.parametrize("queries", [1, MIN_QUERIES, SCORE_ROWS + 7, 2 * SCORE_ROWS])
 def test_attention_is_torchs_up_to_noise(queries: int) -> None:
     q, k, v = torch.randn(2, 3, queries, 8), torch.randn(2, 3, 90, 8), torch.randn(2, 3, 90, 8)
     found = attention(q, k, v)
@@ -32,18 +32,18 @@ def test_attention_is_torchs_up_to_noise(queries: int) -> None:
 
 def test_gradients_and_other_precisions_are_torchs() -> None:
     x, weight = torch.randn(3, 8), torch.randn(4, 8, requires_grad=True)
-    assert not takes(x, weight)
+    assert not is_usable(x, weight)
     linear(x, weight).sum().backward()
     assert weight.grad is not None
     with torch.no_grad():
-        assert takes(x, weight) == onednn.BUILT_IN
-    assert not takes(x.double())
+        assert is_usable(x, weight) == onednn.HAS_ONEDNN
+    assert not is_usable(x.double())
     assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
 
 
 def test_without_onednn_all_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "BUILT_IN", False)
+    monkeypatch.setattr(onednn, "HAS_ONEDNN", False)
     x, weight = torch.randn(3, 8), torch.randn(4, 8)
     assert torch.equal(linear(x, weight, activation="gelu"), F.gelu(F.linear(x, weight)))
-    heads = torch.randn(1, 2, MANY, 8)
+    heads = torch.randn(1, 2, MIN_QUERIES, 8)
     assert torch.equal(attention(heads, heads, heads), F.scaled_dot_product_attention(heads, heads, heads, scale=1.0))

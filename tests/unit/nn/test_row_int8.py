@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmdec.errors import InputError
-from mmdec.nn.int8 import SCALE, pack_rows, quantise_rows, unpack_rows
+from mmdec.nn.int8 import SCALE_SUFFIX, pack_rows, quantise_rows, unpack_rows
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_rows_of_zeros_stay_zeros() -> None:
 @pytest.mark.parametrize("broken", [torch.ones(63), torch.ones(64, 2)])
 def test_scales_of_another_shape_are_refused(state: dict[str, torch.Tensor], broken: torch.Tensor) -> None:
     packed = pack_rows(state)
-    packed["linear.weight" + SCALE] = broken
+    packed["linear.weight" + SCALE_SUFFIX] = broken
     with pytest.raises(InputError, match="`model` must hold int8 rows"):
         unpack_rows(packed)
     with pytest.raises(InputError, match="`start` must hold int8 rows"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdec.errors import InputError
-from mmdec.phonetics.spelling import ABBREVIATIONS, MAX_CHARACTERS, WORDS, Speller, cardinal, read_figures
+from mmdec.phonetics.spelling import ABBREVIATIONS, MAX_CHARACTERS, NUMBER_WORDS, Speller, cardinal, read_figures
 
 LISTED = """
 the	dh ax
@@ -98,7 +98,7 @@ def test_every_cardinal_is_said_in_listed_words(number: int) -> None:
     """And says the number: its words add and multiply to it."""
     total = part = 0
     for word in cardinal(number).split():
-        assert word in WORDS
+        assert word in NUMBER_WORDS
         if word == "hundred":
             part *= 100
         elif word in ("thousand", "million", "billion", "trillion"):

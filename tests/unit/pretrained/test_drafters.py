@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.hub.find import FOLDERS
+from mmdec.hub.find import MODEL_FOLDERS
 from mmdec.pretrained.drafters import draft_card, load_network, read_network, save_network
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text import VOCABULARY, language_model
@@ -87,7 +87,7 @@ def test_the_error_names_the_targets_folder(names: dict[str, str], told: str, tm
 
 @pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash", "eagle3"])
 def test_the_shipped_cards_are_what_is_written_today(system: str) -> None:
-    folder = next(path / "vlm-scenes" / system for path in FOLDERS if (path / "vlm-scenes").is_dir())
+    folder = next(path / "vlm-scenes" / system for path in MODEL_FOLDERS if (path / "vlm-scenes").is_dir())
     assert (folder / "README.md").read_text(encoding="utf-8") == draft_card(read_network(folder))
 
 

@@ -74,7 +74,7 @@ def network(name: str, target: Path | str = "") -> Any:
     for weight in made.parameters():
         if weight.dim() == 1:
             torch.nn.init.normal_(weight, 0.8, 0.3)
-    if made.config.mapped:
+    if made.config.has_draft_vocabulary:
         ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
         made.d2t.copy_(ids - torch.arange(40))
         made.t2d.copy_(torch.zeros(61, dtype=torch.bool).index_fill(0, ids, True))

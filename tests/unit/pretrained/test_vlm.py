@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.pretrained.vlm import FAMILIAR, read_familiar
+from mmdec.pretrained.vlm import FAMILIAR_FILE, read_familiar
 from mmdec.vision.answer import DISTANCE
 from tests.support.empty_pictures import EMPTY, empty_picture
 
@@ -25,7 +25,7 @@ def test_a_distance_is_counted_in_deviations_of_the_nearest_kind(tmp_path: Path)
         "means": torch.tensor([[0.0, 0.0, 0.0], [9.0, 9.0, 9.0]]),
         "whitening": torch.diag(1 / torch.tensor([3.0, 1.0, 1.0])),
     }
-    save_file({name: tensor.half() for name, tensor in tensors.items()}, tmp_path / FAMILIAR)
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, tmp_path / FAMILIAR_FILE)
     familiar = read_familiar(tmp_path)
     assert familiar is not None
     probes = torch.tensor([[0.0, 0.0, 0.0], [9.0, 9.0, 9.0], [3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [9.0, 8.0, 9.0]])
@@ -43,7 +43,7 @@ def test_a_distance_is_counted_in_deviations_of_the_nearest_kind(tmp_path: Path)
     ],
 )
 def test_a_damaged_file_is_one_clear_error(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    save_file(tensors, tmp_path / FAMILIAR)
+    save_file(tensors, tmp_path / FAMILIAR_FILE)
     with pytest.raises(InputError, match=r"`model` must (have|hold)"):
         read_familiar(tmp_path)
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 import mmdec
-from mmdec.serving.engines import Deltas
-from mmdec.serving.server import Limits
+from mmdec.serving.engines import TextDeltas
+from mmdec.serving.server import ServerLimits
 from tests.support.pictures import QUESTION, pixels
 from tests.support.served import events, picture, served
 
@@ -210,7 +210,7 @@ def test_the_note_on_a_text_that_was_cut(
         response = ask(client, text(QUESTION), stream=stream, **options)
         return events(response.text)[-1] if stream else response.json()
 
-    with served(engines, Limits(tokens=3)) as (client, _):
+    with served(engines, ServerLimits(tokens=3)) as (client, _):
         assert answer(max_tokens=2)["note"] == "cut at 2 tokens; set max_completion_tokens"
         assert answer(max_tokens=2)["confidence"] > 0  # the client set the length
         assert answer(max_tokens=3)["confidence"] > 0
@@ -242,9 +242,9 @@ def test_malformed_json_is_refused(client: httpx.Client, body: bytes) -> None:
 
 
 def test_deltas_are_never_taken_back() -> None:
-    deltas = Deltas(("STOP", "\n\n"))
-    grown = [deltas.grown(text) for text in (" He", " Hello ", " Hello S", " Hello STO", " Hello STX \ufffd")]
+    deltas = TextDeltas(("STOP", "\n\n"))
+    grown = [deltas.next_delta(text) for text in (" He", " Hello ", " Hello S", " Hello STO", " Hello STX \ufffd")]
     assert grown == ["He", "llo", "", "", " STX"]
-    assert deltas.grown(" Hello STX y\n") == " y"
-    assert deltas.grown(" Hello STX y\n\nmore") == ""
+    assert deltas.next_delta(" Hello STX y\n") == " y"
+    assert deltas.next_delta(" Hello STX y\n\nmore") == ""
     assert deltas.end(deltas.cut("Hello STX y\n\nmore")) == ""

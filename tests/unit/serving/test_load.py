@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 import mmdec
-from mmdec.serving.server import Limits
+from mmdec.serving.server import ServerLimits
 from tests.support.load import TRANSCRIBE, Question, load
 from tests.support.pictures import QUESTION, pixels
 from tests.support.served import ROOT, picture, served, until, wav
@@ -55,7 +55,7 @@ def questions(engines: dict[str, Any], folder: Path) -> list[Question]:
 def test_nothing_is_lost_and_nothing_is_wrong(
     engines: dict[str, Any], questions: list[Question], decoders: int
 ) -> None:
-    with served(engines, Limits(decoders=decoders)) as (client, server):
+    with served(engines, ServerLimits(decoders=decoders)) as (client, server):
         end = time.monotonic() + SECONDS
         counts = load(str(client.base_url), questions, CLIENTS, lambda _: time.monotonic() < end)
         until(lambda: server.open == 0 and sum(server.worker.waiting()) == 0)

@@ -14,9 +14,9 @@ import soundfile
 
 import mmdec
 from mmdec.serving.app import build
-from mmdec.serving.engines import How, load
+from mmdec.serving.engines import EngineOptions, load_engine
 from mmdec.serving.realtime import TRANSCRIPTION
-from mmdec.serving.server import Limits, Server
+from mmdec.serving.server import Server, ServerLimits
 from tests.conftest import RATE, buzz
 from tests.support.measurements import measurements
 from tests.support.served import ROOT, AsgiSocket, finished
@@ -25,10 +25,13 @@ FORM = {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 
 
 
 def session(
-    engines: dict[str, Any], talk: Callable[[AsgiSocket], Awaitable[None]], limits: Limits | None = None, **how: Any
+    engines: dict[str, Any],
+    talk: Callable[[AsgiSocket], Awaitable[None]],
+    limits: ServerLimits | None = None,
+    **how: Any,
 ) -> Server:
     """Run a talk with a server, and end both."""
-    server = Server(engines, limits or Limits(), how.pop("token", None))
+    server = Server(engines, limits or ServerLimits(), how.pop("token", None))
 
     async def run() -> None:
         client = AsgiSocket(build(server), "/v1/realtime", **how)
@@ -92,7 +95,7 @@ def test_final_texts_are_those_of_the_call(engines: dict[str, Any], folder: Path
 def test_provisional_text_comes_before_the_final_one() -> None:
     """By the shipped model: the tiny one's window is shorter than the sound after which text is renewed."""
     speech, rate = soundfile.read(ROOT / "data/samples/english/austen.flac", dtype="float32")
-    engines = dict([load("whisper-tiny.en", How(threads=1), "cpu", None)])
+    engines = dict([load_engine("whisper-tiny.en", EngineOptions(threads=1), "cpu", None)])
 
     async def talk(client: AsgiSocket) -> None:
         await opened(client)
@@ -138,7 +141,7 @@ def test_faults_are_told_and_the_session_goes_on(engines: dict[str, Any]) -> Non
 
 def test_who_goes_before_the_text_comes_leaves_room(engines: dict[str, Any]) -> None:
     """The texts that were told to nobody do not keep the session."""
-    server, gone = Server(engines, Limits()), asyncio.Event()
+    server, gone = Server(engines, ServerLimits()), asyncio.Event()
     app = build(server)
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
@@ -164,7 +167,9 @@ def test_who_goes_before_the_text_comes_leaves_room(engines: dict[str, Any]) -> 
 
 def test_a_session_decodes_as_the_server_was_told(folder: Path) -> None:
     kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
-    engines: dict[str, Any] = dict([load(str(folder / "whisper"), How(threads=1, statistics=kept), "cpu", None)])
+    engines: dict[str, Any] = dict(
+        [load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=kept), "cpu", None)]
+    )
 
     async def talk(client: AsgiSocket) -> None:
         await opened(client)
@@ -193,7 +198,7 @@ def test_who_is_not_admitted(engines: dict[str, Any]) -> None:
 
     session(engines, refused, token="sesame")
     session(engines, opened, token="sesame", headers={"Authorization": "Bearer sesame"})
-    session(engines, full, Limits(sessions=0))
+    session(engines, full, ServerLimits(sessions=0))
     session(engines, unknown, query="model=gpt-5")
 
 
@@ -241,7 +246,7 @@ PAGE = "https://example.org"
 def test_a_web_page_opens_a_socket_only_if_it_is_allowed(
     engines: dict[str, Any], origin: str | None, allowed: list[str], admitted: bool
 ) -> None:
-    server = Server(engines, Limits())
+    server = Server(engines, ServerLimits())
     headers = {"Host": "127.0.0.1:8000"} | ({} if origin is None else {"Origin": origin})
 
     async def run() -> None:

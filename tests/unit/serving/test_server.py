@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec import cli
-from mmdec.serving.app import bound, ready
-from mmdec.serving.engines import How, load
-from mmdec.serving.server import Limits
-from mmdec.serving.waiting import Gone, Job, Metrics, Stopped, Worker
+from mmdec.serving.app import listening_sockets, make_server
+from mmdec.serving.engines import EngineOptions, load_engine
+from mmdec.serving.server import ServerLimits
+from mmdec.serving.waiting import DecodingStopped, DecodingWorker, DisconnectCriterion, Job, Metrics
 from mmdec.vision.chat import Dialogue
 from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels
@@ -66,7 +66,7 @@ def test_models_are_listed(engines: dict[str, Any]) -> None:
 
 
 def test_what_is_too_large_is_refused(engines: dict[str, Any]) -> None:
-    with served(engines, Limits(megabytes=0.05, seconds=1.0)) as (client, _):
+    with served(engines, ServerLimits(megabytes=0.05, seconds=1.0)) as (client, _):
         assert post(client, wav(1.2)).status_code == 400  # too long
         assert post(client, wav(2.0)).status_code == 413
 
@@ -83,7 +83,7 @@ def test_what_is_too_large_is_refused(engines: dict[str, Any]) -> None:
 def test_what_is_too_slow_is_refused(engines: dict[str, Any]) -> None:
     head = f"POST {TRANSCRIBE} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
     with (
-        served(engines, Limits(upload=0.2)) as (client, _),
+        served(engines, ServerLimits(upload=0.2)) as (client, _),
         socket.create_connection((client.base_url.host, client.base_url.port or 0)) as slow,
     ):
         slow.sendall(f"{head}Content-Type: multipart/form-data; boundary=x\r\n\r\n--x".encode())
@@ -92,7 +92,7 @@ def test_what_is_too_slow_is_refused(engines: dict[str, Any]) -> None:
 
 def test_one_request_too_many_is_told_to_come_again(engines: dict[str, Any]) -> None:
     lock = mmdec.model_lock(engines["whisper"].loaded.model)
-    with served(engines, Limits(requests=2)) as (client, server), ThreadPoolExecutor(2) as pool:
+    with served(engines, ServerLimits(requests=2)) as (client, server), ThreadPoolExecutor(2) as pool:
         with lock.write():
             kept = [pool.submit(post, client, wav(0.5, seed)) for seed in range(2)]
             until(lambda: server.open == 2)
@@ -104,7 +104,10 @@ def test_one_request_too_many_is_told_to_come_again(engines: dict[str, Any]) -> 
 
 
 def test_an_answer_that_takes_too_long_is_given_up(engines: dict[str, Any]) -> None:
-    with served(engines, Limits(wait=0.3)) as (client, _), mmdec.model_lock(engines["whisper"].loaded.model).write():
+    with (
+        served(engines, ServerLimits(wait=0.3)) as (client, _),
+        mmdec.model_lock(engines["whisper"].loaded.model).write(),
+    ):
         answer = post(client, wav(0.5))
         assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
 
@@ -177,7 +180,7 @@ def test_rows_that_are_read_again_end_together() -> None:
         gone = False
 
     jobs = [Waits(), Waits(), Waits()]
-    ends = Gone(jobs)  # type: ignore[arg-type] # of a job, it reads this alone
+    ends = DisconnectCriterion(jobs)  # type: ignore[arg-type] # of a job, it reads this alone
     jobs[1].gone = True
     assert ends(torch.zeros(3, 5), None).tolist() == [False, True, False]
     assert ends(torch.zeros(1, 5), None).tolist() == [False]
@@ -210,10 +213,10 @@ def test_the_worker_groups_what_is_alike() -> None:
             batches.append([job.given for job in jobs])
             if "bad" in str(jobs[0].key):
                 raise ValueError("bad")
-            return [Stopped() if job.given == 3 else mmdec.InputError("no") for job in jobs]
+            return [DecodingStopped() if job.given == 3 else mmdec.InputError("no") for job in jobs]
 
     async def run() -> list[Any]:
-        worker, engine, other = Worker(Metrics()), Engine(), Engine()
+        worker, engine, other = DecodingWorker(Metrics()), Engine(), Engine()
         with worker._changed:  # nothing begins before all of them wait
             jobs = [Job(engine, "a", 0, 3), Job(engine, "bad", 1, 3), Job(engine, "a", 2, 3), Job(other, "a", 3, 3)]
             jobs += [Job(engine, "a", number, 3) for number in (4, 5)]
@@ -231,7 +234,7 @@ def test_the_worker_groups_what_is_alike() -> None:
         mmdec.InputError,
         ValueError,
         mmdec.InputError,
-        Stopped,
+        DecodingStopped,
         mmdec.InputError,
         mmdec.InputError,
     ]
@@ -249,7 +252,7 @@ def test_two_threads_divide_a_batch() -> None:
             return [None for _ in jobs]
 
     async def run() -> None:
-        worker, engine = Worker(Metrics(), decoders=2), Engine()
+        worker, engine = DecodingWorker(Metrics(), decoders=2), Engine()
         with worker._changed:
             jobs = [Job(engine, "a", number, 8) for number in range(6)]
             for job in jobs:
@@ -278,7 +281,7 @@ def test_a_thread_leaves_the_other_its_share() -> None:
             return [None for _ in jobs]
 
     async def run() -> None:
-        worker, engine = Worker(Metrics(), decoders=2), Engine()
+        worker, engine = DecodingWorker(Metrics(), decoders=2), Engine()
         jobs = [Job(engine, "a", number, 8) for number in range(8)]
         worker.submit(jobs[0])
         began.wait(60)
@@ -312,19 +315,19 @@ def test_counters(engines: dict[str, Any]) -> None:
 def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder / "whisper", tmp_path / "whisper")
     with pytest.raises(mmdec.InputError, match="'whisper'"):
-        ready([str(folder / "whisper"), str(other)], placed=("cpu", None))
+        make_server([str(folder / "whisper"), str(other)], placed=("cpu", None))
 
 
 def test_a_taken_port_is_told_before_the_models_are_loaded(folder: Path, tmp_path: Path) -> None:
-    with bound("127.0.0.1", 0) as (taken,):
+    with listening_sockets("127.0.0.1", 0) as (taken,):
         port = str(taken.getsockname()[1])
         words = ["serve", str(tmp_path / "nothing"), "--port", port]
         result = CliRunner().invoke(cli.app, words)
         assert isinstance(result.exception, mmdec.MmdecError)
         assert port in str(result.exception)
         assert "mmdec serves" not in result.output
-    with bound("127.0.0.1", int(port)) as sockets:  # free again, and served
-        running, _ = ready([str(folder / "whisper")], threads=1, placed=("cpu", None))
+    with listening_sockets("127.0.0.1", int(port)) as sockets:  # free again, and served
+        running, _ = make_server([str(folder / "whisper")], threads=1, placed=("cpu", None))
         thread = threading.Thread(target=running.run, args=(sockets,))
         thread.start()
         assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60, trust_env=False).status_code == 200
@@ -335,7 +338,7 @@ def test_a_taken_port_is_told_before_the_models_are_loaded(folder: Path, tmp_pat
 
 def test_what_runs_learn_is_in_the_statistics_of_the_server(folder: Path) -> None:
     kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
-    name, engine = load(str(folder / "whisper"), How(threads=1, statistics=kept), "cpu", None)
+    name, engine = load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=kept), "cpu", None)
     with served({name: engine}) as (client, _):
         post(client, wav(0.9))
     assert kept._targets

@@ -17,8 +17,8 @@ import torch
 
 import mmdec
 from mmdec.pretrained.audio_lm import load_audio_lm
-from mmdec.serving.engines import How, Transcription
-from mmdec.serving.server import warning
+from mmdec.serving.engines import EngineOptions, TranscriptionEngine
+from mmdec.serving.server import confidence_warning
 from tests.conftest import RATE, buzz
 from tests.support.hearing_folders import write
 from tests.support.served import as_wav, events, finished, served, wav
@@ -120,7 +120,7 @@ def test_a_streamed_transcript_adds_up(client: httpx.Client, folder: Path, secon
 
 def test_a_temperature_samples_where_a_language_model_hears(tmp_path: Path) -> None:
     loaded = load_audio_lm(write("Qwen2Audio", tmp_path / "heard"))
-    engine, samples = Transcription(loaded, How(threads=1)), torch.from_numpy(buzz(0.7))
+    engine, samples = TranscriptionEngine(loaded, EngineOptions(threads=1)), torch.from_numpy(buzz(0.7))
     options: dict[str, Any] = {"sample_rate": RATE, "model": loaded, "max_new_tokens": 12}
     torch.manual_seed(1)
     wanted = mmdec.transcribe(samples, temperature=1.0, do_sample=True, **options).tokens
@@ -204,8 +204,8 @@ def test_english_is_not_translated_into_english(
 
 def test_an_unlikely_transcript_has_a_warning(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "warning" not in post(client, TRANSCRIBE, wav(0.7)).json()  # no calibration
-    assert warning(None, True) == warning(0.9, True) == warning(0.1, False) == {}
-    monkeypatch.setattr("mmdec.serving.speech.warning", lambda value, known: warning(0.1, True))
+    assert confidence_warning(None, True) == confidence_warning(0.9, True) == confidence_warning(0.1, False) == {}
+    monkeypatch.setattr("mmdec.serving.speech.warning", lambda value, known: confidence_warning(0.1, True))
     assert "likely wrong" in post(client, TRANSCRIBE, wav(0.7)).json()["warning"]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, LlamaConfig, LlamaForCausalLM
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.registry import target_of
 from mmdec.types import Needs
@@ -99,7 +99,7 @@ def test_a_forward_that_was_replaced_names_what_it_lacks() -> None:
     model, wrapped = copy.deepcopy(language_model()), copy.deepcopy(language_model())
     stock: Any = model.forward
     model.forward = lambda input_ids=None, attention_mask=None, **more: stock(input_ids, attention_mask, **more)
-    with pytest.raises(InputError, match=rf"`model\.forward` must name .* not name position_ids, {CACHE}, "):
+    with pytest.raises(InputError, match=rf"`model\.forward` must name .* not name position_ids, {CACHE_ARGUMENT}, "):
         mmdec.generate(model, IDS, **OPTIONS)
     own: Any = wrapped.forward
     wrapped.forward = functools.wraps(own)(lambda *given, **more: own(*given, **more))

@@ -25,7 +25,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
@@ -56,7 +56,7 @@ def padded() -> tuple[Tensor, Tensor]:
 
 
 def plain(model: PreTrainedModel, ids: Tensor, mask: Tensor, new: int, cache: DynamicCache | None = None) -> Tensor:
-    return model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **{CACHE: cache})
+    return model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, **{CACHE_ARGUMENT: cache})
 
 
 def run(model: PreTrainedModel, ids: Tensor, new: int, nodes: int, **inputs: Any) -> Tensor:
@@ -109,7 +109,7 @@ def test_an_attention_that_takes_no_tree_is_refused() -> None:
 def test_a_cache_that_cannot_roll_back_is_refused(model: LlamaForCausalLM) -> None:
     cache = StaticCache(config=model.config, max_cache_len=32)
     with pytest.raises(InputError, match="DynamicCache of attention layers"):
-        TextTarget(model).prefill({"input_ids": torch.ones(1, 3, dtype=torch.long), CACHE: cache}, Needs())
+        TextTarget(model).prefill({"input_ids": torch.ones(1, 3, dtype=torch.long), CACHE_ARGUMENT: cache}, Needs())
     offloaded = DynamicCache()
     offloaded.offloading = True
     with pytest.raises(InputError, match="offloaded"):
@@ -262,7 +262,7 @@ def test_a_given_cache_ends_as_generate_leaves_it(model: LlamaForCausalLM, nodes
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     mine, stock = DynamicCache(config=model.config), DynamicCache()
     want = plain(model, ids, torch.ones_like(ids), 12, stock)
-    assert torch.equal(run(model, ids, 12, nodes, **{CACHE: mine}), want)
+    assert torch.equal(run(model, ids, 12, nodes, **{CACHE_ARGUMENT: mine}), want)
     assert mine.get_seq_length() == stock.get_seq_length() == 19
     for got, held in zip(mine.layers, stock.layers, strict=True):
         torch.testing.assert_close(got.keys, held.keys)
@@ -272,7 +272,7 @@ def test_a_given_cache_ends_as_generate_leaves_it(model: LlamaForCausalLM, nodes
     full = torch.ones_like(more)
     again = plain(model, more, full, 70, copy.deepcopy(stock))
     other = copy.deepcopy(mine)
-    assert torch.equal(run(model, more, 70, nodes, **{CACHE: other}, attention_mask=full), again)
+    assert torch.equal(run(model, more, 70, nodes, **{CACHE_ARGUMENT: other}, attention_mask=full), again)
     assert torch.equal(plain(model, more, full, 70, mine), again)
 
 
@@ -280,13 +280,13 @@ def test_the_cache_of_a_batch_is_only_read(model: LlamaForCausalLM) -> None:
     ids, mask = padded()
     cache = DynamicCache()
     with torch.no_grad():
-        model(ids[:, :6], attention_mask=mask[:, :6], **{CACHE: cache}, use_cache=True)
+        model(ids[:, :6], attention_mask=mask[:, :6], **{CACHE_ARGUMENT: cache}, use_cache=True)
     want = plain(model, ids, mask, 10, copy.deepcopy(cache))
     before = [layer.keys for layer in cache.layers]
-    got = run(model, ids, 10, 3, attention_mask=mask, **{CACHE: cache})
+    got = run(model, ids, 10, 3, attention_mask=mask, **{CACHE_ARGUMENT: cache})
     assert torch.equal(got, want)
     assert all(layer.keys is keys for layer, keys in zip(cache.layers, before, strict=True))
-    short = {"input_ids": ids[:, :6], "attention_mask": mask[:, :6], CACHE: cache}
+    short = {"input_ids": ids[:, :6], "attention_mask": mask[:, :6], CACHE_ARGUMENT: cache}
     with pytest.raises(InputError, match="6 cached and 0 new"):
         TextTarget(model).prefill(short, Needs())
 
@@ -300,8 +300,8 @@ def test_features_over_a_given_cache_are_those_of_the_fresh_columns() -> None:
     assert whole.past == 0
     for given in (ids, ids[:, 6:]):
         cache, places = DynamicCache(), whole.positions[0, :, :6]
-        model(ids[:, :6], attention_mask=mask[:, :6], position_ids=places, **{CACHE: cache}, use_cache=True)
-        inputs = {"input_ids": given, "attention_mask": mask, CACHE: cache}
+        model(ids[:, :6], attention_mask=mask[:, :6], position_ids=places, **{CACHE_ARGUMENT: cache}, use_cache=True)
+        inputs = {"input_ids": given, "attention_mask": mask, CACHE_ARGUMENT: cache}
         _, context, _, scores = target.prefill(inputs, needs)
         assert context.past == 6
         assert torch.equal(context.tokens, given)
@@ -319,11 +319,11 @@ def test_features_over_a_given_cache_are_those_of_the_fresh_columns() -> None:
 def test_a_layer_replaced_from_outside_is_a_stock_layer_again(model: LlamaForCausalLM) -> None:
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     cache = DynamicCache()
-    tail = run(model, ids, 8, 3, **{CACHE: cache})
+    tail = run(model, ids, 8, 3, **{CACHE_ARGUMENT: cache})
     cache.crop(-4)
     cache.batch_repeat_interleave(2)
     with torch.no_grad():
-        got = model(tail[:, 11:].repeat(2, 1), **{CACHE: cache}).logits
+        got = model(tail[:, 11:].repeat(2, 1), **{CACHE_ARGUMENT: cache}).logits
         want = model(tail).logits[:, 11:]
     torch.testing.assert_close(got, want.expand(2, -1, -1))
     assert cache.get_seq_length() == 16

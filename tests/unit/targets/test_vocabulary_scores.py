@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from mmdec.whisper.vocabulary import LARGE, PAYS, copies_of, vocabulary_scores
+from mmdec.whisper.vocabulary import (
+    MIN_COPIED_VOCABULARY,
+    MIN_PASSES_BEFORE_COPY,
+    half_precision_copies,
+    vocabulary_scores,
+)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (2, 2), (1, 8), (3, 3), (1, 10), (1, 11), (4, 8)], ids=str)
@@ -14,10 +19,10 @@ from mmdec.whisper.vocabulary import LARGE, PAYS, copies_of, vocabulary_scores
 @pytest.mark.parametrize("packed", [False, True])
 def test_it_is_the_output_layer_s_own(shape: tuple[int, int], dtype: torch.dtype, packed: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    output = nn.Linear(24, LARGE, bias=False).to(dtype)
+    output = nn.Linear(24, MIN_COPIED_VOCABULARY, bias=False).to(dtype)
     states = torch.randn(*shape, 24, generator=generator).to(dtype)
     if packed:
-        copies_of(output).passes = PAYS
+        half_precision_copies(output).passes = MIN_PASSES_BEFORE_COPY
     with torch.inference_mode():
         found, wanted = vocabulary_scores(output, states), output(states)
     assert found.shape == wanted.shape
@@ -28,7 +33,7 @@ def test_it_is_the_output_layer_s_own(shape: tuple[int, int], dtype: torch.dtype
 
 def test_what_is_not_a_plain_output_layer_is_called() -> None:
     heard: list[int] = []
-    hooked, biased = nn.Linear(4, LARGE, bias=False), nn.Linear(4, LARGE)
+    hooked, biased = nn.Linear(4, MIN_COPIED_VOCABULARY, bias=False), nn.Linear(4, MIN_COPIED_VOCABULARY)
     hooked.register_forward_hook(lambda *_: heard.append(1))
     states = torch.randn(1, 2, 4)
     assert torch.equal(vocabulary_scores(hooked, states), hooked(states))
@@ -43,21 +48,21 @@ def test_copies_are_made_when_they_pay_and_again_for_other_weights() -> None:
         made.append(1)
         return len(made)
 
-    copies = copies_of(layer)
-    assert copies.made(make) is None
-    copies.passes += PAYS
-    assert copies.made(make) == copies_of(layer).made(make) == 1
+    copies = half_precision_copies(layer)
+    assert copies.get(make) is None
+    copies.passes += MIN_PASSES_BEFORE_COPY
+    assert copies.get(make) == half_precision_copies(layer).get(make) == 1
     with torch.no_grad():
         layer.weight.add_(1)
-    assert copies_of(layer).made(make) is None
-    assert copies_of(nn.Linear(4, 4, dtype=torch.bfloat16)).usable is False
+    assert half_precision_copies(layer).get(make) is None
+    assert half_precision_copies(nn.Linear(4, 4, dtype=torch.bfloat16)).usable is False
 
 
 def test_without_a_kernel_there_is_no_copy() -> None:
     def fails() -> None:
         raise RuntimeError("no kernel")
 
-    copies = copies_of(nn.Linear(4, 4))
-    copies.passes = PAYS
-    assert copies.made(fails) is None
+    copies = half_precision_copies(nn.Linear(4, 4))
+    copies.passes = MIN_PASSES_BEFORE_COPY
+    assert copies.get(fails) is None
     assert not copies.usable

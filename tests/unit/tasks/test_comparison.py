@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmdec.tasks.comparison import faster, verdict
+from mmdec.tasks.comparison import comparison_words, speedup_words
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ from mmdec.tasks.comparison import faster, verdict
     ],
 )
 def test_how_much_faster(seconds: float, baseline: float, said: str) -> None:
-    assert faster(seconds, baseline) == said
+    assert speedup_words(seconds, baseline) == said
 
 
 def test_a_verdict_says_both() -> None:
-    assert verdict(1.0, 2.9, True) == "2.9 times faster, same text"
-    assert verdict(1.0, 2.9, False, "phones") == "2.9 times faster, not the same phones"
+    assert comparison_words(1.0, 2.9, True) == "2.9 times faster, same text"
+    assert comparison_words(1.0, 2.9, False, "phones") == "2.9 times faster, not the same phones"

@@ -14,27 +14,27 @@ import mmdec
 from mmdec.errors import InputError
 from mmdec.tasks.confidence import (
     FILE,
-    FLOOR,
+    UNCERTAINTY_OFFSET,
     Calibration,
     check_min_confidence,
     confidence,
+    confidence_error,
     evidence,
     read_calibrations,
-    too_unsure,
     write_calibrations,
 )
-from mmdec.whisper.batches import repeats
+from mmdec.whisper.batches import log_compression_ratio
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"
 
 
 def test_evidence_is_the_mean_the_worst_stretch_and_the_count() -> None:
     seen = evidence([-0.1] * 6 + [-1.1, -0.6], "own ")
-    assert seen["own mean"] == pytest.approx(math.log(2.3 / 8 + FLOOR))
-    assert seen["own worst"] == pytest.approx(math.log((0.3 + 1.1 + 0.6) / 5 + FLOOR))
+    assert seen["own mean"] == pytest.approx(math.log(2.3 / 8 + UNCERTAINTY_OFFSET))
+    assert seen["own worst"] == pytest.approx(math.log((0.3 + 1.1 + 0.6) / 5 + UNCERTAINTY_OFFSET))
     assert seen["own count"] == pytest.approx(math.log(8))
     short = evidence([-0.1, -0.6])  # a stretch of five that ends after two is one of two
-    assert short["worst"] == short["mean"] == pytest.approx(math.log(0.35 + FLOOR))
+    assert short["worst"] == short["mean"] == pytest.approx(math.log(0.35 + UNCERTAINTY_OFFSET))
 
 
 def test_evidence_of_odd_numbers_is_finite() -> None:
@@ -43,8 +43,8 @@ def test_evidence_of_odd_numbers_is_finite() -> None:
 
 
 def test_a_text_that_repeats_itself_is_seen() -> None:
-    assert repeats("") == repeats("It was the best of times.") == 0
-    assert repeats("you are good night, " * 40) > math.log(8)
+    assert log_compression_ratio("") == log_compression_ratio("It was the best of times.") == 0
+    assert log_compression_ratio("you are good night, " * 40) > math.log(8)
 
 
 def test_a_calibration_is_a_logistic_curve_and_survives_its_file(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_min_confidence_is_checked_before_a_model_is_loaded(call: Any, tmp_path:
 
 
 def test_a_refusal_names_both_numbers() -> None:
-    assert too_unsure(0.5, None, "audio") is None
-    assert too_unsure(0.5, 0.5, "audio") is None
-    assert "0.75" in str(too_unsure(0.5, 0.75, "audio"))
+    assert confidence_error(0.5, None, "audio") is None
+    assert confidence_error(0.5, 0.5, "audio") is None
+    assert "0.75" in str(confidence_error(0.5, 0.75, "audio"))
 
 
 def test_each_call_refuses_what_is_too_unsure_and_keeps_the_rest() -> None:

@@ -15,14 +15,14 @@ import torch
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.tasks.inputs import as_batch, read
+from mmdec.tasks.inputs import as_batch, read_audio
 from tests.conftest import RATE, buzz
 
 
 def refused(message: str, audio: object, sample_rate: object = None) -> None:
     """`read` refuses it, in the form: argument, rule, value, remedy."""
     with pytest.raises(InputError, match=message) as caught:
-        read(audio, sample_rate)  # type: ignore[arg-type]
+        read_audio(audio, sample_rate)  # type: ignore[arg-type]
     text = str(caught.value)
     assert text.startswith("`")
     assert " must " in text
@@ -55,7 +55,7 @@ def test_every_truncation_of_a_wav(tmp_path: Path) -> None:
     whole = buffer.getvalue()
     for size in [*range(0, 46), 100, 3000, len(whole) - 1]:
         try:
-            samples = read(io.BytesIO(whole[:size]))
+            samples = read_audio(io.BytesIO(whole[:size]))
         except InputError:
             continue
         assert len(samples) <= 4800  # what the file still holds
@@ -69,7 +69,7 @@ def test_a_header_that_lies(tmp_path: Path) -> None:
         data = bytearray(buffer.getvalue())
         struct.pack_into("<I" if field == 24 else "<H", data, field, value)
         with pytest.raises(InputError):
-            read(io.BytesIO(bytes(data)))
+            read_audio(io.BytesIO(bytes(data)))
 
 
 def test_text_file_object() -> None:
@@ -109,9 +109,9 @@ def test_silence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("decibels", [-64, -67, -70, -73, -76])
 def test_quiet_speech_is_no_silence(decibels: int) -> None:
     speech = 10 ** (decibels / 20) * buzz(2.0) / np.abs(buzz(2.0)).max()
-    assert len(read(speech, RATE)) == 2 * RATE
+    assert len(read_audio(speech, RATE)) == 2 * RATE
     pause = 10 ** ((decibels - 45) / 20) * np.random.default_rng(0).standard_normal(20 * RATE)
-    assert len(read(np.concatenate([pause, speech, pause]), RATE)) == 42 * RATE
+    assert len(read_audio(np.concatenate([pause, speech, pause]), RATE)) == 42 * RATE
 
 
 @pytest.mark.parametrize("decibels", [-68, -74, -77, -90])
@@ -143,8 +143,8 @@ def test_other_rates() -> None:
     refused("whole number", buzz(1.0), float("nan"))
     refused("whole number", buzz(1.0), "16000")
     refused("must be given with an array", buzz(1.0))
-    assert len(read(buzz(1.0), 16000.0)) == RATE  # type: ignore[arg-type]
-    assert len(read(buzz(1.0), np.int64(16000))) == RATE  # type: ignore[arg-type]
+    assert len(read_audio(buzz(1.0), 16000.0)) == RATE  # type: ignore[arg-type]
+    assert len(read_audio(buzz(1.0), np.int64(16000))) == RATE  # type: ignore[arg-type]
 
 
 def test_a_low_rate_in_a_file(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_tensor_that_numpy_cannot_hold_costs_no_neighbour(kind: str) -> None:
         "quantised": torch.quantize_per_tensor(sound.float(), 0.1, 0, torch.qint8),
     }[kind]
     batch = as_batch([sound, odd, sound], RATE)
-    assert [*batch.read(lambda given: read(given, RATE))] == [0, 2]
+    assert [*batch.read(lambda given: read_audio(given, RATE))] == [0, 2]
     assert "dense tensor" in str(batch.errors[1])
 
 
@@ -191,14 +191,14 @@ def test_an_object_that_fails_by_itself_costs_no_neighbour() -> None:
     sound = torch.from_numpy(buzz(0.5))
     items: list[Any] = [sound, Pathless(), Readless(), sound]
     batch = as_batch(items, RATE)
-    assert [*batch.read(lambda given: read(given, RATE))] == [0, 3]
+    assert [*batch.read(lambda given: read_audio(given, RATE))] == [0, 3]
     assert all("RuntimeError: no" in str(error) for error in batch.errors.values())
 
 
 def test_a_tensor_with_its_signs_kept_apart() -> None:
     sound = torch.from_numpy(buzz(0.5)).float()
     negated = torch.view_as_complex(torch.stack([sound, -sound], 1)).conj().imag
-    assert torch.equal(read(negated, RATE), read(sound, RATE))
+    assert torch.equal(read_audio(negated, RATE), read_audio(sound, RATE))
 
 
 @pytest.mark.parametrize("audio", [None, 3, 1.5, object()])
@@ -222,7 +222,7 @@ def test_what_datasets_gives_is_read(tmp_path: Path) -> None:
     """Decoded and undecoded columns of sound, and bytes of a file."""
     sound, slow = buzz(0.5), buzz(0.5, rate=8000)
     (tmp_path / "a.wav").write_bytes(held(sound))
-    wanted = read(sound, RATE)
+    wanted = read_audio(sound, RATE)
     forms: list[Any] = [
         {"array": sound, "sampling_rate": RATE, "path": "gone.wav"},
         {"array": sound.tolist(), "sampling_rate": float(RATE)},
@@ -234,9 +234,9 @@ def test_what_datasets_gives_is_read(tmp_path: Path) -> None:
         bytearray(held(sound)),
     ]
     for form in forms:
-        assert torch.allclose(read(form), wanted, atol=1e-6)
-    assert torch.equal(read({"array": slow, "sampling_rate": 8000}), read(slow, 8000))
-    assert torch.equal(read(held(slow, 8000)), read(slow, 8000))
+        assert torch.allclose(read_audio(form), wanted, atol=1e-6)
+    assert torch.equal(read_audio({"array": slow, "sampling_rate": 8000}), read_audio(slow, 8000))
+    assert torch.equal(read_audio(held(slow, 8000)), read_audio(slow, 8000))
 
 
 @pytest.mark.parametrize(
@@ -273,37 +273,37 @@ def test_integers_are_scaled_by_their_range(dtype: type[np.integer]) -> None:
     info = np.iinfo(dtype)
     half = 2.0 ** (info.bits - 1)
     array = np.round(sound.astype(np.float64) * (half - 1) + (half if info.min == 0 else 0)).astype(dtype)
-    assert np.allclose(read(array, RATE).numpy(), sound, atol=2 / half + 1e-6)
+    assert np.allclose(read_audio(array, RATE).numpy(), sound, atol=2 / half + 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_floats(dtype: type[np.floating]) -> None:
-    assert np.allclose(read(buzz(0.5).astype(dtype), RATE).numpy(), buzz(0.5), atol=1e-3)
-    assert np.allclose(read(torch.from_numpy(buzz(0.5).astype(dtype)), RATE).numpy(), buzz(0.5), atol=1e-3)
+    assert np.allclose(read_audio(buzz(0.5).astype(dtype), RATE).numpy(), buzz(0.5), atol=1e-3)
+    assert np.allclose(read_audio(torch.from_numpy(buzz(0.5).astype(dtype)), RATE).numpy(), buzz(0.5), atol=1e-3)
 
 
 def test_floats_beyond_full_scale_are_brought_back() -> None:
     for scale in (32768.0, 2.0**30):
-        assert read(buzz(0.5).astype(np.float64) * scale, RATE).abs().max().item() == pytest.approx(1.0)
+        assert read_audio(buzz(0.5).astype(np.float64) * scale, RATE).abs().max().item() == pytest.approx(1.0)
 
 
 def test_channels_are_mixed_down_whichever_axis_they_lie_on(tmp_path: Path) -> None:
     left, right = buzz(0.5, 1), buzz(0.5, 2)
     both = np.stack([left, right])
     expected = both.mean(axis=0)
-    assert np.allclose(read(both, RATE).numpy(), expected, atol=1e-6)
-    assert np.allclose(read(both.T, RATE).numpy(), expected, atol=1e-6)
-    assert np.allclose(read(left[None], RATE).numpy(), left, atol=1e-6)
+    assert np.allclose(read_audio(both, RATE).numpy(), expected, atol=1e-6)
+    assert np.allclose(read_audio(both.T, RATE).numpy(), expected, atol=1e-6)
+    assert np.allclose(read_audio(left[None], RATE).numpy(), left, atol=1e-6)
     soundfile.write(tmp_path / "x.wav", both.T, RATE, subtype="FLOAT")
-    assert np.allclose(read(tmp_path / "x.wav").numpy(), expected, atol=1e-6)
+    assert np.allclose(read_audio(tmp_path / "x.wav").numpy(), expected, atol=1e-6)
 
 
 def test_odd_views_of_arrays() -> None:
     sound = buzz(0.5)
     for view in (sound[::-1][::-1], np.repeat(sound, 2)[::2], np.asfortranarray(sound), sound.astype(">f4")):
-        assert np.allclose(read(view, RATE).numpy(), sound)
+        assert np.allclose(read_audio(view, RATE).numpy(), sound)
     sound.flags.writeable = False
-    assert len(read(sound, RATE)) == 8000
+    assert len(read_audio(sound, RATE)) == 8000
 
 
 def test_more_than_an_hour_is_refused_before_it_is_read() -> None:
@@ -348,5 +348,5 @@ def test_a_click_is_silence(level: float, rate: int, noise: float) -> None:
 @pytest.mark.parametrize("seconds", [0.2, 0.5])
 def test_a_short_word_in_digital_silence_is_no_click(seconds: float) -> None:
     sound = np.concatenate([np.zeros(3 * RATE), buzz(seconds), np.zeros(3 * RATE)])
-    assert len(read(sound, RATE)) == len(sound)
-    assert len(read(buzz(0.1), RATE)) == 1600
+    assert len(read_audio(sound, RATE)) == len(sound)
+    assert len(read_audio(buzz(0.1), RATE)) == 1600

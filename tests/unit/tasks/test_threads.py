@@ -14,12 +14,12 @@ from mmdec.tasks import threads
 from mmdec.tasks.threads import (
     PARAMETERS,
     VARIABLES,
-    chosen_threads,
+    choose_threads,
     idle_processors,
     is_default,
     keep_threads,
     quota_of,
-    running_in,
+    running_processes,
     with_threads,
 )
 
@@ -75,7 +75,7 @@ def test_threads_come_back_where_the_system_gives_no_other(monkeypatch: pytest.M
     ],
 )
 def test_how_many(parameters: int, idle: int, most: int, chosen: int) -> None:
-    assert chosen_threads(parameters, idle, most) == chosen
+    assert choose_threads(parameters, idle, most) == chosen
 
 
 def test_a_call_chooses(busy: None) -> None:
@@ -163,7 +163,7 @@ def test_what_torch_began_with(count: int, environment: dict[str, str], told: bo
 )
 def test_what_runs_now(content: str, running: int | None) -> None:
     """Not the averages, which lag by minutes."""
-    assert running_in(content) == running
+    assert running_processes(content) == running
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_idle_processors(files: dict[str, str], idle: int, monkeypatch: pytest.M
 
 
 def test_this_machine_is_read() -> None:
-    assert 1 <= chosen_threads(LARGE, idle_processors(), 64) <= 64
+    assert 1 <= choose_threads(LARGE, idle_processors(), 64) <= 64

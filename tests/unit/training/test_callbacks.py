@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import timer
 
-from mmdec.training.callbacks import TimeLimit, lightning_says
+from mmdec.training.callbacks import TimeLimit, lightning_log_level
 from mmdec.training.optim import Schedule
 
 
@@ -48,6 +48,6 @@ def test_a_time_limit_brings_the_rate_to_zero_and_a_resumed_run_has_a_new_one(mo
 def test_lightning_is_heard_again_afterwards() -> None:
     logger = logging.getLogger("lightning.pytorch")
     before = logger.level
-    with lightning_says(logging.ERROR):
+    with lightning_log_level(logging.ERROR):
         assert logger.level == logging.ERROR
     assert logger.level == before

@@ -22,7 +22,7 @@ from mmdec.training.checkpoints import (
     check_local,
     last_checkpoint,
     load_averaged,
-    newest,
+    newest_checkpoints,
     read_checkpoint,
     read_resumed,
 )
@@ -130,7 +130,7 @@ def test_the_last_one_is_taken_where_it_is_good(run: Path) -> None:
     (run / "last.ckpt").unlink()
     assert last_checkpoint([run]) == run / "step=10.ckpt"
     (run / "step=7-v1.ckpt").touch()
-    assert newest(run, 2) == [run / "step=10.ckpt", run / "step=11.ckpt"]
+    assert newest_checkpoints(run, 2) == [run / "step=10.ckpt", run / "step=11.ckpt"]
 
 
 def test_where_none_is_good_it_says_so(run: Path) -> None:

@@ -31,7 +31,7 @@ FOUND = [
 
 def test_a_second_run_reads_nothing(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds_of(paths, tmp_path / "kept") == FOUND
-    monkeypatch.setattr(admission, "_measured", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(admission, "_measure", lambda *_: pytest.fail("read again"))
     assert seconds_of(paths, tmp_path / "kept") == FOUND
 
 
@@ -39,8 +39,8 @@ def test_what_was_mended_is_read_again(paths: list[Path], tmp_path: Path, monkey
     seconds_of(paths, tmp_path)
     paths[2].write_bytes(sound(2, 2.0))
     read: list[Path] = []
-    measured = admission._measured
-    monkeypatch.setattr(admission, "_measured", lambda some, how: measured(read.extend(some) or some, how))
+    measured = admission._measure
+    monkeypatch.setattr(admission, "_measure", lambda some, how: measured(read.extend(some) or some, how))
     assert seconds_of(paths, tmp_path) == [*FOUND[:2], 2.0, FOUND[3]]
     assert read == [paths[2]]
     os.utime(paths[0], ns=(0, 0))  # as large as before, but another
@@ -57,7 +57,7 @@ def test_a_damaged_file_of_what_was_found_is_written_anew(content: bytes, paths:
 
 
 def test_many_are_read_by_several_processes(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MANY", 2)
+    monkeypatch.setattr(admission, "MIN_PARALLEL_FILES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert seconds_of(paths, None) == FOUND
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

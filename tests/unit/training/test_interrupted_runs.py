@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import read_checkpoint
-from mmdec.training.processes import TERMINATED, only_one
+from mmdec.training.processes import TERMINATED, lock_folder
 from tests.support.quiet import LIGHTNING
 from tests.support.tiny_run import fit, recipe
 
@@ -101,7 +101,7 @@ def test_a_rate_beyond_all_measure_ends_the_run(tmp_path: Path):
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path):
     path = recipe(tmp_path / "one")
     elsewhere = f"--trainer.default_root_dir={tmp_path / 'two'}"  # but checkpoints in the first
-    with only_one(tmp_path / "one", "python -m mmdec.training fit"):
+    with lock_folder(tmp_path / "one", "python -m mmdec.training fit"):
         for more in ((), (elsewhere,)):
             with pytest.raises(InputError, match=r"must be alone in '.*one', but .* \(process \d+\) works there"):
                 fit(path, *more)
@@ -154,5 +154,5 @@ def test_a_damaged_last_one_gives_way_to_the_newest_good_one(tmp_path: Path, cap
 
 def test_only_the_first_process_holds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
-    with only_one(tmp_path, "python -m mmdec.training fit"):
+    with lock_folder(tmp_path, "python -m mmdec.training fit"):
         fit(recipe(tmp_path), "--trainer.max_steps=1", "--trainer.callbacks.save_last=false")

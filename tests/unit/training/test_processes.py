@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mmdec.errors import InputError
-from mmdec.hub.publish import whole_folder
-from mmdec.training.processes import only_one
+from mmdec.hub.publish import atomic_folder
+from mmdec.training.processes import lock_folder
 
 ROOT = Path(__file__).parents[3]
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
@@ -49,12 +49,12 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     )
     try:
         until((tmp_path / "held").exists)
-        with pytest.raises(InputError, match=f"process {holder.pid}"), only_one(tmp_path, "mmdec train drafter"):
+        with pytest.raises(InputError, match=f"process {holder.pid}"), lock_folder(tmp_path, "mmdec train drafter"):
             pass
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait(60)
-    with only_one(tmp_path, "mmdec train drafter"):
+    with lock_folder(tmp_path, "mmdec train drafter"):
         assert (tmp_path / ".lock").is_file()
 
 
@@ -116,18 +116,18 @@ def test_workers_of_a_corpus_end_with_a_killed_parent(tmp_path: Path, path: Path
 def test_a_folder_is_whole_or_as_it_was(tmp_path: Path) -> None:
     place = tmp_path / "model"
     for text in ("first", "second"):
-        with whole_folder(place) as fresh:
+        with atomic_folder(place) as fresh:
             (fresh / "weights").write_text(text)
             assert not place.exists() or (place / "weights").read_text() == "first"
         assert (place / "weights").read_text() == text
-    with pytest.raises(FileNotFoundError), whole_folder(place) as fresh:
+    with pytest.raises(FileNotFoundError), atomic_folder(place) as fresh:
         (fresh / "weights").write_bytes((tmp_path / "missing").read_bytes())
     assert (place / "weights").read_text() == "second"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     place.rename(tmp_path / ".model.old")  # as a process that was killed between two renames leaves it
-    with pytest.raises(KeyError), whole_folder(place):
+    with pytest.raises(KeyError), atomic_folder(place):
         raise KeyError("no")
     assert (place / "weights").read_text() == "second"
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file"), whole_folder(tmp_path / "file"):
+    with pytest.raises(InputError, match="is a file"), atomic_folder(tmp_path / "file"):
         pass

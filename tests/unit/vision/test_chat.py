@@ -10,7 +10,7 @@ from PIL import Image
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import llava, qwen
@@ -65,7 +65,7 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
         alone = model.generate(**made(shown), **options)[0, ids.shape[1] :].tolist()
         assert answer.tokens == alone
         if processor.image_token == "<image>":  # stock Qwen loses the positions of a second turn's images
-            same = model.generate(**made(pictures), **{CACHE: cache}, **options)[0, ids.shape[1] :].tolist()
+            same = model.generate(**made(pictures), **{CACHE_ARGUMENT: cache}, **options)[0, ids.shape[1] :].tolist()
             assert answer.tokens == same
         assert len(chat.messages) == 2 * (turn + 1)
         assert chat.messages[-1]["content"][0]["text"] == answer.text

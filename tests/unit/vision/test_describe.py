@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.loop import Round
 from mmdec.drafters.lookup import Lookup
 from mmdec.errors import InputError
@@ -294,7 +294,7 @@ def test_a_rotated_photo_is_turned_upright(vlm: LoadedVlm) -> None:
         ({"threads": 10**9}, "`threads`"),
         ({"num_beams": 4}, "`num_beams`"),
         ({"pixel_values": torch.zeros(1)}, "`pixel_values` must be left out"),
-        ({CACHE: None}, f"`{CACHE}` must be left out"),
+        ({CACHE_ARGUMENT: None}, f"`{CACHE_ARGUMENT}` must be left out"),
         ({"device": "tpu"}, "`device`"),
         ({"dtype": "bfloat16"}, "`dtype`"),
         ({"dtype": torch.bfloat16}, "`dtype` must be that of"),

@@ -10,10 +10,10 @@ import torch
 from transformers import DynamicCache
 
 import mmdec
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.registry import target_of
-from mmdec.targets.ropes import longest
+from mmdec.targets.ropes import max_positions
 from mmdec.tasks.call import BatchError
 from tests.support.pictures import QUESTION, pixels, stock
 from tests.support.tiny_vlm import IMAGE, Picture, batch_of, vision_model
@@ -86,9 +86,9 @@ def test_an_image_takes_as_many_positions_as_the_model_gives_it(kind: str, wante
 def test_a_turn_over_a_cache_counts_from_the_beginning() -> None:
     model, cache = vision_model("qwen2_vl"), DynamicCache(config=vision_model("qwen2_vl").config)
     first = batch_of("qwen2_vl", [[[5, 6], Picture.random(1, (16, 32)), [7, 8]]])
-    said = mmdec.generate(model, first, None, **{CACHE: cache}, max_new_tokens=3, do_sample=False).sequences
+    said = mmdec.generate(model, first, None, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, do_sample=False).sequences
     ids = torch.cat([said, torch.tensor([[20, 21]])], 1)
-    shown = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE: cache}
+    shown = {"input_ids": ids, "attention_mask": torch.ones_like(ids), CACHE_ARGUMENT: cache}
     target: Any = target_of(model)
     assert target.prompt_positions(shown) == [1 + 2 + 1 + 4 + 1 + 2 + 3 + 2]
 
@@ -110,4 +110,4 @@ def test_a_turn_over_a_cache_counts_from_the_beginning() -> None:
     ],
 )
 def test_stretched_rotations_reach_further(fields: dict[str, Any], wanted: int | None) -> None:
-    assert longest(SimpleNamespace(**fields)) == wanted
+    assert max_positions(SimpleNamespace(**fields)) == wanted

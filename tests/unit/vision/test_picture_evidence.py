@@ -13,7 +13,7 @@ import mmdec
 from mmdec.io.images import read_image
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.tasks.confidence import Calibration, write_calibrations
-from mmdec.vision.answer import FLOOR, MOST, STRUCTURE, picture_evidence, structure
+from mmdec.vision.answer import MAX_STRUCTURE, STRUCTURE, STRUCTURE_OFFSET, picture_evidence, structure
 from tests.support.empty_pictures import EMPTY, empty_picture
 from tests.support.tiny_vlm_folder import write
 
@@ -74,11 +74,11 @@ def test_of_several_pictures_the_mean_is_told_and_of_none_nothing() -> None:
     assert picture_evidence([]) == {}
     faint = np.zeros((128, 128, 3), np.uint8)
     faint[32:40, 32] = 5
-    assert FLOOR < structure(faint) < MOST < structure(scene)
-    assert picture_evidence([faint])[STRUCTURE] == pytest.approx(math.log(structure(faint) + FLOOR))
+    assert STRUCTURE_OFFSET < structure(faint) < MAX_STRUCTURE < structure(scene)
+    assert picture_evidence([faint])[STRUCTURE] == pytest.approx(math.log(structure(faint) + STRUCTURE_OFFSET))
     alone = picture_evidence([scene])[STRUCTURE]
-    assert alone == pytest.approx(math.log(MOST + FLOOR))
-    assert picture_evidence([scene, flat])[STRUCTURE] == pytest.approx((alone + math.log(FLOOR)) / 2)
+    assert alone == pytest.approx(math.log(MAX_STRUCTURE + STRUCTURE_OFFSET))
+    assert picture_evidence([scene, flat])[STRUCTURE] == pytest.approx((alone + math.log(STRUCTURE_OFFSET)) / 2)
 
 
 def test_answers_about_nothing_are_less_sure_and_a_question_without_a_picture_is_neutral(vlm: LoadedVlm) -> None:

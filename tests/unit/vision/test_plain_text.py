@@ -16,7 +16,7 @@ from mmdec.io.images import to_pil
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.vision.chat import Dialogue
-from mmdec.vision.describe import Message, Question, render, tensors, user_message
+from mmdec.vision.describe import Message, Question, model_inputs, render_chat, user_message
 from tests.support import seeing_folders
 from tests.support.pictures import QUESTION, pixels
 from tests.support.tiny_vlm_folder import llava, qwen
@@ -54,7 +54,7 @@ def special(vlm: LoadedVlm) -> list[str]:
 
 def asked(vlm: LoadedVlm, *messages: Message, count: int = 1) -> dict[str, Any]:
     question = Question("", tuple(pixels(seed) for seed in range(count)))
-    return tensors(vlm, [render(vlm, messages)], [question])
+    return model_inputs(vlm, [render_chat(vlm, messages)], [question])
 
 
 def user(vlm: LoadedVlm, text: str) -> Message:
@@ -119,22 +119,22 @@ def test_ordinary_texts_have_the_tokens_that_they_had(vlm: LoadedVlm) -> None:
     for text in ORDINARY:
         message = user(vlm, text)
         written = vlm.processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-        assert render(vlm, [message]) == written
+        assert render_chat(vlm, [message]) == written
         begin = vlm.tokenizer.bos_token
         how: dict[str, Any] = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
         how["add_special_tokens"] = not (begin and written.startswith(begin))
         images = [[to_pil(pixels(0))]]
         wanted = vlm.processor(images=images, text=[written], **how)
-        found = tensors(vlm, [written], [Question("", (pixels(0),))])
+        found = model_inputs(vlm, [written], [Question("", (pixels(0),))])
         other = vlm.plain.processor(images=images, text=[written], **how)
         assert set(found) == set(wanted) - {"labels"}
         for name, value in found.items():
             same = torch.equal if isinstance(value, torch.Tensor) else np.array_equal
             assert same(torch.as_tensor(wanted[name]).to(value.dtype), value), name
             assert same(torch.as_tensor(other[name]).to(value.dtype), value), name
-    both = tensors(
+    both = model_inputs(
         vlm,
-        [render(vlm, [user(vlm, text)]) for text in (ORDINARY[0], vlm.image_token)],
+        [render_chat(vlm, [user(vlm, text)]) for text in (ORDINARY[0], vlm.image_token)],
         [Question("", (pixels(0),))] * 2,
     )
     alone = ids(asked(vlm, user(vlm, ORDINARY[0])))

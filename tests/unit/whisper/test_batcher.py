@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmdec.kernels.threads import set_own_threads
-from mmdec.whisper.batcher import Together
+from mmdec.whisper.batcher import PassBatcher
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +34,12 @@ def reached(event: threading.Event) -> None:
 def test_threads_that_begin_meanwhile_and_later_have_their_own_number() -> None:
     torch.set_num_threads(5)
     set_own_threads(3)
-    together, seen = Together(1), dict[str, int]()
+    together, seen = PassBatcher(1), dict[str, int]()
 
     def job() -> None:
         seen["job"] = torch.get_num_threads()
-        seen["apart"] = together.alone(torch.get_num_threads, apart=True)
-        seen["pass"] = together.pass_of(lambda parts: [torch.get_num_threads() for _ in parts], None)
+        seen["apart"] = together.run_alone(torch.get_num_threads, apart=True)
+        seen["pass"] = together.run_in_shared_pass(lambda parts: [torch.get_num_threads() for _ in parts], None)
         seen["begun meanwhile"] = elsewhere(torch.get_num_threads)
 
     assert [number for number, _ in together.run([job])] == [0]
@@ -52,7 +52,7 @@ def test_a_finished_encoder_goes_on_before_another_is_taken() -> None:
     """The other thread does the first and the third, the caller's takes the second: then the first goes on, and only
     then the fourth is taken. Which thread computes one changes no number of threads."""
     torch.set_num_threads(3)
-    together, order, threads = Together(3), list[str](), list[int]()
+    together, order, threads = PassBatcher(3), list[str](), list[int]()
     begun = [threading.Event() for _ in range(4)]
     told = threading.Event()
 
@@ -72,7 +72,7 @@ def test_a_finished_encoder_goes_on_before_another_is_taken() -> None:
     def job(number: int) -> None:
         if number == 1:
             reached(begun[0])
-        together.alone(lambda: apart(number), apart=True)
+        together.run_alone(lambda: apart(number), apart=True)
         if number == 0:
             order.append("the first goes on")
             told.set()
@@ -85,7 +85,7 @@ def test_a_finished_encoder_goes_on_before_another_is_taken() -> None:
 
 def test_an_error_leaves_what_has_not_begun() -> None:
     torch.set_num_threads(2)
-    together, computed = Together(2), list[str]()
+    together, computed = PassBatcher(2), list[str]()
     begun, dropped = threading.Event(), threading.Event()
 
     def first() -> None:
@@ -96,7 +96,7 @@ def test_an_error_leaves_what_has_not_begun() -> None:
     def queued() -> None:
         reached(begun)
         try:
-            together.alone(lambda: computed.append("queued"), apart=True)
+            together.run_alone(lambda: computed.append("queued"), apart=True)
         finally:
             dropped.set()
 
@@ -104,5 +104,5 @@ def test_an_error_leaves_what_has_not_begun() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(together.run([lambda: together.alone(first, apart=True), queued, fails]))
+        list(together.run([lambda: together.run_alone(first, apart=True), queued, fails]))
     assert computed == ["first"]

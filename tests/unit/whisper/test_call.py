@@ -16,10 +16,10 @@ from mmdec.whisper.call import (
     can_shorten,
     context_frames,
     encode,
-    encoding_once,
-    ends,
+    has_end_token,
+    is_runaway,
     recording_features,
-    runs_away,
+    with_caching_encoder,
 )
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
@@ -67,7 +67,7 @@ def test_an_encoder_of_the_callers_own_is_left_alone(whisper: LoadedWhisper) -> 
     try:
         assert not can_shorten(encoder)
         heard = features(whisper, 0.5)
-        once, remembering = encoding_once(whisper.model, lambda *_: None, margin=0.0)
+        once, remembering = with_caching_encoder(whisper.model, lambda *_: None, margin=0.0)
         with torch.inference_mode():
             states = once.get_encoder()(heard).last_hidden_state
             assert torch.equal(states, encoder(heard).last_hidden_state)
@@ -87,7 +87,7 @@ def test_an_encoder_of_the_callers_own_is_left_alone(whisper: LoadedWhisper) -> 
     ],
 )
 def test_runaway_texts_are_recognised(tokens: list[int], seconds: float, found: bool) -> None:
-    assert runs_away(tokens, seconds, 51_865) is found
+    assert is_runaway(tokens, seconds, 51_865) is found
 
 
 def test_a_text_ends_with_any_end_token() -> None:
@@ -95,11 +95,11 @@ def test_a_text_ends_with_any_end_token() -> None:
         eos_token_id: Any = 3
 
     config = Config()
-    assert ends([1, 3], config)
-    assert not ends([3, 1], config)
-    assert not ends([], config)
+    assert has_end_token([1, 3], config)
+    assert not has_end_token([3, 1], config)
+    assert not has_end_token([], config)
     config.eos_token_id = [4, 1]
-    assert ends([3, 1], config)
+    assert has_end_token([3, 1], config)
 
 
 def test_hooks_within_the_encoder_see_their_passes(whisper: LoadedWhisper) -> None:
@@ -136,7 +136,7 @@ def test_provisional_text_that_runs_away_is_read_whole(
         assert not first.final
         short, whole = first.transcript, mmdec.transcribe(sound, sample_rate=RATE, **options)
         text = [token for token in short.tokens if token < whisper.model.config.vocab_size - 201]
-        assert short.tokens == whole.tokens or not runs_away(text, first.end, whisper.model.config.vocab_size)
+        assert short.tokens == whole.tokens or not is_runaway(text, first.end, whisper.model.config.vocab_size)
 
 
 @pytest.mark.parametrize("samples", [1, 159, 161, 10_240, 10_241, 48_000, 470_000, 479_600, 479_999, 480_000, 500_000])

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels.half import HalfWeights
 from mmdec.targets.kv_cache import KVPool
 from mmdec.whisper import decoder as whisper_decoder
 from mmdec.whisper.decoder import FastDecoder
-from mmdec.whisper.vocabulary import PAYS, copies_of
+from mmdec.whisper.vocabulary import MIN_PASSES_BEFORE_COPY, half_precision_copies
 from tests.support.tiny_whisper import FRAMES, whisper
 
 
@@ -27,7 +27,9 @@ def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, T
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         outs = []
         with torch.inference_mode():
-            decoder(torch.randint(60, (batch, 5)), encoder_hidden_states=states, **{CACHE: cache}, use_cache=True)
+            decoder(
+                torch.randint(60, (batch, 5)), encoder_hidden_states=states, **{CACHE_ARGUMENT: cache}, use_cache=True
+            )
             store = KVPool(cache)
             for length in (5, 5 + nodes):
                 seen = torch.rand(batch, 1, nodes, length + nodes) < 0.6
@@ -38,7 +40,7 @@ def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, T
                     attention_mask=mask,
                     position_ids=torch.randint(5, 20, (batch, nodes)),
                     encoder_hidden_states=states,
-                    **{CACHE: cache},
+                    **{CACHE_ARGUMENT: cache},
                     use_cache=True,
                 )
                 outs.append(out.last_hidden_state)
@@ -57,7 +59,7 @@ def test_it_gives_the_decoders_own_states_bit_by_bit(batch: int, nodes: int) -> 
 def test_large_layers_give_them_by_another_order_of_sums(
     batch: int, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whisper_decoder, "LARGE", 1)
+    monkeypatch.setattr(whisper_decoder, "MIN_ONEDNN_ELEMENTS", 1)
     wanted, found = both(whisper(), batch, nodes)
     assert torch.allclose(wanted, found, atol=1e-5)
     assert found.is_contiguous()
@@ -82,7 +84,7 @@ def test_adapters_and_hooks_go_on_working() -> None:
     layer.self_attn.v_proj.register_forward_hook(lambda _module, _args, out: 3 * out)
     layer.final_layer_norm.register_forward_hook(lambda _module, _args, out: out + 0.5)
     layer.encoder_attn.q_proj.forward = lambda x: torch.zeros_like(x)  # type: ignore[method-assign]
-    assert FastDecoder.fits(network.model.decoder)
+    assert FastDecoder.can_replace(network.model.decoder)
     wanted, found = both(network, 1, 3)
     assert torch.equal(wanted, found)
     assert not torch.equal(wanted, plain)
@@ -99,7 +101,7 @@ def test_hooks_on_the_decoder_are_told() -> None:
     both(network, 2, 3)
     passes = seen[-4:]  # of the draft's pass
     assert passes[1] == passes[3] == (2, 3, 32)
-    assert {"input_ids", CACHE, "position_ids"} <= set(passes[0])
+    assert {"input_ids", CACHE_ARGUMENT, "position_ids"} <= set(passes[0])
     for handle in handles:
         handle.remove()
     count = len(seen)
@@ -108,25 +110,25 @@ def test_hooks_on_the_decoder_are_told() -> None:
 
 
 def test_it_stands_back_where_it_does_not_know_the_way() -> None:
-    assert FastDecoder.fits(whisper().model.decoder)
+    assert FastDecoder.can_replace(whisper().model.decoder)
     other: Any = whisper()
     other.set_attn_implementation("eager")
-    assert not FastDecoder.fits(other.model.decoder)
+    assert not FastDecoder.can_replace(other.model.decoder)
     other: Any = whisper()
     other.model.decoder.layers[1].register_forward_hook(lambda *_: None)
-    assert not FastDecoder.fits(other.model.decoder)
+    assert not FastDecoder.can_replace(other.model.decoder)
     other: Any = whisper()
     other.model.decoder.layers[0].encoder_attn.register_forward_pre_hook(lambda *_: None)
-    assert not FastDecoder.fits(other.model.decoder)
+    assert not FastDecoder.can_replace(other.model.decoder)
     other: Any = whisper()
     layer: Any = other.model.decoder.layers[0]
     layer.forward = layer.forward
-    assert not FastDecoder.fits(other.model.decoder)
+    assert not FastDecoder.can_replace(other.model.decoder)
     other: Any = whisper()
     other.model.decoder.layers[0] = Doubled(other.model.decoder.layers[0])
-    assert not FastDecoder.fits(other.model.decoder)
-    assert not FastDecoder.fits(whisper().train().model.decoder)
-    assert not FastDecoder.fits(nn.Identity())
+    assert not FastDecoder.can_replace(other.model.decoder)
+    assert not FastDecoder.can_replace(whisper().train().model.decoder)
+    assert not FastDecoder.can_replace(nn.Identity())
 
 
 def test_recorders_of_hidden_states_do_not_stand_in_its_way() -> None:
@@ -136,25 +138,25 @@ def test_recorders_of_hidden_states_do_not_stand_in_its_way() -> None:
     states = torch.zeros(1, FRAMES // 2, 32)
     network.model.decoder(torch.tensor([[5]]), encoder_hidden_states=states, output_hidden_states=True)
     assert any(layer._forward_hooks for layer in network.model.decoder.layers)
-    assert FastDecoder.fits(network.model.decoder)
+    assert FastDecoder.can_replace(network.model.decoder)
     again, found = both(network, 1, 3)
     assert torch.equal(again, wanted)
     assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize(("batch", "nodes"), [(1, 1), (1, 5), (2, 3), (1, 9)])
-@pytest.mark.parametrize("large", [1, whisper_decoder.LARGE])
+@pytest.mark.parametrize("large", [1, whisper_decoder.MIN_ONEDNN_ELEMENTS])
 def test_half_precision_weights_are_read_so(
     batch: int, nodes: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whisper_decoder, "LARGE", large)
+    monkeypatch.setattr(whisper_decoder, "MIN_ONEDNN_ELEMENTS", large)
     network = whisper()
     with torch.no_grad():
         for weight in network.parameters():
             weight.copy_(weight.half())
     wanted, _ = both(network, batch, nodes)
-    copies = copies_of(network.model.decoder)
-    copies.passes = PAYS
+    copies = half_precision_copies(network.model.decoder)
+    copies.passes = MIN_PASSES_BEFORE_COPY
     called: list[int] = []
     product = HalfWeights.__call__
     monkeypatch.setattr(HalfWeights, "__call__", lambda self, x: called.append(1) or product(self, x))
@@ -165,7 +167,7 @@ def test_half_precision_weights_are_read_so(
 
 def test_weights_that_are_none_stay_in_float32() -> None:
     network = whisper()
-    copies = copies_of(network.model.decoder)
-    copies.passes = PAYS
+    copies = half_precision_copies(network.model.decoder)
+    copies.passes = MIN_PASSES_BEFORE_COPY
     both(network, 1, 3)
     assert not copies.usable

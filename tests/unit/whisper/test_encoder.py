@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.whisper.encoder import MARGIN, STEP, WhisperEncoder, WhisperEncoderConfig, read_states
+from mmdec.whisper.encoder import MARGIN, STATE_SAMPLES, WhisperEncoder, WhisperEncoderConfig, read_states
 from tests.support.tiny_whisper import build
 
 
@@ -50,7 +50,7 @@ def test_the_sound_and_a_second_of_silence_are_read_and_no_more_than_a_window(
     assert MARGIN == 1.0
     with torch.no_grad():
         assert read_states(pair[0], [sound(seconds)])[1].tolist() == [states]
-    assert STEP == 320
+    assert STATE_SAMPLES == 320
 
 
 def test_of_the_margin_so_much_is_given_as_is_wanted(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmdec.errors import InputError
-from mmdec.whisper.transcript import Segment, Transcript, Word, agree, clock, cues, words
+from mmdec.whisper.transcript import Segment, Transcript, Word, cues, format_clock, reconcile_times, words_from_tokens
 
 HELLO = [Word(" Hello,", 0.0, 0.4), Word(" you", 0.4, 0.9)]
 
@@ -57,8 +57,8 @@ def test_subtitles_need_segments() -> None:
 
 
 def test_the_clock_rounds_and_carries() -> None:
-    assert clock(59.9996) == "00:01:00.000"
-    assert clock(-0.1, ",") == "00:00:00,000"
+    assert format_clock(59.9996) == "00:01:00.000"
+    assert format_clock(-0.1, ",") == "00:00:00,000"
 
 
 PIECES = {
@@ -76,7 +76,7 @@ def decode(tokens: list[int]) -> str:
 
 def timed(tokens: list[int], spaced: bool = True) -> list[tuple[str, float, float]]:
     steps = [float(place) for place in range(len(tokens))]
-    found = words(tokens, steps, [step + 1 for step in steps], decode, spaced)
+    found = words_from_tokens(tokens, steps, [step + 1 for step in steps], decode, spaced)
     return [(word.text, word.start, word.end) for word in found]
 
 
@@ -93,7 +93,7 @@ def test_characters_of_several_tokens_are_whole() -> None:
 
 
 def test_words_never_end_before_they_begin() -> None:
-    assert words([1], [2.0], [1.0], decode)[0].end == 2.0
+    assert words_from_tokens([1], [2.0], [1.0], decode)[0].end == 2.0
 
 
 def said(start: float, end: float, *words: Word) -> Segment:
@@ -101,7 +101,7 @@ def said(start: float, end: float, *words: Word) -> Segment:
 
 
 def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
-    found = agree(
+    found = reconcile_times(
         [
             said(0.2, 1.0, Word(" a", 0.0, 0.5), Word(" b", 0.6, 1.2)),
             Segment(1.0, 1.5, "", [2], []),
@@ -129,7 +129,7 @@ def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, li
     """Whatever the model and its attention say."""
     segments = [said(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
     at = 0.0
-    for before, after in zip(segments, agree(segments), strict=True):
+    for before, after in zip(segments, reconcile_times(segments), strict=True):
         assert len(after.words or ()) == len(before.words or ())
         assert at <= after.start <= after.end
         inside = after.start

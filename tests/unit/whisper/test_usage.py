@@ -9,7 +9,7 @@ import torch
 
 import mmdec
 from mmdec.whisper.checkpoint import LoadedWhisper
-from mmdec.whisper.request import Spoken, TranscriptionRequest, UsageMeter
+from mmdec.whisper.request import TextOptions, TranscriptionRequest, UsageMeter
 from tests.conftest import buzz
 from tests.support.short_transcripts import transcribe
 
@@ -69,7 +69,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     assert set(hooks) == {0}
     speculation = mmdec.speculate("lookup", num_speculative_tokens=3)
     meter = UsageMeter(whisper.model, speculation, 2)
-    call = TranscriptionRequest.of(whisper, speculation, {}, 2, Spoken(language="en"))
+    call = TranscriptionRequest.of(whisper, speculation, {}, 2, TextOptions(language="en"))
     samples = [torch.from_numpy(buzz(seconds)) for seconds in (1.7, 2.9)]
     found: Any = meter.model.generate(
         **call.features(samples),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.whisper.words import LEADS, SpokenTokens, align, align_text, attended, loudness, moved_to_sound
+from mmdec.whisper.words import LEADS, TokenAligner, align, align_text, loudness, mean_attention, shift_to_sound
 
 MELS = 80
 # Three words: [first, last) state; a pause of 40 states is between the second and the third.
@@ -35,7 +35,7 @@ def looks(*spoken: tuple[int, int], lead: int = LEADS[-1]) -> Tensor:
 def aligned(maps: Tensor, begins: list[bool]) -> tuple[np.ndarray, np.ndarray]:
     """Alignment of maps (N, STATES) to the sound of `SPOKEN`."""
     loud = loudness(features(*SPOKEN).numpy())
-    return align(moved_to_sound(attended(maps[None]), loud), loud, begins)
+    return align(shift_to_sound(mean_attention(maps[None]), loud), loud, begins)
 
 
 @pytest.mark.parametrize("lead", LEADS)
@@ -84,7 +84,7 @@ def test_each_row_has_its_own_times_and_marks_last_no_time() -> None:
     def begins(tokens: Any) -> list[bool | None]:
         return [{10: True, 12: True}.get(token) for token in tokens]
 
-    timed = SpokenTokens(1, begins, lambda: sound, 50)
+    timed = TokenAligner(1, begins, lambda: sound, 50)
     starts = timed(output, [[0, 0]], num_frames=torch.tensor([400, 200]), num_input_ids=2)
     seconds = output["token_seconds"]
     assert starts.shape == seconds.shape == (2, 5)
@@ -102,7 +102,7 @@ def test_speech_long_after_the_last_timestamp_is_not_aligned() -> None:
     sound, ends = features((20, 50), (60, 140))[None], list[float]()
     for tokens in ([1, 2, 10, 105, 3], [1, 2, 10, 11, 3]):  # with the timestamp 55, and without one
         output: Any = SimpleOutput(cross_attentions=[(maps[None, None],)], sequences=torch.tensor([tokens]))
-        timed = SpokenTokens(1, lambda row: [True if token == 10 else None for token in row], lambda: sound, 50)
+        timed = TokenAligner(1, lambda row: [True if token == 10 else None for token in row], lambda: sound, 50)
         starts = timed(output, [[0, 0]], num_input_ids=2)
         ends.append(float((starts + output["token_seconds"])[0, 2]))
     assert 1.0 <= ends[0] <= 1.6

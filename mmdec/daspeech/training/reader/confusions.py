@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mmdec.checks.weights import read_weights
-from mmdec.drafters.ctc.network import Heard
+from mmdec.drafters.ctc.network import CtcTranscripts
 from mmdec.errors import InputError
 from mmdec.training.metrics.text import extra
 
 START = 0  # piece id for the start of a sentence: a head may output something before the first piece
-ENOUGH = 4  # with fewer occurrences of a piece, outputs for other pieces are imitated, to have variety
+MIN_OUTCOMES = 4  # with fewer occurrences of a piece, outputs for other pieces are imitated, to have variety
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Confusions:
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
             outcomes = self.by_piece.get(piece, [])
-            foreign = len(outcomes) < ENOUGH and at > 0
+            foreign = len(outcomes) < MIN_OUTCOMES and at > 0
             if foreign:
                 outcomes = self.right
             if not outcomes:
@@ -96,7 +96,7 @@ class Confusions:
             raise InputError(f"`imitation` must be a file of confusions, but '{path}' lacks {error}.") from None
 
 
-def confusions(sentences: Iterable[tuple[Sequence[int], Heard]]) -> Confusions:
+def collect_confusions(sentences: Iterable[tuple[Sequence[int], CtcTranscripts]]) -> Confusions:
     """Collect the outputs of a CTC head by the true piece.
 
     sentences: pairs of a sentence's true piece ids and the head's output for it, a batch of one row. The two are

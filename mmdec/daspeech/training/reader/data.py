@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD
 from mmdec.daspeech.training.reader.confusions import Confusions
 from mmdec.errors import InputError
-from mmdec.phonetics.pieces import HEARD, WRITTEN, Pieces, heard
+from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.training.corpora.text_files import TextPair, evenly_spaced, read_text_pairs, read_training_pairs
-from mmdec.training.optim import rows_of, sized_batches
+from mmdec.training.optim import batches_by_size, rows_of
 
 
 @dataclass
@@ -124,9 +124,17 @@ class PairData(LightningDataModule):
         self.train = read_training_pairs(text)
         self.dev = evenly_spaced(read_text_pairs(text[0], "dev"), dev_rows)
         everything = [pair for pairs in self.train for pair in pairs]
-        self.pieces = Pieces.kept(Path(pieces), lambda: map(heard, (pair.source for pair in everything)), count, HEARD)
-        self.english = Pieces.kept(
-            Path(english), lambda: (text for pair in everything for text in pair.references), written, WRITTEN
+        self.pieces = PieceTokenizer.kept(
+            Path(pieces),
+            lambda: map(normalise_for_speech, (pair.source for pair in everything)),
+            count,
+            CTC_SPECIAL_PIECES,
+        )
+        self.english = PieceTokenizer.kept(
+            Path(english),
+            lambda: (text for pair in everything for text in pair.references),
+            written,
+            DECODER_SPECIAL_PIECES,
         )
 
     @property
@@ -143,7 +151,7 @@ class PairData(LightningDataModule):
         [sentence][reference] target piece ids."""
         pieces, units = [], []
         for pair in pairs:
-            source = self.pieces.encode(heard(pair.source))
+            source = self.pieces.encode(normalise_for_speech(pair.source))
             targets = [self.english.encode(text) for text in pair.references]
             targets = [target for target in targets if 0 < len(target) <= self.longest]
             if 0 < len(source) <= self.longest and targets:
@@ -166,7 +174,7 @@ class PairData(LightningDataModule):
         rows = draw.choice(len(pieces), min(wanted, len(pieces)), replace=False, p=weights / weights.sum())
         chosen = [(int(row), int(draw.integers(len(units[row])))) for row in rows]
         sizes = [len(pieces[row]) + len(units[row][turn]) + 2 for row, turn in chosen]
-        grouped = sized_batches(sorted(range(len(chosen)), key=sizes.__getitem__), sizes, most)
+        grouped = batches_by_size(sorted(range(len(chosen)), key=sizes.__getitem__), sizes, most)
         batches = rows_of([[chosen[at] for at in batch] for batch in grouped], rank, self.trainer.world_size)
         mine = [batches[at] for at in draw.permutation(len(batches))[: self.steps_per_epoch]]
         seed = [self.seed, self.trainer.current_epoch, 1 + rank]
@@ -175,7 +183,7 @@ class PairData(LightningDataModule):
     def val_dataloader(self) -> DataLoader:
         """Load the dev sentences in order, each with its first reference. The imitated errors are the same at each
         validation."""
-        pieces = [self.pieces.encode(heard(pair.source)) for pair in self.dev]
+        pieces = [self.pieces.encode(normalise_for_speech(pair.source)) for pair in self.dev]
         units = [[self.english.encode(pair.references[0])] for pair in self.dev]
         rows = list(range(len(pieces)))
         batches = [[(row, 0) for row in rows[start : start + 32]] for start in range(0, len(rows), 32)]

@@ -21,11 +21,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from mmdec.daspeech.checkpoint import KINDS, load_encoder
+from mmdec.daspeech.checkpoint import ENCODER_KINDS, load_encoder
 from mmdec.errors import InputError
-from mmdec.hub.find import find, kind
+from mmdec.hub.find import find_model, model_kind
 from mmdec.io.audio import SAMPLE_RATE, load_audio, sound_seconds
-from mmdec.phonetics.pieces import HEARD, Pieces, heard
+from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.training.corpora.augment import (
     FRAME,
     add_babble,
@@ -35,14 +35,14 @@ from mmdec.training.corpora.augment import (
     telephone,
 )
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
-from mmdec.training.corpora.text_files import held_sources, read_training_pairs, sentence_key
-from mmdec.training.optim import rows_of, sized_batches
+from mmdec.training.corpora.text_files import held_out_sources, read_training_pairs, sentence_key
+from mmdec.training.optim import batches_by_size, rows_of
 from mmdec.training.stores import FrameStore
-from mmdec.whisper.checkpoint import KIND
+from mmdec.whisper.checkpoint import WHISPER_KIND
 from mmdec.whisper.encoder import TAIL, WhisperEncoder, read_states
 
-FILES = ("*.json", "model.safetensors", "model-*.safetensors")
-STATES = 50  # encoder states per second of sound; the same for all supported encoders
+ENCODER_FILES = ("*.json", "model.safetensors", "model-*.safetensors")
+STATES_PER_SECOND = 50  # encoder states per second of sound; the same for all supported encoders
 
 
 class SpeechEncoder(Protocol):
@@ -116,8 +116,8 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     top: number of last layers of a Whisper encoder to leave out.
     Raises: InputError if there is no such model, or if transformers has no encoder and feature extractor for it.
     """
-    folder = find(model, KIND, FILES)
-    if kind(folder) in KINDS:
+    folder = find_model(model, WHISPER_KIND, ENCODER_FILES)
+    if model_kind(folder) in ENCODER_KINDS:
         return WhisperReader(load_encoder(folder), top)
     if top:
         raise InputError(f"`top` must be 0 but for a Whisper, but is {top} for '{model}'. Leave it out.")
@@ -204,10 +204,10 @@ def keep_states(
     if not missing:
         return store
     seconds = sum(sound_seconds(row.path) + TAIL + (how.silence if view else 0) for row, view in missing)
-    size = seconds * STATES * store.width * 2 / 1e9
+    size = seconds * STATES_PER_SECOND * store.width * 2 / 1e9
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), CHUNK):
-        sounds = [(state_name(row, view), heard_sound(row, view, how)) for row, view in missing[start : start + CHUNK]]
+        sounds = [(state_name(row, view), load_view(row, view, how)) for row, view in missing[start : start + CHUNK]]
         # recordings of about equal length form a batch, so that it needs little padding
         sounds.sort(key=lambda item: len(item[1]))
         for begin in range(0, len(sounds), BATCH):
@@ -217,7 +217,7 @@ def keep_states(
     return store
 
 
-def heard_sound(row: Utterance, view: int, how: Distortion) -> Tensor:
+def load_view(row: Utterance, view: int, how: Distortion) -> Tensor:
     """Load one version of a recording as 16 kHz samples (T,).
 
     view: 0: the recording itself; n: its n-th augmented version, with a random seed from the recording's name and n.
@@ -241,7 +241,7 @@ class CtcBatch:
     rows: list[str]  # the recordings' names in the store of states
 
 
-class KeptStates(Dataset[CtcBatch]):
+class StateDataset(Dataset[CtcBatch]):
     """A dataset of batches. The encoder states of a batch are read from `store` when the batch is loaded.
 
     texts: name of a recording -> piece ids of its transcript. batches: the names of the recordings in each batch.
@@ -288,7 +288,7 @@ class StoredBatches(LightningDataModule):
         turn = 0
         while len(batches) < self.steps_per_epoch:
             draw = np.random.default_rng([self.seed, self.trainer.current_epoch, turn])
-            shared = [batch for batch in self.grouped(names, draw, world) if len(batch) >= world]
+            shared = [batch for batch in self.group_by_length(names, draw, world) if len(batch) >= world]
             if not shared:
                 raise InputError(
                     f"`batch_states` must hold a recording for each of {world} processes, but no batch has so many. "
@@ -297,13 +297,15 @@ class StoredBatches(LightningDataModule):
             batches += shared
             turn += 1
         mine = rows_of(batches[: self.steps_per_epoch], self.trainer.global_rank, world)
-        return DataLoader(KeptStates(self.store, self.texts, mine), batch_size=None, shuffle=False)
+        return DataLoader(StateDataset(self.store, self.texts, mine), batch_size=None, shuffle=False)
 
     def val_dataloader(self) -> DataLoader:
-        batches = self.grouped(list(self.dev_texts))
-        return DataLoader(KeptStates(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
+        batches = self.group_by_length(list(self.dev_texts))
+        return DataLoader(StateDataset(self.store, self.dev_texts, batches), batch_size=None, shuffle=False)
 
-    def grouped(self, names: list[str], draw: np.random.Generator | None = None, world: int = 1) -> list[list[str]]:
+    def group_by_length(
+        self, names: list[str], draw: np.random.Generator | None = None, world: int = 1
+    ) -> list[list[str]]:
         """Group recordings of about equal length into batches. Returns the names of each batch's recordings.
 
         draw: source of random numbers for the batches' order; None: by length.
@@ -312,7 +314,7 @@ class StoredBatches(LightningDataModule):
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         lengths = [self.store.length(name) for name in names]
         order = sorted(range(len(names)), key=lambda at: np.log(lengths[at]) + noise[at])
-        batches = [[names[at] for at in batch] for batch in sized_batches(order, lengths, self.batch_states * world)]
+        batches = [[names[at] for at in batch] for batch in batches_by_size(order, lengths, self.batch_states * world)]
         return batches if draw is None else [batches[at] for at in draw.permutation(len(batches))]
 
 
@@ -361,10 +363,10 @@ class SentenceData(StoredBatches, LightningDataModule):
         self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
         self.text = text
         self.texts: dict[str, list[int]] = {}
-        self.pieces = Pieces.kept(Path(pieces), self._sentences, count, HEARD)
+        self.pieces = PieceTokenizer.kept(Path(pieces), self._sentences, count, CTC_SPECIAL_PIECES)
 
     def _sentences(self) -> Iterator[str]:
-        return (heard(pair.source) for pairs in read_training_pairs(self.text) for pair in pairs)
+        return (normalise_for_speech(pair.source) for pairs in read_training_pairs(self.text) for pair in pairs)
 
     @property
     def units(self) -> list[str]:
@@ -374,10 +376,12 @@ class SentenceData(StoredBatches, LightningDataModule):
     def rows(self, split: str) -> list[Utterance]:
         """Return the recordings of a split that have a transcript. Of the training split, return at most `limit`,
         without sentences that are in a dev or test split of `text`."""
-        rows = [row for row in read_utterances(self.corpus, split) if self.pieces.encode(heard(row.text))]
+        rows = [
+            row for row in read_utterances(self.corpus, split) if self.pieces.encode(normalise_for_speech(row.text))
+        ]
         if split != self.splits[0]:
             return rows
-        held = held_sources(self.text)
+        held = held_out_sources(self.text)
         return [row for row in rows if sentence_key(row.text) not in held][: self.limit]
 
     def prepare_data(self) -> None:
@@ -393,5 +397,7 @@ class SentenceData(StoredBatches, LightningDataModule):
         train_views = [(row, view) for view in views for row in train]
         encoder = load_speech_encoder(self.encoder, self.top)
         self.store = keep_states([*((row, 0) for row in dev), *train_views], encoder, self.folder, self.distortion)
-        self.texts = {state_name(row, view): self.pieces.encode(heard(row.text)) for row, view in train_views}
-        self.dev_texts = {state_name(row, 0): self.pieces.encode(heard(row.text)) for row in dev}
+        self.texts = {
+            state_name(row, view): self.pieces.encode(normalise_for_speech(row.text)) for row, view in train_views
+        }
+        self.dev_texts = {state_name(row, 0): self.pieces.encode(normalise_for_speech(row.text)) for row in dev}

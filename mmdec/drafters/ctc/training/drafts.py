@@ -21,15 +21,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import single
-from mmdec.drafters.ctc.checkpoint import HeardTokens, save_ctc, token_merges
+from mmdec.core.tree import root_only
+from mmdec.drafters.ctc.checkpoint import CtcTokenIds, save_ctc, token_merges
 from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.tokens import FIRST, TokenPieces
 from mmdec.drafters.ctc.training.data import CLEAN
 from mmdec.drafters.ctc.training.module import load_module
 from mmdec.drafters.ctc.training.transcripts import JoinedWindow, WindowReader, keep_transcripts, read_pieces
 from mmdec.errors import InputError, MmdecError
-from mmdec.training.checkpoints import newest
+from mmdec.training.checkpoints import newest_checkpoints
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
@@ -40,7 +40,7 @@ SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per r
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundCounts:
     """Counts from the simulated decoding of one window: tokens of the text, rounds of drafting and verifying, and
     drafted tokens."""
 
@@ -49,7 +49,7 @@ class Rounds:
     drafted: int
 
 
-def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> Rounds:
+def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> RoundCounts:
     """Simulate speculative decoding of a text that is known, and count its rounds.
 
     states: (S, D) the window's encoder states. prompt: token ids of the decoder's prompt.
@@ -67,9 +67,9 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
         done += len(accepted)
         row = torch.tensor([accepted])
         verdict = Verdict(row, row[:, -1], row[:, -1] < 0, row, torch.tensor([len(accepted)]))
-        drafter.update(memory, single(row[:, -1]), scores, verdict)
+        drafter.update(memory, root_only(row[:, -1]), scores, verdict)
         if done >= len(text):
-            return Rounds(done, rounds, drafted)
+            return RoundCounts(done, rounds, drafted)
         draft = drafter.propose(memory, row[:, -1], plan).tokens[0, 1:].tolist()
         right = 0
         while right < len(draft) and done + right < len(text) - 1 and draft[right] == text[done + right]:
@@ -78,7 +78,7 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
         rounds, drafted = rounds + 1, drafted + len(draft)
 
 
-def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> HeardTokens:
+def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[str] = ()) -> CtcTokenIds:
     """Collect what a CTC drafter must know of its Whisper's vocabulary: its size, the ids of the first timestamp and of
     the end token, and the languages' tokens.
 
@@ -94,7 +94,7 @@ def heard_tokens(whisper: LoadedWhisper, name: str = "", languages: Sequence[str
     tasks: dict[str, int] = getattr(whisper.model.generation_config, "task_to_id", None) or {}
     # a translation is English: a head of other languages would draft what was said, not what is written
     refused = [tasks["translate"]] if languages and "en" not in languages and "translate" in tasks else []
-    return HeardTokens(reader.first_time, reader.end, whisper.model.config.vocab_size, name, tokens, refused)
+    return CtcTokenIds(reader.first_time, reader.end, whisper.model.config.vocab_size, name, tokens, refused)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,10 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--corpus needs --states, the folder of kept states and transcripts")
     try:
         whisper, checkpoint = load_whisper(given.model), given.checkpoint
-        files = newest(checkpoint, given.average) if checkpoint.is_dir() else [checkpoint]
+        files = newest_checkpoints(checkpoint, given.average) if checkpoint.is_dir() else [checkpoint]
         head = load_module(files)[0].head
         pieces = TokenPieces(token_merges(whisper.tokenizer), read_pieces(given.pieces))
-        tokens = heard_tokens(whisper, given.base, given.languages)
+        tokens = ctc_token_ids(whisper, given.base, given.languages)
         if given.out is not None:
             print(save_ctc(given.out, head, pieces, tokens, given.trained))
         if given.corpus is not None:
@@ -139,7 +139,7 @@ def _measure(given: argparse.Namespace, whisper: LoadedWhisper, drafter: Ctc) ->
     transcripts = TokenStore(folder / "transcripts")
     windows = [JoinedWindow((row,), given.language, 0) for row in read_utterances(given.corpus, given.split)]
     keep_transcripts(windows, whisper, store, transcripts, CLEAN)
-    edits, results = [], {size: list[Rounds]() for size in SIZES}
+    edits, results = [], {size: list[RoundCounts]() for size in SIZES}
     for window in windows:
         text, states = transcripts.get(window.name) or [], store.get(window.name)
         if len(text) < 2:

@@ -12,10 +12,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mmdec.daspeech.checkpoint import heard_parts, load_encoder
+from mmdec.daspeech.checkpoint import load_encoder, load_piece_translator
 from mmdec.daspeech.training.module import ctc_loss, load_network
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig, collapse
-from mmdec.drafters.ctc.training.data import STATES, CtcBatch, SpeechEncoder, WhisperReader, load_speech_encoder
+from mmdec.drafters.ctc.training.data import (
+    STATES_PER_SECOND,
+    CtcBatch,
+    SpeechEncoder,
+    WhisperReader,
+    load_speech_encoder,
+)
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.checkpoints import load_averaged, read_start
@@ -108,7 +114,7 @@ class CtcModule(RecipeModule):
             states = self.top(states, lengths)
             # a recording that fills the window has hardly any silence after it, so nothing is cut off
             cut = lengths < self.most
-            lengths = lengths - cut * round((MARGIN - TAIL) * STATES)
+            lengths = lengths - cut * round((MARGIN - TAIL) * STATES_PER_SECOND)
             states = states[:, : int(lengths.max())]
         if self.training:
             lost = torch.rand(len(states), 1, states.shape[-1]) < self.options.channels
@@ -156,7 +162,7 @@ def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
 
 
 @dataclass(frozen=True)
-class Ears:
+class CtcRecogniser:
     """A CTC speech recogniser: a head and the frozen encoder that it was trained on.
 
     Calling it with a sound file returns logits (1, F, V) for F output frames and V pieces, and the number of frames
@@ -171,7 +177,7 @@ class Ears:
         return self.head(*self.encoder.read([load_audio(path)], TAIL))
 
 
-def load_ears(checkpoint: Path, encoder: str) -> Ears:
+def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
     """Load a CTC head and its encoder.
 
     checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
@@ -180,10 +186,10 @@ def load_ears(checkpoint: Path, encoder: str) -> Ears:
     """
     ears = load_speech_encoder(encoder)
     if checkpoint.is_dir():
-        return Ears(heard_parts(checkpoint).model.head.eval(), ears)
+        return CtcRecogniser(load_piece_translator(checkpoint).model.head.eval(), ears)
     module, _ = load_module([checkpoint])
     if module.top is not None:
         # a checkpoint has trained encoder layers only if the encoder is a Whisper
         assert isinstance(ears, WhisperReader)
         ears = WhisperReader(module.top.give(ears.encoder))
-    return Ears(module.head, ears)
+    return CtcRecogniser(module.head, ears)

@@ -22,12 +22,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmdec.checks.devices import fast_bfloat16
+from mmdec.checks.devices import has_fast_bfloat16
 from mmdec.core.tree import chains
 from mmdec.drafters.ctc.checkpoint import token_merges
 from mmdec.drafters.ctc.tokens import MARK, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.data import Distortion, StoredBatches, distort
-from mmdec.drafters.medusa.training.data import ends, own_text
+from mmdec.drafters.medusa.training.data import decode_greedily, ends
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, load_audio, sound_seconds
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
@@ -35,17 +35,17 @@ from mmdec.training.stores import FrameStore, TokenStore
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.call import context_frames, encode
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from mmdec.whisper.encoder import STEP, whisper_mel
+from mmdec.whisper.encoder import STATE_SAMPLES, whisper_mel
 
-SILENCE = 3.0  # maximum seconds of silence after the sound whose encoder states are stored
-LENGTHS = (2.0, 27.0)  # in seconds: windows of joined recordings have a random maximum length in this range
-PAUSE = (0.2, 1.0)  # minimum and maximum seconds of silence between two joined recordings
+MAX_SILENCE_SECONDS = 3.0  # maximum seconds of silence after the sound whose encoder states are stored
+WINDOW_SECONDS = (2.0, 27.0)  # in seconds: windows of joined recordings have a random maximum length in this range
+PAUSE_SECONDS = (0.2, 1.0)  # minimum and maximum seconds of silence between two joined recordings
 RECALL = 12  # after a round, an accepted token is searched among this many next tokens of the known text
 AT_ONCE = 4  # number of windows that the decoder decodes together
-WHOLE = 4  # every 4th batch of augmented windows is padded to 30 s, as in decoding
+WHOLE_WINDOW_INTERVAL = 4  # every 4th batch of augmented windows is padded to 30 s, as in decoding
 NODES = 11  # number of tokens of the known text that are drafted in a round, the root included
-LIMIT = 220  # maximum tokens of a transcript; decoding is stopped there
-MARGIN = 5.0  # seconds of silence after the sound that the encoder reads if a window is not padded to 30 s
+MAX_TRANSCRIPT_TOKENS = 220  # maximum tokens of a transcript; decoding is stopped there
+MARGIN_SECONDS = 5.0  # seconds of silence after the sound that the encoder reads if a window is not padded to 30 s
 
 
 @final
@@ -126,12 +126,15 @@ class JoinedWindow:
         draw = np.random.default_rng([*self.name.encode()])
         parts = []
         for row in self.rows:
-            parts += [load_audio(row.path).numpy(), np.zeros(int(draw.uniform(*PAUSE) * SAMPLE_RATE), np.float32)]
+            parts += [
+                load_audio(row.path).numpy(),
+                np.zeros(int(draw.uniform(*PAUSE_SECONDS) * SAMPLE_RATE), np.float32),
+            ]
         joined = np.concatenate(parts[:-1])
         return torch.from_numpy(distort(joined, how, draw) if self.view else joined)
 
 
-def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
+def join_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
     """Join recordings, in their order, into windows. Each window's maximum length is drawn at random from `LENGTHS`.
 
     view: 0: the recordings as they are; n: the n-th augmented version, with other random lengths.
@@ -140,14 +143,14 @@ def joined_windows(rows: Sequence[Utterance], language: str, view: int, seed: in
     taken: list[Utterance] = []
     seconds = 0.0
     draw = np.random.default_rng([seed, view])
-    bound = draw.uniform(*LENGTHS)
+    bound = draw.uniform(*WINDOW_SECONDS)
     for row in rows:
         length = sound_seconds(row.path)
         if taken and seconds + length > bound:
             windows.append(JoinedWindow(tuple(taken), language, view))
-            taken, seconds, bound = [], 0.0, draw.uniform(*LENGTHS)
+            taken, seconds, bound = [], 0.0, draw.uniform(*WINDOW_SECONDS)
         taken.append(row)
-        seconds += length + PAUSE[1]
+        seconds += length + PAUSE_SECONDS[1]
     return [*windows, JoinedWindow(tuple(taken), language, view)] if taken else windows
 
 
@@ -184,7 +187,7 @@ class WindowReader:
         whole: pad the recordings to 30 s. False: only to the longest of them and `MARGIN` seconds of silence.
         """
         features = [self._features(sound) for sound in sounds]
-        frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN) for row in features)
+        frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN_SECONDS) for row in features)
         with _half(features[0].device):
             states = [encode(self.whisper.model.model.encoder, row, frames) for row in features]
         return torch.cat(states).float()
@@ -192,11 +195,13 @@ class WindowReader:
     def _features(self, sound: Tensor) -> Tensor:
         """Compute the log-mel spectrogram (1, mels, frames) of samples (T,), padded or cut to 30 s."""
         config = self.whisper.model.config
-        window = F.pad(sound, (0, config.max_source_positions * STEP - len(sound)))
+        window = F.pad(sound, (0, config.max_source_positions * STATE_SAMPLES - len(sound)))
         return whisper_mel(window[None], config.num_mel_bins)
 
     @torch.inference_mode()
-    def agreed(self, window: JoinedWindow, how: Distortion, least: float) -> tuple[str, Tensor, list[int]] | None:
+    def check_known_text(
+        self, window: JoinedWindow, how: Distortion, least: float
+    ) -> tuple[str, Tensor, list[int]] | None:
         """Turn a window's known text into its transcript, with one decoder pass over this text.
 
         The words stay as they are; punctuation and capital letters become the model's likeliest. A segment ends where
@@ -214,7 +219,7 @@ class WindowReader:
         known = known[: model.config.max_target_positions - len(prompt)]
         features = self._features(sound)
         with _half(features.device):
-            states = encode(model.model.encoder, features, context_frames(features, MARGIN)).float()
+            states = encode(model.model.encoder, features, context_frames(features, MARGIN_SECONDS)).float()
         ids = torch.tensor([[*prompt, *known]])
         scores = model(encoder_outputs=(states,), decoder_input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
         scores = scores.float().log_softmax(-1)
@@ -228,7 +233,11 @@ class WindowReader:
             text += [first] if ends_here and text[-1] != first else []
             signs = self._sign(token) and self._sign(other)
             text.append(other if signs or self._same(token, other) else token)
-        return window.name, states[0, : int((len(sound) / SAMPLE_RATE + SILENCE) * SAMPLE_RATE) // STEP], text
+        return (
+            window.name,
+            states[0, : int((len(sound) / SAMPLE_RATE + MAX_SILENCE_SECONDS) * SAMPLE_RATE) // STATE_SAMPLES],
+            text,
+        )
 
     def _same(self, token: int, other: int) -> bool:
         """Return whether two tokens stand for the same text if capital and small letters are not distinguished."""
@@ -252,17 +261,17 @@ class WindowReader:
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
         prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
         drafter = KnownText(known, self.first_time)
-        texts = own_text(self.whisper.model, states, prompts, timed, LIMIT, drafter, NODES)
+        texts = decode_greedily(self.whisper.model, states, prompts, timed, MAX_TRANSCRIPT_TOKENS, drafter, NODES)
         for window, sound, row, text in zip(windows, sounds, states, texts, strict=True):
-            seconds = len(sound) / SAMPLE_RATE + SILENCE
-            endless = len(text) >= LIMIT and text[-1] != self.end
-            yield window.name, row[: int(seconds * SAMPLE_RATE) // STEP], [] if endless else text
+            seconds = len(sound) / SAMPLE_RATE + MAX_SILENCE_SECONDS
+            endless = len(text) >= MAX_TRANSCRIPT_TOKENS and text[-1] != self.end
+            yield window.name, row[: int(seconds * SAMPLE_RATE) // STATE_SAMPLES], [] if endless else text
 
 
 def _half(device: torch.device) -> torch.autocast:
     """Return a context that computes in bfloat16 on devices where this is fast. States are stored in half precision
     anyway."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast_bfloat16(device))
+    return torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bfloat16(device))
 
 
 class TranscriptData(StoredBatches, LightningDataModule):
@@ -329,7 +338,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
                         break
                 rows.append(row)
             views = range(1, self.views + 1) if split == "train" else (0,)
-            found += [window for view in views for window in joined_windows(rows, language, view, self.seed)]
+            found += [window for view in views for window in join_windows(rows, language, view, self.seed)]
         return found
 
     def setup(self, stage: str) -> None:
@@ -403,9 +412,11 @@ def keep_transcripts(
     for number, start in enumerate(starts):
         batch = missing[start : start + AT_ONCE]
         if agreement is None:
-            found = list(reader.read(batch, how, number % WHOLE == 0 or not all(window.view for window in batch)))
+            found = list(
+                reader.read(batch, how, number % WHOLE_WINDOW_INTERVAL == 0 or not all(window.view for window in batch))
+            )
         else:
             none = torch.zeros(1, store.width)
-            found = [reader.agreed(window, how, agreement) or (window.name, none, []) for window in batch]
+            found = [reader.check_known_text(window, how, agreement) or (window.name, none, []) for window in batch]
         store.add({name: states for name, states, _ in found})
         transcripts.add({name: text for name, _, text in found})

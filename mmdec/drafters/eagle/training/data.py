@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
-from mmdec.drafters.eagle.training.samples import Choice, Inputs, Prompting, Questions, Sample, read_samples
-from mmdec.drafters.eagle.training.teacher import ReadingStore, Teacher, load_target, writer_number
+from mmdec.drafters.eagle.training.samples import Choice, Inputs, PromptBuilder, Questions, Sample, read_samples
+from mmdec.drafters.eagle.training.teacher import FeatureStore, Teacher, load_target, writer_number
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import check_counts, token_list
 from mmdec.training.corpora.admission import MAX_BAD_SHARE, Admission, check_apart
@@ -73,7 +73,7 @@ class QuestionDataset(Dataset[tuple[Sample, Inputs | None]]):
     def __init__(
         self,
         samples: Sequence[Sample],
-        prompting: Prompting,
+        prompting: PromptBuilder,
         answers: Callable[[Sample], list[int]],
         stored: Container[str],
     ) -> None:
@@ -164,8 +164,8 @@ class DraftData(LightningDataModule):
 
     # Files are read at first use, not in `__init__`: the parser of the command line would hide its error messages.
     @cached_property
-    def prompting(self) -> Prompting:
-        return Prompting(self.base)
+    def prompting(self) -> PromptBuilder:
+        return PromptBuilder(self.base)
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -227,7 +227,7 @@ class DraftData(LightningDataModule):
         folder = self.kept / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
 
-    def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> ReadingStore:
+    def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> FeatureStore:
         """Open the store of the target's features: sample name -> features.
 
         needs: which layers' hidden states, and whether embeddings are stored. half: compute them in bfloat16. rank:
@@ -235,7 +235,7 @@ class DraftData(LightningDataModule):
         """
         named = "_".join(str(layer) for layer in needs.layers)
         named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
-        return ReadingStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
+        return FeatureStore(self.kept / f"features-{self.mark}-{named}", self.teacher, needs, half, rank)
 
     def regenerate(
         self,
@@ -260,7 +260,7 @@ class DraftData(LightningDataModule):
         fresh = 0
         with ExitStack() as locks:
             store = self.store(locks, part)
-            questions = {sample.name: sample for sample in mixed_parts(self.samples["dev"], self.samples["train"])}
+            questions = {sample.name: sample for sample in mix_splits(self.samples["dev"], self.samples["train"])}
             missing = [sample for sample in questions.values() if store.get(sample.name) is None][part::parts]
             # Sort by expected length only within groups: if time runs out, there are not just short answers.
             size = GROUP * self.options.answer_batch
@@ -421,7 +421,7 @@ class DraftData(LightningDataModule):
         return DataLoader(dataset, batch_sampler=batches, collate_fn=dataset.collate, num_workers=self.options.workers)
 
 
-def mixed_parts(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
+def mix_splits(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
     """Mix the samples of both splits: every tenth is from `held`, the development split, until it is used up.
 
     So both splits have answers, even if time runs out before all questions are answered.

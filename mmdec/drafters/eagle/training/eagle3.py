@@ -22,14 +22,14 @@ from mmdec.drafters.eagle.training.data import DraftData
 from mmdec.drafters.eagle.training.module import (
     CELLS,
     DraftModule,
-    Weights,
-    expected_states,
+    LossWeights,
     in_pieces,
     rank_texts,
     step_weights,
+    target_states,
 )
-from mmdec.drafters.eagle.training.teacher import Reading, Teacher
-from mmdec.drafters.eagle.training.unroll import Columns
+from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
+from mmdec.drafters.eagle.training.unroll import UnrollInputs
 from mmdec.errors import InputError
 from mmdec.training.callbacks import CHAIN
 from mmdec.types import Needs
@@ -52,7 +52,7 @@ class Eagle3Module(DraftModule):
     """
 
     system: ClassVar[str] = "eagle3"
-    weights: ClassVar[Weights] = Weights(features=0.0, tokens=1.0)
+    weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=1.0)
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Eagle3Module(DraftModule):
         self.convention, self.draft_vocab = columns, draft_vocab
         self.hparams.update(columns=columns, draft_vocab=draft_vocab)
 
-    def needed(self, config: DraftConfig) -> Needs:
+    def training_needs(self, config: DraftConfig) -> Needs:
         """Return which hidden states of the target training needs: those that the network reads, and the LM head's
         input (layer -1), from which the target's distributions are computed."""
         return Needs(layers=(*config.layers, -1), embeds=config.projected)
@@ -97,7 +97,7 @@ class Eagle3Module(DraftModule):
             )
         if self.options.start is None:
             kept = torch.arange(config.vocab_size)
-            if config.mapped:
+            if config.has_draft_vocabulary:
                 data = cast(DraftData, self.trainer.datamodule)  # type: ignore[attr-defined] # not typed by Lightning
                 answers = (data.tokens[name] for name in sorted({row.name for row in data.parts["train"]}))
                 kept = frequent_tokens(answers, config.vocabulary)
@@ -122,7 +122,7 @@ class Eagle3Module(DraftModule):
         """Return logits (..., Vd) float32 over the draft vocabulary, by the network's LM head. hidden: (..., H)."""
         return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
 
-    def rank(self, texts: list[Reading]) -> list[Tensor]:
+    def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
         """Return, for simulated decoding, the rank that the network gives to each true token at each depth of a chain.
 
         Returns: for each text of A answer tokens (A - 1, depth) int64. Entry [r, d] is the rank of answer token
@@ -131,7 +131,7 @@ class Eagle3Module(DraftModule):
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
 
-    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+    def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
         round of decoding with chains of `CHAIN` drafted tokens."""
         probs, best = self.distributions(columns, texts)
@@ -144,7 +144,7 @@ class Eagle3Module(DraftModule):
             counted = columns.mask[:, step:]
             rows = number[:, step:][counted]
             width = max(1, CELLS // probs.shape[1])
-            pieces = in_pieces(self._compared, width, hidden[counted], probs[rows], best[rows])
+            pieces = in_pieces(self._compare_tokens, width, hidden[counted], probs[rows], best[rows])
             entropy, right = (torch.cat(part) for part in zip(*pieces, strict=True))
             known = best[rows] >= 0
             tokens = entropy.sum() / known.sum().clamp(min=1)
@@ -159,7 +159,7 @@ class Eagle3Module(DraftModule):
             parts["round"] = 1 + accepted / columns.mask.sum()
         return {**parts, "loss": self.loss_weights.tokens * total}
 
-    def _compared(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+    def _compare_tokens(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
         """Compare the drafter with the target at P answer tokens.
 
         hidden: (P, H), the drafter's states. probs: (P, Vd), the target's distributions over the draft vocabulary.
@@ -171,16 +171,16 @@ class Eagle3Module(DraftModule):
         return entropy.masked_fill(best < 0, 0.0), (drafted.argmax(-1) == best).to(entropy.dtype)
 
     @torch.no_grad()
-    def distributions(self, columns: Columns, texts: Sequence[Reading]) -> tuple[Tensor, Tensor]:
+    def distributions(self, columns: UnrollInputs, texts: Sequence[TargetFeatures]) -> tuple[Tensor, Tensor]:
         """Return the target's distributions (P, Vd) over the draft vocabulary at P answer tokens, and the target's
         likeliest token (P,) at each, as an index of the draft vocabulary; -1 if it is not there."""
-        expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
+        expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
         drafted, network = self.drafted, cast(Eagle3, self.network)
         tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))
 
         def restricted(states: Tensor) -> tuple[Tensor, Tensor]:
             logits = self.teacher.logits(states)
-            kept = logits[:, tokens] if network.config.mapped else logits
+            kept = logits[:, tokens] if network.config.has_draft_vocabulary else logits
             return kept.softmax(-1), drafted[logits.argmax(-1)]
 
         pieces = [restricted(part) for part in expected.split(max(1, CELLS // len(drafted)))]

@@ -16,7 +16,7 @@ from mmdec.pretrained.audio_lm import LoadedAudioLm, load_audio_lm
 from mmdec.training.corpora.librispeech import Utterance, read_utterances
 
 
-class Listening:
+class AudioPromptBuilder:
     """Makes the target's input tensors for a recording, as `mmdec.transcribe` does. It holds the target's processor."""
 
     def __init__(self, heard: LoadedAudioLm) -> None:
@@ -29,7 +29,7 @@ class Listening:
         return self.heard.inputs([self.heard.check(sample.sound.samples())])
 
 
-class HeardData(DraftData):
+class AudioData(DraftData):
     """A data module: recordings, with transcripts that the target generates. These replace the corpus's own
     transcripts.
 
@@ -48,7 +48,7 @@ class HeardData(DraftData):
 
     @cached_property
     def prompting(self) -> Any:
-        return Listening(self.heard)
+        return AudioPromptBuilder(self.heard)
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
         rows = read_utterances(self.corpus, split, self.admission)

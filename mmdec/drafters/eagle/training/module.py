@@ -31,14 +31,14 @@ from torch.utils.checkpoint import checkpoint
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.eagle.training.data import DraftBatch, DraftData
-from mmdec.drafters.eagle.training.teacher import Reading, ReadingStore, Teacher
-from mmdec.drafters.eagle.training.unroll import Columns, read_columns, unrolled
-from mmdec.drafters.medusa.drafter import WIDTH
+from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, Teacher
+from mmdec.drafters.eagle.training.unroll import UnrollInputs, unroll_inputs, unroll_steps
+from mmdec.drafters.medusa.drafter import MAX_RANKS
 from mmdec.drafters.medusa.training.module import gather_ranks, measure
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import atomic_folder
 from mmdec.pretrained.drafters import draft_card, load_drafter, load_network, save_network
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.module import DrafterModule
@@ -52,7 +52,7 @@ HEAD = "lm_head.weight"  # parameter name of a network's LM head, if it has one;
 
 
 @dataclass(frozen=True)
-class Weights:
+class LossWeights:
     """Weights of the parts of the loss. EAGLE, MSD and SpecVLM use 1 for `features` and 0.1 for `tokens`.
 
     features: SmoothL1 loss of the features, mean over channels. tokens: cross-entropy with the target's distribution.
@@ -114,7 +114,7 @@ def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
 
 
 def losses(
-    predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: Weights, cells: int = CELLS
+    predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: LossWeights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
     """Compare the drafter's features (P, H) with the target's. Returns name -> value: "loss", the weighted sum; its
     parts; and "right", the share of positions at which drafter and target have the same likeliest token.
@@ -189,7 +189,7 @@ class DraftOptions:
             raise InputError(f"`noise` must be 0 or more, but is {self.noise}. 0.1 is EAGLE's.")
 
 
-def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
+def fsdp_wrapper(trainer: Trainer) -> FullyShardedDataParallel | None:
     """Return the FSDP wrapper of the network, if its weights are sharded; None if every process has all weights."""
     wrapped: nn.Module | None = trainer.strategy.model
     return wrapped if isinstance(wrapped, FullyShardedDataParallel) else None
@@ -198,7 +198,7 @@ def sharded(trainer: Trainer) -> FullyShardedDataParallel | None:
 @contextmanager
 def whole_weights(trainer: Trainer) -> Iterator[None]:
     """Within the `with` block, every process can read all weights, even sharded ones. All processes must enter it."""
-    wrapped = sharded(trainer)
+    wrapped = fsdp_wrapper(trainer)
     if wrapped is None:
         yield
         return
@@ -208,10 +208,10 @@ def whole_weights(trainer: Trainer) -> Iterator[None]:
 
 @torch.no_grad()
 def rank_texts(
-    columns: Columns,
+    columns: UnrollInputs,
     steps: Sequence[Tensor],
     logits: Callable[[Tensor], Tensor],
-    texts: Sequence[Reading],
+    texts: Sequence[TargetFeatures],
     drafted: Tensor | None = None,
 ) -> list[Tensor]:
     """Compute the rank that the drafter gives to each true token, for simulated decoding; its likeliest has rank 0.
@@ -234,12 +234,12 @@ def rank_texts(
         tokens = drafted[tokens]
         known = known & (tokens >= 0)
         tokens = tokens.clamp(min=0)
-    ranks = torch.full((rows, width, len(steps)), WIDTH)
+    ranks = torch.full((rows, width, len(steps)), MAX_RANKS)
     for depth, hidden in enumerate(steps):
         scores = logits(hidden)
         own_scores = scores.gather(-1, tokens[:, depth:, None])
-        step_ranks = (scores > own_scores).sum(-1).clamp(max=WIDTH)  # (B, N - depth), for each root
-        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], WIDTH).cpu()
+        step_ranks = (scores > own_scores).sum(-1).clamp(max=MAX_RANKS)  # (B, N - depth), for each root
+        ranks[:, : width - depth, depth] = step_ranks.masked_fill(~known[:, depth:], MAX_RANKS).cpu()
     return [ranks[row, :length] for row, length in enumerate(lengths)]
 
 
@@ -252,7 +252,7 @@ class DraftModule(DrafterModule):
     """
 
     system: ClassVar[str]
-    weights: ClassVar[Weights] = Weights()
+    weights: ClassVar[LossWeights] = LossWeights()
     words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # names in logs
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
@@ -260,7 +260,7 @@ class DraftModule(DrafterModule):
         self.save_hyperparameters(ignore=["units"])
         self.use_options(DraftOptions(**options))
         overrides = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
-        self.loss_weights = Weights(**{**vars(self.weights), **overrides})
+        self.loss_weights = LossWeights(**{**vars(self.weights), **overrides})
         self.ranks: list[Tensor] = []  # for each text of this validation: ranks of its true tokens, from `rank_texts`
         self.sums: dict[str, float] = {}
 
@@ -278,13 +278,13 @@ class DraftModule(DrafterModule):
         self.mark = teacher.name
         self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
         self.network = self.first_network()
-        self.needs = self.needed(self.network.config)
-        self.store: ReadingStore | None = None
+        self.needs = self.training_needs(self.network.config)
+        self.store: FeatureStore | None = None
         if self.options.keep_features:
             self.store = data.feature_store(self.needs, self.options.half_teacher, self.global_rank)
             data.stored = self.store
 
-    def needed(self, config: DraftConfig) -> Needs:
+    def training_needs(self, config: DraftConfig) -> Needs:
         """Return which hidden states and embeddings of the target training needs: those that the network reads, and
         those that the loss compares with."""
         return Needs(layers=config.layers, embeds=config.projected)
@@ -306,7 +306,7 @@ class DraftModule(DrafterModule):
         torch.manual_seed(self.options.seed)
         return kind(replace(self.draft_config(self.teacher), **self.names))
 
-    def read(self, batch: DraftBatch) -> list[Reading]:
+    def read(self, batch: DraftBatch) -> list[TargetFeatures]:
         """Return the target's features of each text of a batch. They are read from disk or computed now."""
         if self.store is not None:
             readings = self.store.read(batch.rows, batch.prompts, batch.answers)
@@ -315,34 +315,34 @@ class DraftModule(DrafterModule):
             readings = self.teacher.read(batch.prompts, batch.answers, self.needs, self.options.half_teacher)
         return [reading.to(self.device) for reading in readings]
 
-    def columns(self, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
+    def columns(self, texts: Sequence[TargetFeatures], noise: float = 0.0) -> UnrollInputs:
         """Return the network's inputs for a batch. texts: the target's features, first those that the network reads,
         then those for the loss. noise: random noise of up to noise * 512 / length is added to the features."""
         config = self.network.config
         size = len(config.layers) * config.target_size
-        return read_columns(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
+        return unroll_inputs(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
 
-    def loss(self, texts: list[Reading], noise: float = 0.0) -> Mapping[str, Tensor]:
+    def loss(self, texts: list[TargetFeatures], noise: float = 0.0) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. texts: the target's features. noise:
         random noise of up to noise * 512 / length is added to the features."""
         return self.compare(self.columns(texts, noise), texts)
 
-    def rank(self, texts: list[Reading]) -> list[Tensor]:
+    def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
         """For simulated decoding: compute how the drafter ranks the true tokens. Returns for each text with A answer
         tokens a tensor (A - 1, depth). Entry [r, d] belongs to a draft whose root is token r: it is the rank, 0 for the
         likeliest, that the drafter gives to the true token r + 1 + d."""
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 
-    def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
+    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
         """Draft `count` tokens from each of the N answer tokens as a root. Returns for each depth s from 0 the
         network's features (B, N - s, H); entry c predicts the feature of answer token c + s."""
-        return unrolled(self.network, columns, count, self.options.through)
+        return unroll_steps(self.network, columns, count, self.options.through)
 
-    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+    def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and for the log the parts of the first drafting step's loss, and
         "right", "right2", ...: in each step, how often drafter and target have the same likeliest token."""
-        expected = expected_states(texts, self.teacher.config.hidden_size, self.needs.layers)
+        expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)
         total: Tensor = columns.states.new_zeros(())
         parts: dict[str, Tensor] = {}
         weights = step_weights(columns.mask, self.depth)
@@ -432,7 +432,7 @@ class DraftModule(DrafterModule):
         return folder
 
     def _write(self, folder: Path, scores: dict[str, float]) -> None:
-        with whole_folder(folder) as fresh:
+        with atomic_folder(folder) as fresh:
             card = draft_card(self.network, reads_images=bool(self.teacher.marks))
             save_network(copy.deepcopy(self.network).half(), fresh, card=card)
             self.write_training(fresh, scores)
@@ -444,7 +444,7 @@ class DraftModule(DrafterModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip gradients. If weights are sharded, the norm is that over all shards, which Lightning (2.6) cannot do."""
-        wrapped = sharded(self.trainer)
+        wrapped = fsdp_wrapper(self.trainer)
         if wrapped is None or gradient_clip_val is None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         else:
@@ -453,7 +453,7 @@ class DraftModule(DrafterModule):
     def optimizer(self) -> Optimizer:
         options = self.options
         if options.optimizer == "muon":
-            if sharded(self.trainer) is not None:
+            if fsdp_wrapper(self.trainer) is not None:
                 raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
             linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
             named, rates = self.network.named_parameters(), (options.lr, options.weight_decay, options.betas)
@@ -469,7 +469,7 @@ def step_weights(counted: Tensor, depth: int) -> Tensor:
     return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
 
 
-def expected_states(texts: Sequence[Reading], size: int, layers: tuple[int, ...]) -> Tensor:
+def target_states(texts: Sequence[TargetFeatures], size: int, layers: tuple[int, ...]) -> Tensor:
     """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right. size: H.
     layers: the target layers whose features `texts` hold, which must include -1, the LM head's input."""
     if -1 not in layers:

@@ -18,19 +18,19 @@ import torch
 import yaml
 
 from mmdec.checks.arguments import check_choice, check_finite
-from mmdec.checks.files import write_whole
+from mmdec.checks.files import write_atomically
 from mmdec.drafters.eagle.training import (
     systems,  # noqa: F401 # so that `modules` finds them
 )
 from mmdec.drafters.eagle.training.data import DraftData
 from mmdec.drafters.eagle.training.module import DraftModule
 from mmdec.errors import InputError
-from mmdec.hub.find import find, names
+from mmdec.hub.find import find_model, shipped_names
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import check_counts
 from mmdec.training.corpora.chats import check_listed
-from mmdec.training.corpora.image_text import asked_of
-from mmdec.training.processes import only_one
+from mmdec.training.corpora.image_text import ask_about
+from mmdec.training.processes import lock_folder
 
 NAMES = {"base": "model", "corpus": "data", "kept": "output"}  # a recipe's option -> the command's, for error messages
 ASKING = 0.3  # share of the time in which the model answers questions; in the rest the drafter is trained
@@ -95,7 +95,7 @@ def train_drafter(
     """
     begun = time.time() if begun is None else begun
     try:
-        return _trained(run, shown, told, begun)
+        return _train(run, shown, told, begun)
     except InputError as error:
         message = str(error)
         for inner, own in NAMES.items():
@@ -103,14 +103,14 @@ def train_drafter(
         raise InputError(message) from error
 
 
-def _trained(
+def _train(
     run: DrafterRun, shown: Callable[[int, int], None], told: Callable[[str], None], begun: float
 ) -> dict[str, Any]:
     written = run.output / "recipe.yaml"
-    with only_one(run.output, "mmdec train drafter"):
-        data = _answered(run, begun + ASKING * 60 * run.minutes, shown)
+    with lock_folder(run.output, "mmdec train drafter"):
+        data = _answer_questions(run, begun + ASKING * 60 * run.minutes, shown)
         recipe = recipe_of(run, data, begun + 60 * run.minutes - time.time())
-        write_whole(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
+        write_atomically(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
     told(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
     del data  # `data` holds the model; without it the memory is free for training, which loads the model again
@@ -123,13 +123,15 @@ def _trained(
 def data_options(run: DrafterRun) -> Recipe:
     """Return the options of `DraftData` (the data module). If the data is a folder of pictures, write the file of
     questions about them."""
-    base = str(find(run.model, None)) if run.model in names(None) or Path(run.model).is_dir() else run.model
+    base = (
+        str(find_model(run.model, None)) if run.model in shipped_names(None) or Path(run.model).is_dir() else run.model
+    )
     listed, images = run.data, run.images
     if listed.is_dir():
-        asked = asked_of(listed, run.prompt)
+        asked = ask_about(listed, run.prompt)
         rows = [{"question": one.question, "image": one.id} for one in asked]
         listed, images = run.output / "questions.jsonl", run.data
-        write_whole(listed, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+        write_atomically(listed, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
     return {
         "base": base,
         "corpus": str(listed),
@@ -145,7 +147,7 @@ def data_options(run: DrafterRun) -> Recipe:
     }
 
 
-def _answered(run: DrafterRun, until: float, shown: Callable[[int, int], None]) -> DraftData:
+def _answer_questions(run: DrafterRun, until: float, shown: Callable[[int, int], None]) -> DraftData:
     """Let the model answer questions until the time `until`, in seconds since 1970. Returns the data module with the
     answers, some of them held out. shown: called with (number of answered questions, number of all)."""
     options = data_options(run)

@@ -19,7 +19,7 @@ import yaml
 
 from mmdec.drafters.eagle.training.data import DraftData, Ramp
 from mmdec.drafters.eagle.training.module import DraftModule
-from mmdec.errors import InputError, told
+from mmdec.errors import InputError, exit_on_error
 
 
 def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
@@ -27,7 +27,7 @@ def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
     options = {**recipe["data"]["init_args"], **changes}
     if options.get("ramp") is not None:
         options["ramp"] = Ramp(**options["ramp"])
-    return named(recipe["data"]["class_path"])(**options)
+    return import_class(recipe["data"]["class_path"])(**options)
 
 
 def main() -> None:
@@ -52,18 +52,18 @@ def main() -> None:
     print(f"{fresh} answers are new, in {data.kept}")
     if options.features:
         chosen = recipe["model"]
-        module: DraftModule = named(chosen["class_path"])(**chosen["init_args"])
-        needs = module.needed(module.draft_config(data.teacher))
+        module: DraftModule = import_class(chosen["class_path"])(**chosen["init_args"])
+        needs = module.training_needs(module.draft_config(data.teacher))
         fresh = data.keep_features(needs, module.options.half_teacher, options.part, options.parts)
         print(f"{fresh} readings are new")
 
 
-def named(path: str) -> Any:
+def import_class(path: str) -> Any:
     """Import a class. path: "package.module.Class"."""
     package, _, name = path.rpartition(".")
     return getattr(import_module(package), name)
 
 
 if __name__ == "__main__":
-    with told():
+    with exit_on_error():
         main()

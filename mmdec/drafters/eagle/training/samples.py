@@ -17,19 +17,19 @@ from torch import Tensor
 from transformers import AutoConfig, AutoProcessor
 
 from mmdec.errors import InputError
-from mmdec.hub.find import find
+from mmdec.hub.find import find_model
 from mmdec.io.images import read_image, to_pil
-from mmdec.pretrained.vlm import FILES, read_processor
-from mmdec.training.corpora.admission import STRICT, Admission, BadRows, Names, sizes_of
+from mmdec.pretrained.vlm import VLM_FILES, read_processor
+from mmdec.training.corpora.admission import STRICT, Admission, BadRows, PathResolver, sizes_of
 from mmdec.training.corpora.chats import SUFFIXES, SYSTEM, Conversation, picture_folder, read_chats
 from mmdec.training.corpora.librispeech import Utterance
-from mmdec.training.corpora.text_files import shown
+from mmdec.training.corpora.text_files import quote_path
 
 Inputs = dict[str, Tensor]
 REMEMBERED = 1 << 16  # maximum prompts without pictures whose tensors are kept in memory, about 1 kB each
 
 
-class Prompting:
+class PromptBuilder:
     """Makes the target's input tensors for a question, as `mmdec.describe` does. It holds the target's processor, or
     the tokenizer of a language model. State: `remembered`, the tensors of the first questions without pictures, so that
     a later epoch does not make them again."""
@@ -60,7 +60,7 @@ class Prompting:
         messages: list[dict[str, Any]]
         if self.tokenizer is not self.processor:
             messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
-            messages[-1]["content"] = [*self._shown(sample), *messages[-1]["content"]]
+            messages[-1]["content"] = [*self._picture_entries(sample), *messages[-1]["content"]]
         elif self.tokenizer.chat_template:  # a language model: a tokenizer, no processor
             messages = [{"role": role, "content": text} for role, text in said]
         else:
@@ -71,7 +71,7 @@ class Prompting:
             )
         )
 
-    def _shown(self, sample: Sample) -> list[dict[str, Any]]:
+    def _picture_entries(self, sample: Sample) -> list[dict[str, Any]]:
         """Return the entries of a chat message for a sample's pictures and video, in the format of transformers."""
         if sample.video and self.films:
             return [{"type": "video", "video": np.stack([read_image(path) for path in sample.video])}]
@@ -82,7 +82,7 @@ def _processor(base: str | Path) -> Any:
     """Load the processor of a model that reads pictures, as `mmdec.describe` does, without torchvision where possible;
     or a language model's tokenizer. base: folder or hub id."""
     sees = getattr(AutoConfig.from_pretrained(base), "vision_config", None) is not None
-    return read_processor(find(base, None, FILES)) if sees else AutoProcessor.from_pretrained(base)
+    return read_processor(find_model(base, None, VLM_FILES)) if sees else AutoProcessor.from_pretrained(base)
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
@@ -223,9 +223,12 @@ def read_samples(
     else:
         draw = np.random.default_rng([SUBSET, choice.seed])
         order = draw.permutation(len(conversations)).tolist()
-        laps = (_drawn([conversations[number] for number in order], root, reading, choice.seed, lap) for lap in (0, 1))
+        laps = (
+            _shuffle_questions([conversations[number] for number in order], root, reading, choice.seed, lap)
+            for lap in (0, 1)
+        )
         questions = chain.from_iterable(laps)
-    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of {shown(listed)}")
+    whole = _whole(choose(questions, choice), admission, kept, f"chosen questions of {quote_path(listed)}")
     return [replace(question, name=_name(question)) for question in whole]
 
 
@@ -248,7 +251,9 @@ def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of:
     return whole
 
 
-def _drawn(rows: Sequence[Conversation], root: Names, reading: Questions, seed: int, lap: int) -> Iterator[Sample]:
+def _shuffle_questions(
+    rows: Sequence[Conversation], root: PathResolver, reading: Questions, seed: int, lap: int
+) -> Iterator[Sample]:
     """Yield questions of conversations in a random order.
 
     rows: the conversations. root: finds their pictures. lap: 0: of each conversation one question with a long answer
@@ -280,7 +285,7 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
     return [question for kind in (True, False) for question in chosen[kind][: counts[kind] + spare[kind]]]
 
 
-def _questions(conversation: Conversation, root: Names, reading: Questions) -> Iterator[Sample]:
+def _questions(conversation: Conversation, root: PathResolver, reading: Questions) -> Iterator[Sample]:
     """Yield the questions of a conversation. If it has pictures or a video, each question is asked alone, else after
     the turns before it. root: finds the pictures. reading: says how many turns and frames are used."""
     video = _frames(conversation, root, reading.frames)
@@ -302,7 +307,7 @@ def _name(sample: Sample) -> str:
     return digest.hexdigest()
 
 
-def _frames(conversation: Conversation, root: Names, count: int) -> tuple[Path, ...]:
+def _frames(conversation: Conversation, root: PathResolver, count: int) -> tuple[Path, ...]:
     named = conversation.notes.get("video")
     if named is None:
         return ()

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmdec.drafters.eagle.specvlm import SpecVLM, expected_kept
-from mmdec.drafters.eagle.training.module import DraftModule, Weights
-from mmdec.drafters.eagle.training.teacher import Reading
-from mmdec.drafters.eagle.training.unroll import Columns, additive
+from mmdec.drafters.eagle.specvlm import SpecVLM, expected_kept_share
+from mmdec.drafters.eagle.training.module import DraftModule, LossWeights
+from mmdec.drafters.eagle.training.teacher import TargetFeatures
+from mmdec.drafters.eagle.training.unroll import UnrollInputs, additive_mask
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.errors import InputError
 from mmdec.training.optim import token_weight
@@ -57,7 +57,7 @@ class SpecVlmModule(DraftModule):
         self.cost = cost
         self.hparams.update(cost=cost)
 
-    def compare(self, columns: Columns, texts: list[Reading]) -> Mapping[str, Tensor]:
+    def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", which includes the gate's loss if `cost` is not 0, and values for
         the log."""
         parts = dict(super().compare(columns, texts))
@@ -70,7 +70,7 @@ class SpecVlmModule(DraftModule):
             if bool(visual.any()):
                 question = ~visual & (visual.cumsum(0) > 0)
                 logits = network.gate_logits(text.embeds[: text.prompt], text.features[: text.prompt], question)
-                costs.append(expected_kept(logits, cast(Any, network.config), int(visual.sum())))
+                costs.append(expected_kept_share(logits, cast(Any, network.config), int(visual.sum())))
         weight = token_weight(torch.tensor(len(costs), device=columns.states.device))
         if costs:
             parts["kept"] = torch.stack(costs).mean()
@@ -90,7 +90,7 @@ class ViSpecModule(DraftModule):
     """
 
     system: ClassVar[str] = "vispec"
-    weights: ClassVar[Weights] = Weights(features=0.0, tokens=0.0, distribution=10.0, ranks=0.1)
+    weights: ClassVar[LossWeights] = LossWeights(features=0.0, tokens=0.0, distribution=10.0, ranks=0.1)
 
 
 @final
@@ -133,7 +133,7 @@ class FlashModule(DraftModule):
         """Return the share of the refiners' input tokens that are predictions of the slots. epoch: from 0."""
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
-    def steps(self, columns: Columns, texts: list[Reading], count: int) -> list[Tensor]:
+    def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
         """Draft with `count` slots from each of the N answer tokens as a root. Returns for each slot s from 0 its
         features (B, N - s, H); features that predict a token beyond the answers' end are left out."""
         network = cast(FlashNetwork, self.network)
@@ -141,7 +141,7 @@ class FlashModule(DraftModule):
         embeds = text_embeds(columns, network.slots)
         share = self.share(self.current_epoch) if self.training else 0.0
         if share:
-            embeds = self._sampled(slots, embeds, share)
+            embeds = self._mix_predictions(slots, embeds, share)
         preceding, hidden = torch.zeros_like(slots[:, :, 0]), [slots[:, :, 0]]
         for slot in range(1, count):
             preceding = preceding + embeds[:, :, slot - 1]
@@ -149,14 +149,14 @@ class FlashModule(DraftModule):
         length = slots.shape[1]
         return [states[:, : length - slot] for slot, states in enumerate(hidden[:length])]
 
-    def _sampled(self, slots: Tensor, embeds: Tensor, share: float) -> Tensor:
+    def _mix_predictions(self, slots: Tensor, embeds: Tensor, share: float) -> Tensor:
         with torch.no_grad():
             slot_embeds = self.teacher.embed(self.teacher.logits(slots[:, :, :-1]).argmax(-1)).to(embeds.dtype)
             drawn = torch.rand(embeds.shape[:-1], device=embeds.device) < share
         return torch.where(drawn[..., None], slot_embeds, embeds)
 
 
-def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
+def raw_slots(network: FlashNetwork, columns: UnrollInputs) -> Tensor:
     """Compute the states (B, N, k, H) of the k slots at each of N answer tokens, before the refiners. Slot i at a token
     attends to the prompt, to slot 0 at earlier tokens, and to slots 0 ... i at the same token."""
     states = network.fuse(columns.embeds, columns.features)
@@ -171,12 +171,12 @@ def raw_slots(network: FlashNetwork, columns: Columns) -> Tensor:
     slot = slots.repeat(length)
     visible = (slot == 0) & (column < column[:, None]) | (column == column[:, None]) & (slot <= slot[:, None])
     prompt = columns.prompt_mask[:, None].expand(-1, len(column), -1)
-    mask = additive(torch.cat([prompt, visible.expand(rows, -1, -1)], 2), states.dtype)
+    mask = additive_mask(torch.cat([prompt, visible.expand(rows, -1, -1)], 2), states.dtype)
     hidden = network.attend(spread, queries, torch.cat([keys, own_keys], 2), torch.cat([values, own_values], 2), mask)
     return network.finish(hidden.view(rows, length, count, -1), columns.features)
 
 
-def text_embeds(columns: Columns, slots: int) -> Tensor:
+def text_embeds(columns: UnrollInputs, slots: int) -> Tensor:
     """Return for each of N answer tokens c the embeddings of answer tokens c + 1 ... c + k - 1: (B, N, k - 1, H), zero
     beyond the answer's end. slots: k."""
     padded = pad(columns.embeds, (0, 0, 0, slots))

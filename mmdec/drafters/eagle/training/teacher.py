@@ -21,19 +21,19 @@ from transformers import (
     PreTrainedModel,
 )
 
-from mmdec.checks.devices import fast_bfloat16
+from mmdec.checks.devices import has_fast_bfloat16
 from mmdec.drafters.eagle.training.samples import Inputs, append, join
 from mmdec.errors import InputError
 from mmdec.nn.fingerprint import fingerprint
 from mmdec.targets.decoder import DecoderTarget
 from mmdec.targets.registry import target_of
-from mmdec.training.processes import only_one
-from mmdec.training.stores import StateStore, TokenStore
+from mmdec.training.processes import lock_folder
+from mmdec.training.stores import HiddenStateStore, TokenStore
 from mmdec.types import Needs
 
 
 @dataclass(frozen=True)
-class Reading:
+class TargetFeatures:
     """The target's features of one text of L tokens: P prompt tokens, then the answer's tokens without the last one,
     after which nothing is drafted."""
 
@@ -44,9 +44,9 @@ class Reading:
     visual: Tensor  # (L,) bool, True at tokens of a picture, a video or a sound
     positions: Tensor | None = None  # (3, L) int64, position ids of a target with M-RoPE; else None
 
-    def to(self, device: torch.device) -> Reading:
+    def to(self, device: torch.device) -> TargetFeatures:
         """Return the same features on another device, in float32."""
-        return Reading(
+        return TargetFeatures(
             self.prompt,
             self.answer,
             self.embeds.to(device).float(),
@@ -109,7 +109,7 @@ class Teacher:
     @torch.no_grad()
     def read(
         self, prompts: Sequence[Inputs], answers: Sequence[Sequence[int]], needs: Needs, half: bool = False
-    ) -> list[Reading]:
+    ) -> list[TargetFeatures]:
         """Compute the features of a batch of texts in one pass.
 
         Decoding uses the same code of the target, so a network reads the same features in training and in decoding.
@@ -121,7 +121,7 @@ class Teacher:
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
         batch = self.to_device(join(rows, self.pad, left=True))
-        half = half and fast_bfloat16(self.device)
+        half = half and has_fast_bfloat16(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             context = self.target.read(batch, needs)
         features = torch.cat([context.features[layer] for layer in needs.layers], -1)
@@ -134,7 +134,7 @@ class Teacher:
             part = slice(-(begin + len(answer) - 1), None)
             own = None if positions is None else positions[:, row, part]
             readings.append(
-                Reading(begin, list(answer), embeds[row, part], features[row, part], visual[row, part], own)
+                TargetFeatures(begin, list(answer), embeds[row, part], features[row, part], visual[row, part], own)
             )
         return readings
 
@@ -146,9 +146,9 @@ class Teacher:
         generated: Any = self.model.generate(  # type: ignore[operator] # pyright misreads its type
             **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
         )
-        return [self._ended(row) for row in generated[:, batch["input_ids"].shape[1] :].tolist()]
+        return [self._cut_at_end(row) for row in generated[:, batch["input_ids"].shape[1] :].tolist()]
 
-    def _ended(self, tokens: list[int]) -> list[int]:
+    def _cut_at_end(self, tokens: list[int]) -> list[int]:
         ends = [index for index, token in enumerate(tokens) if token in self.ends]
         return tokens[: ends[0] + 1] if ends else tokens
 
@@ -175,7 +175,7 @@ def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
 WRITERS = 1000  # maximum processes of one training that write to a folder, and maximum trainings at the same time
 
 
-class ReadingStore:
+class FeatureStore:
     """Stores features on disk: sample name -> features. It takes 2 H bytes for each token and layer. If `needs.embeds`
     is set, it also takes 2 H bytes for the projected embedding of each visual token."""
 
@@ -186,16 +186,16 @@ class ReadingStore:
         self.teacher, self.needs, self.half = teacher, needs, half
         self.locks = ExitStack()
         number = writer_number(folder, rank, self.locks)
-        self.features = StateStore(folder / "features", len(needs.layers) * size, number)
+        self.features = HiddenStateStore(folder / "features", len(needs.layers) * size, number)
         # `StateStore` stores states with token ids; here the indices of the visual tokens take the place of token ids
-        self.visual = StateStore(folder / "visual", size, number) if needs.embeds else None
+        self.visual = HiddenStateStore(folder / "visual", size, number) if needs.embeds else None
         # position ids, only of targets with M-RoPE: all of the first axis, then the second, then the third
         self.positions = TokenStore(folder / "positions", number)
 
     def __contains__(self, name: object) -> bool:
         return name in self.features and (self.visual is None or name in self.visual)
 
-    def get(self, name: str, answer: Sequence[int]) -> Reading:
+    def get(self, name: str, answer: Sequence[int]) -> TargetFeatures:
         """Return the stored features of a sample. answer: token ids of the sample's answer. Raises KeyError if the
         features are not stored."""
         tokens, features = self.features.get(name)
@@ -206,9 +206,9 @@ class ReadingStore:
             embeds[columns] = projected
         axes = self.positions.get(name)
         positions = None if axes is None else torch.tensor(axes).view(3, -1)
-        return Reading(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
+        return TargetFeatures(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
 
-    def add(self, readings: Mapping[str, tuple[list[int], Reading]]) -> dict[str, Reading]:
+    def add(self, readings: Mapping[str, tuple[list[int], TargetFeatures]]) -> dict[str, TargetFeatures]:
         """Store features. readings: sample name -> (token ids, features).
 
         Returns: sample name -> features rounded to half precision, as `get` will return them. So training computes the
@@ -239,7 +239,7 @@ class ReadingStore:
 
     def read(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
-    ) -> list[Reading]:
+    ) -> list[TargetFeatures]:
         """Return the features of each sample of a batch, on the CPU. Features that are not stored are computed and
         stored.
 
@@ -271,7 +271,7 @@ def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
     for attempt in range(WRITERS):
         number = rank + WRITERS * attempt
         try:
-            locks.enter_context(only_one(folder / "writers" / str(number), "training"))
+            locks.enter_context(lock_folder(folder / "writers" / str(number), "training"))
         except InputError:
             continue
         return number

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmdec.drafters.eagle.network import DraftNetwork, Pair, Prompted
-from mmdec.drafters.eagle.training.teacher import Reading
+from mmdec.drafters.eagle.network import DraftNetwork, KeyValues, PromptInput
+from mmdec.drafters.eagle.training.teacher import TargetFeatures
 
 
 @dataclass(frozen=True)
-class Columns:
+class UnrollInputs:
     """The draft network's inputs for a batch: B prompts of up to M columns (positions of the network), and B answers of
     up to N columns, padded on the right. prompt_mask (B, M), mask (B, N): False at padding."""
 
@@ -46,7 +46,7 @@ class Columns:
     mask: Tensor
 
 
-def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float = 0.0) -> Columns:
+def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise: float = 0.0) -> UnrollInputs:
     """Make the network's inputs for a batch of texts; prompts are processed as in decoding.
 
     texts: the target's features. noise: random noise U(-noise, noise) * 512 / L is added to the features, where L is
@@ -61,19 +61,19 @@ def read_columns(network: DraftNetwork, texts: Sequence[Reading], noise: float =
         embeds.append(text.embeds[begin:])
         features.append(states[begin - 1 : -1])
         positions.append(_positions(network, text, prompts[-1]))
-    return Columns(
+    return UnrollInputs(
         states=pad_sequence([prompt.states for prompt in prompts], batch_first=True),
-        prompt_positions=_stacked([before for before, _ in positions]),
-        prompt_mask=_filled([len(prompt.states) for prompt in prompts], embeds[0].device),
-        carry=_carried([prompt.carry for prompt in prompts]),
+        prompt_positions=_stack_positions([before for before, _ in positions]),
+        prompt_mask=_padding_mask([len(prompt.states) for prompt in prompts], embeds[0].device),
+        carry=_stack_carries([prompt.carry for prompt in prompts]),
         embeds=pad_sequence(embeds, batch_first=True),
         features=pad_sequence(features, batch_first=True),
-        positions=_stacked([after for _, after in positions]),
-        mask=_filled([len(part) for part in embeds], embeds[0].device),
+        positions=_stack_positions([after for _, after in positions]),
+        mask=_padding_mask([len(part) for part in embeds], embeds[0].device),
     )
 
 
-def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tuple[Tensor, Tensor]:
+def _positions(network: DraftNetwork, text: TargetFeatures, prompted: PromptInput) -> tuple[Tensor, Tensor]:
     """Return the position ids of the network's M inputs for a prompt, (axes, M), and of its N inputs for the answer,
     (axes, N), as in decoding. prompted: the network's input for the prompt."""
     count, device = len(text.answer) - 1, text.embeds.device
@@ -86,7 +86,7 @@ def _positions(network: DraftNetwork, text: Reading, prompted: Prompted) -> tupl
     return axes[:, : text.prompt - 1], after.expand(len(axes), -1)
 
 
-def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool = True) -> list[Tensor]:
+def unroll_steps(network: DraftNetwork, columns: UnrollInputs, steps: int, through: bool = True) -> list[Tensor]:
     """Run drafting steps with all tokens of the answers as roots at once.
 
     steps: number of drafting steps; fewer are run if the answers are shorter. through: let gradients flow from a step
@@ -95,8 +95,8 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
     """
     length, features, outputs = columns.embeds.shape[1], columns.features, list[Tensor]()
     context = prompt_keys(network, columns)
-    diagonals: list[list[Pair]] = [[] for _ in context]
-    visible = additive(causal(columns.prompt_mask, length), columns.states.dtype)
+    diagonals: list[list[KeyValues]] = [[] for _ in context]
+    visible = additive_mask(causal_mask(columns.prompt_mask, length), columns.states.dtype)
     for step in range(min(steps, length)):
         enter = network.follow if step else network.fuse
         states = enter(columns.embeds[:, step:], features, columns.carry)
@@ -116,9 +116,9 @@ def unrolled(network: DraftNetwork, columns: Columns, steps: int, through: bool 
     return outputs
 
 
-def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
+def prompt_keys(network: DraftNetwork, columns: UnrollInputs) -> list[KeyValues]:
     """Return for each layer the prompts' keys and values (B, h, M, d): h heads with d channels."""
-    states, pairs = columns.states, list[Pair]()
+    states, pairs = columns.states, list[KeyValues]()
     for index in range(network.depth):
         queries, keys, values = network.project(states, columns.prompt_positions, index=index)
         pairs.append((keys, values))
@@ -127,7 +127,7 @@ def prompt_keys(network: DraftNetwork, columns: Columns) -> list[Pair]:
     return pairs
 
 
-def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask: Tensor) -> Tensor:
+def diagonal_attention(queries: Tensor, context: KeyValues, own: Sequence[KeyValues], mask: Tensor) -> Tensor:
     """Compute the attention of the newest drafted token of each root: to the prompt and the answer up to the root, and
     to the tokens drafted from this root, one in each step.
 
@@ -149,7 +149,7 @@ def diagonal_attention(queries: Tensor, context: Pair, own: Sequence[Pair], mask
     return mixed.flatten(1, 2)
 
 
-def causal(prompt_mask: Tensor, length: int) -> Tensor:
+def causal_mask(prompt_mask: Tensor, length: int) -> Tensor:
     """Return a mask (B, N, M + N) bool: each of N roots attends to the M tokens of the prompt, and to the answer's
     tokens up to itself. prompt_mask: (B, M), False at padding. length: N."""
     rows, device = len(prompt_mask), prompt_mask.device
@@ -157,12 +157,12 @@ def causal(prompt_mask: Tensor, length: int) -> Tensor:
     return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)
 
 
-def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a mask (B, 1, n, S) to add to attention scores: 0 where `visible` (B, n, S) is True, else -inf."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -math.inf)[:, None]
 
 
-def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
+def _stack_carries(carries: Sequence[Tensor | None]) -> Tensor | None:
     """Stack the vectors that ViSpec-like networks compute from each prompt for later positions: (B, 1, H), zeros for a
     prompt without one. Returns None if no prompt has one."""
     first = next((carry for carry in carries if carry is not None), None)
@@ -171,13 +171,13 @@ def _carried(carries: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack([torch.zeros_like(first) if carry is None else carry for carry in carries])[:, None]
 
 
-def _stacked(positions: Sequence[Tensor]) -> Tensor:
+def _stack_positions(positions: Sequence[Tensor]) -> Tensor:
     """Pad and stack the position ids of B texts, (axes, n) each. Returns (B, longest), or (axes, B, longest) for
     several axes."""
     padded = pad_sequence([own.t() for own in positions], batch_first=True).permute(2, 0, 1)
     return padded if len(padded) > 1 else padded[0]
 
 
-def _filled(lengths: Sequence[int], device: torch.device) -> Tensor:
+def _padding_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
     """Return a mask (B, longest) bool of padded rows: True at the first `lengths[r]` places of row r."""
     return torch.arange(max(lengths), device=device) < torch.tensor(lengths, device=device)[:, None]

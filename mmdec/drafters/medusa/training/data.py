@@ -31,7 +31,7 @@ from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.tree import HeadAccuracy
 from mmdec.core.verify import MatchRule
-from mmdec.drafters.medusa.drafter import Medusa, expected
+from mmdec.drafters.medusa.drafter import Medusa, default_chances
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE, split_at_pauses
 from mmdec.training.checkpoints import check_counts, token_list
@@ -55,7 +55,7 @@ from mmdec.whisper.encoder import whisper_mel
 from mmdec.whisper.target import WhisperTarget, generate_processors
 
 
-def own_text(
+def decode_greedily(
     model: WhisperForConditionalGeneration,
     states: Tensor,
     prompts: Sequence[Sequence[int]],
@@ -71,13 +71,13 @@ def own_text(
     limit: the most new tokens of a window; the decoder's number of positions is a further limit.
     drafter: speculative decoding with `nodes` drafted tokens in each round; None: without drafts.
     """
-    shape = HeadAccuracy(expected(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
+    shape = HeadAccuracy(default_chances(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
     texts: list[list[int]] = [[] for _ in prompts]
     for under_rules in (False, True):
         rows = [row for row, flag in enumerate(timed) if flag == under_rules]
         if not rows:
             continue
-        ids, mask = _left_padded([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
+        ids, mask = _pad_left([prompts[row] for row in rows], int(model.config.pad_token_id or 0), states.device)
         longest = min(ids.shape[1] + limit, model.config.max_target_positions)
         stop = Stop(longest, frozenset(ends(model)))
         text = Sequences(ids, stop, generate_processors(model, ids.shape[1], under_rules))
@@ -112,7 +112,7 @@ def fingerprint(model: WhisperForConditionalGeneration) -> str:
     return digest.hexdigest()
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad_left(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     width = max(map(len, prompts))
     ids = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -138,7 +138,7 @@ class HeadBatch:
     rows: list[tuple[int, ...]]  # indices of the utterances that each window is joined from
 
 
-class Spelling:
+class WindowTokenizer:
     """A Whisper's tokenizer, used to compose training windows. It adds the special tokens that the model's `generate`
     would use.
 
@@ -208,7 +208,7 @@ class HeadWindows(Dataset[HeadBatch]):
     def __init__(
         self,
         utterances: Sequence[Utterance],
-        spelling: Spelling,
+        spelling: WindowTokenizer,
         how: Composition,
         mels: int,
         batches: Sequence[Sequence[Window]],
@@ -245,7 +245,7 @@ class HeadWindows(Dataset[HeadBatch]):
         return digest.hexdigest()
 
 
-def cut_long(
+def split_long(
     rows: Sequence[Utterance], seconds: Sequence[float], longest: float
 ) -> tuple[list[Utterance], list[float]]:
     """Cut utterances longer than `longest` seconds into parts, at pauses. The parts' texts are unknown and therefore
@@ -333,8 +333,8 @@ class HeadData(LightningDataModule):
         return whisper
 
     @cached_property
-    def spelling(self) -> Spelling:
-        return Spelling(
+    def spelling(self) -> WindowTokenizer:
+        return WindowTokenizer(
             self.whisper.tokenizer, self.whisper.model.generation_config, self.options.language, self.options.task
         )
 
@@ -382,7 +382,7 @@ class HeadData(LightningDataModule):
             longest, known = (SECONDS - self.composition.pause[1]) / 1.12, self.seconds(split)
             rows, seconds = self.rows[split], known
             if self.reads_own_text:
-                rows, seconds = cut_long(rows, known, longest)
+                rows, seconds = split_long(rows, known, longest)
             self.cut[split] = rows
             fitting = {row for row, length in enumerate(seconds) if length <= longest}
             chapters = [[row for row in chapter if row in fitting] for chapter in chapters_of(rows)]

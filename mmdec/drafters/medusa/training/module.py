@@ -29,14 +29,14 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mmdec.core.tree import HeadAccuracy, Node
 from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
-from mmdec.drafters.medusa.drafter import WIDTH, Medusa, expected
+from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
 from mmdec.drafters.medusa.network import Kind, MedusaConfig, MedusaHeads
-from mmdec.drafters.medusa.training.data import DETECT, HeadBatch, HeadData, fingerprint, own_text
+from mmdec.drafters.medusa.training.data import DETECT, HeadBatch, HeadData, decode_greedily, fingerprint
 from mmdec.errors import InputError
-from mmdec.hub.publish import whole_folder
+from mmdec.hub.publish import atomic_folder
 from mmdec.training.module import DrafterModule
 from mmdec.training.optim import groups, token_weight
-from mmdec.training.stores import EncodedWindows, StateStore, TokenStore
+from mmdec.training.stores import EncodedWindows, HiddenStateStore, TokenStore
 
 ITERATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
 
@@ -60,7 +60,7 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
     """Simulate decoding with the same draft tree in all rounds. texts: for each text the ranks (n - 1, K) of its true
     tokens. tree: the nodes of the draft tree without the root. heads: number of heads, K."""
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
-    hits, trials = [[0] * WIDTH for _ in range(heads)], [0] * heads
+    hits, trials = [[0] * MAX_RANKS for _ in range(heads)], [0] * heads
     tokens = rounds = 0
     for text in texts:
         rows: list[list[int]] = text.tolist()
@@ -74,7 +74,7 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
             gained = min(accepted + 1, left)
             for depth in range(min(gained, heads, 1 + max((level for _, level, _ in tree), default=-1))):
                 trials[depth] += 1
-                if rows[at][depth] < WIDTH:
+                if rows[at][depth] < MAX_RANKS:
                     hits[depth][rows[at][depth]] += 1
             tokens, rounds, at = tokens + gained, rounds + 1, at + gained
     return Simulation(tokens, rounds, hits, trials)
@@ -87,7 +87,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
     Returns: tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r
     was right at depth k, from 0 to 1.
     """
-    chain = simulate(texts, HeadAccuracy(expected(heads)).tree(heads, heads), heads)
+    chain = simulate(texts, HeadAccuracy(default_chances(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
     for _ in range(ITERATIONS if nodes > 0 else 0):
         tree = simulate(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
@@ -98,7 +98,7 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
 def estimate(seen: Simulation) -> list[list[float]]:
     """Compute accuracies (K, WIDTH) from the counts of a simulation: how often rank r is right at depth k, from 0 to 1.
     For smoothing, the accuracies of depth k - 1 count as one more trial."""
-    guess = expected(1)[0]
+    guess = default_chances(1)[0]
     chances = []
     for hits, trials in zip(seen.hits, seen.trials, strict=True):
         guess = [(hit + before) / (trials + 1) for hit, before in zip(hits, guess, strict=True)]
@@ -324,14 +324,14 @@ class MedusaModule(DrafterModule):
         options = f"{self.mark}-{self.options.base_dtype}-{self.options.max_tokens}"
         self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
         self.counts: Counter[int] = Counter(token for text in self.labels.tokens.values() for token in text)
-        self.states: StateStore | None = None
+        self.states: HiddenStateStore | None = None
         self.encoded: EncodedWindows | None = None
         if self.options.keep_states and self.options.kind == "block":
             folder = data.kept / f"encoded-{self.options.labels}-{options}"
             self.encoded = data.stored = EncodedWindows(folder, model.config.d_model, self.global_rank)
         elif self.options.keep_states:
             folder = data.kept / f"states-{self.options.labels}-{options}"
-            self.states = data.stored = StateStore(folder, model.config.d_model, self.global_rank)
+            self.states = data.stored = HiddenStateStore(folder, model.config.d_model, self.global_rank)
 
     def read(self, batch: HeadBatch) -> TextPositions:
         """Return the texts of a batch with the model's decoder states, which are stored or computed now."""
@@ -397,7 +397,7 @@ class MedusaModule(DrafterModule):
             assert positions.whole is not None
             hidden, states, where = positions.whole
             read = self.heads.through(hidden, states).flatten(0, 1)[where]
-        ranks = torch.full_like(positions.targets, WIDTH)
+        ranks = torch.full_like(positions.targets, MAX_RANKS)
         targets = positions.targets
         if self.training and self.options.vocabulary:
             output, targets = self._frequent(output, targets)
@@ -409,7 +409,7 @@ class MedusaModule(DrafterModule):
             # The head predicts a token that the model itself predicts `index` + 1 positions later.
             teacher = positions.hidden[at + index + 1] if self.options.kl else None
             loss, rank = head_loss(head(read[at]), output, targets[asked, index], teacher, self.options.kl)
-            ranks[asked, index] = rank.clamp(max=WIDTH)
+            ranks[asked, index] = rank.clamp(max=MAX_RANKS)
             losses.append(loss * weights[index])
         return losses, ranks
 
@@ -421,13 +421,13 @@ class MedusaModule(DrafterModule):
         ids = ids.to(output.device)
         return output[ids], torch.where(targets >= 0, torch.searchsorted(ids, targets.clamp(min=0)), targets)
 
-    def weighted(self, losses: Sequence[Tensor]) -> Tensor:
+    def weighted_loss(self, losses: Sequence[Tensor]) -> Tensor:
         return sum((w * loss for w, loss in zip(self.weights, losses, strict=True)), losses[0] * 0) / sum(self.weights)
 
     def training_step(self, batch: HeadBatch, batch_idx: int) -> Tensor:
         positions = self.read(batch)
         losses, ranks = self.losses(positions)
-        loss = self.weighted(losses)
+        loss = self.weighted_loss(losses)
         asked = (positions.targets >= 0).sum(0).clamp(min=1)
         right = ((ranks == 0).sum(0) / asked).tolist()
         self.log("train/loss", loss.detach(), batch_size=len(positions.lengths), prog_bar=True, sync_dist=True)
@@ -438,7 +438,7 @@ class MedusaModule(DrafterModule):
         positions = self.read(batch)
         losses, ranks = self.losses(positions)
         self.ranks += ranks.cpu().split(positions.lengths)
-        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.weighted(losses)) * len(positions.lengths)
+        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.weighted_loss(losses)) * len(positions.lengths)
         self.sums["rows"] = self.sums.get("rows", 0.0) + len(positions.lengths)
 
     def on_validation_epoch_end(self) -> None:
@@ -474,7 +474,7 @@ class MedusaModule(DrafterModule):
             right. None: not measured. scores: validation scores by name.
         """
         folder = Path(self.trainer.default_root_dir) / "heads"
-        with whole_folder(folder) as fresh:
+        with atomic_folder(folder) as fresh:
             save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances, place=folder)
             self.write_training(fresh, scores)
         return folder
@@ -491,7 +491,7 @@ class MedusaModule(DrafterModule):
             # The heads in training may have another dtype than the model, so a converted copy drafts.
             drafter = Medusa(copy.deepcopy(self.heads).to(self.base.dtype), self.base.proj_out) if nodes else None
             timed = [batch.timed[row] for row in missing]
-            fresh = own_text(self.base, states[missing], asked, timed, self.options.max_tokens, drafter, nodes)
+            fresh = decode_greedily(self.base, states[missing], asked, timed, self.options.max_tokens, drafter, nodes)
             self.labels.add({batch.names[row]: text for row, text in zip(missing, fresh, strict=True)})
             self.counts.update(token for text in fresh for token in text)
         return [self.labels.tokens[name] for name in batch.names]

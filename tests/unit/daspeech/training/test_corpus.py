@@ -21,11 +21,11 @@ from mmdec.daspeech.training.corpus import (
     FeatureStore,
     SpeechTranslationData,
     collate,
-    joined_batches,
+    draw_batches,
 )
 from mmdec.errors import InputError
 from mmdec.io import audio
-from mmdec.training.corpora.cvss import canonical, read_pairs, vocabulary
+from mmdec.training.corpora.cvss import read_pairs, unify_targets, vocabulary
 from tests.conftest import RATE, buzz
 from tests.support.tiny_corpus import TinyCorpus, read_table, write_corpus, write_table
 
@@ -112,7 +112,7 @@ LENGTHS = [50 + 7 * (number % 11) for number in range(23)]
 
 
 def epoch(seed: int = 3, number: int = 0, rank: int = 0, world: int = 1, share: float = 0.0) -> list[list[tuple]]:
-    return joined_batches(LENGTHS, 4, 5, seed, number, share, rank, world)
+    return draw_batches(LENGTHS, 4, 5, seed, number, share, rank, world)
 
 
 def test_batches_follow_from_seed_and_epoch():
@@ -128,14 +128,14 @@ def test_every_row_comes_before_any_comes_twice():
     counts = [seen.count(number) for number in range(23)]
     assert sum(counts) == 20
     assert max(counts) <= 2  # 20 of 23, of rounds without repetition
-    longer = [number for batch in joined_batches(LENGTHS, 23, 2, 0, 0, 0.0, 0, 1) for (number,) in batch]
+    longer = [number for batch in draw_batches(LENGTHS, 23, 2, 0, 0, 0.0, 0, 1) for (number,) in batch]
     assert sorted(longer) == sorted([*range(23)] * 2)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_ranks_share_an_epoch(share: float):
     ranks = [epoch(rank=rank, world=3, share=share) for rank in range(3)]
-    whole = joined_batches(LENGTHS, 4, 15, 3, 0, share, 0, 1)
+    whole = draw_batches(LENGTHS, 4, 15, 3, 0, share, 0, 1)
     together = [tuple(batch) for rank in ranks for batch in rank]
     assert sorted(together) == sorted(tuple(batch) for batch in whole)
     for step in zip(*ranks, strict=True):  # similar lengths at one step
@@ -144,7 +144,7 @@ def test_ranks_share_an_epoch(share: float):
 
 
 def test_a_share_of_the_items_is_concatenated():
-    items = [item for batch in joined_batches(LENGTHS, 20, 20, 0, 0, 0.3, 0, 1) for item in batch]
+    items = [item for batch in draw_batches(LENGTHS, 20, 20, 0, 0, 0.3, 0, 1) for item in batch]
     assert {len(item) for item in items} == {1, 2}
     assert sum(len(item) == 2 for item in items) / len(items) == pytest.approx(0.3, abs=0.07)
     assert all(len(item) == 1 for batch in epoch() for item in batch)
@@ -266,7 +266,7 @@ def test_one_rendering_for_each_sentence(corpus: TinyCorpus):
     data = data_of(corpus, rendering="canonical")
     data.setup("fit")
     assert data.train_set is not None
-    assert data.train_set.rows == canonical(rows)
+    assert data.train_set.rows == unify_targets(rows)
     assert data.units == vocabulary(rows)  # whatever the rendering
     spoken = {row.source_text: units for row, units in zip(data.train_set.rows, data.train_set.units, strict=True)}
     assert all(
@@ -281,7 +281,7 @@ def test_loaders_hand_out_the_epoch_of_the_trainer(corpus: TinyCorpus):
     for world in (1, 2):
         for rank in range(world):
             data.trainer = SimpleNamespace(current_epoch=2, global_rank=rank, world_size=world)  # type: ignore[assignment]
-            wanted = joined_batches(data.train_set.lengths, 3, 4, 0, 2, 0.5, rank, world)
+            wanted = draw_batches(data.train_set.lengths, 3, 4, 0, 2, 0.5, rank, world)
             assert [batch.rows for batch in data.train_dataloader()] == list(wanted)
 
 

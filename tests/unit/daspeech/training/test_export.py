@@ -13,7 +13,7 @@ from mmdec.daspeech.training.export import assemble, load_module, save_network
 from mmdec.daspeech.training.module import DASpeechModule, load_network
 from mmdec.daspeech.translate import load
 from mmdec.errors import InputError
-from mmdec.training.checkpoints import average, newest, read_checkpoint
+from mmdec.training.checkpoints import average, newest_checkpoints, read_checkpoint
 from mmdec.training.corpora.cvss import read_pairs, vocabulary
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_translator import tiny_sizes, tiny_vocoder
@@ -54,11 +54,11 @@ def test_averages_are_taken_in_double_precision():
 def test_the_newest_by_step_not_by_name(tmp_path: Path):
     for name in ("step=900.ckpt", "step=1000.ckpt", "step=50.ckpt", "last.ckpt"):
         (tmp_path / name).touch()
-    assert [path.name for path in newest(tmp_path, 2)] == ["step=900.ckpt", "step=1000.ckpt"]
-    assert len(newest(tmp_path, 9)) == 3
+    assert [path.name for path in newest_checkpoints(tmp_path, 2)] == ["step=900.ckpt", "step=1000.ckpt"]
+    assert len(newest_checkpoints(tmp_path, 9)) == 3
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="must hold checkpoints"):
-        newest(tmp_path / "empty", 1)
+        newest_checkpoints(tmp_path / "empty", 1)
 
 
 def test_pickled_code_is_refused(tmp_path: Path):

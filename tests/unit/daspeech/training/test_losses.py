@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mmdec.daspeech.acoustic import AcousticBatch
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD, DagConfig, DagDecoder, Lattice
 from mmdec.daspeech.model import DASpeech
-from mmdec.daspeech.training.corpus import Batch
+from mmdec.daspeech.training.corpus import SpeechBatch
 from mmdec.daspeech.training.module import DASpeechModule, autoregressive_loss, ctc_loss, glance, glat_ratio, graph_loss
 from mmdec.errors import InputError
 from mmdec.kernels.dag import dag_best_alignment
@@ -197,14 +197,14 @@ def joint_module(embedding_share: float = 0.0) -> DASpeechModule:
     )
 
 
-def batch() -> Batch:
+def batch() -> SpeechBatch:
     torch.manual_seed(1)
     durations = torch.tensor([[2, 3, 1, 0], [4, 0, 0, 0], [1, 1, 0, 0]])
     acoustic = AcousticBatch(
         TARGET_LENGTHS - 1, durations, 100.0 * (durations > 0), 10.0 * (durations > 0), torch.randn(3, 6, 80),
         durations.sum(1),
     )  # fmt: skip
-    return Batch(
+    return SpeechBatch(
         torch.randn(3, 48, 80),
         torch.tensor([48, 30, 40]),
         TARGETS,
@@ -265,7 +265,7 @@ def test_a_row_that_does_not_fit_speaks_from_its_embeddings(posterior: Literal["
 
 
 def test_the_joint_stage_needs_acoustic_targets():
-    plain = Batch(*(getattr(batch(), name) for name in Batch.__dataclass_fields__ if name != "acoustic"))
+    plain = SpeechBatch(*(getattr(batch(), name) for name in SpeechBatch.__dataclass_fields__ if name != "acoustic"))
     with pytest.raises(InputError, match="`acoustic` of the data must be true"):
         joint_module().losses(plain)
 

@@ -10,13 +10,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec.drafters.ctc.checkpoint import HeardTokens, load_ctc, read_ctc, save_ctc, token_merges
-from mmdec.drafters.ctc.drafter import FLOOR, SILENCE, Alignment, Ctc, CtcByLanguage, Memory, Row, heard_states
+from mmdec.drafters.ctc.checkpoint import CtcTokenIds, load_ctc, read_ctc, save_ctc, token_merges
+from mmdec.drafters.ctc.drafter import (
+    MAX_FRAME_COST,
+    SILENCE_STATES,
+    Alignment,
+    Ctc,
+    CtcByLanguage,
+    CtcRow,
+    CtcState,
+    state_lengths,
+)
 from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import FIRST, MARK, Merges, TokenPieces, frequent_tokens
-from mmdec.drafters.ctc.training.drafts import heard_tokens
+from mmdec.drafters.ctc.training.drafts import ctc_token_ids
 from mmdec.errors import InputError
-from mmdec.nn.int8 import SCALE
+from mmdec.nn.int8 import SCALE_SUFFIX
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import load_whisper
@@ -34,7 +43,7 @@ def test_the_alignment_is_the_best_of_all_paths(seed: int) -> None:
     draw = np.random.default_rng(seed)
     frames, size = 6, 3
     logprobs = np.log(draw.dirichlet(np.full(size, 0.4), frames) + 1e-9)
-    costs = np.maximum(logprobs - logprobs.max(1, keepdims=True), -FLOOR)
+    costs = np.maximum(logprobs - logprobs.max(1, keepdims=True), -MAX_FRAME_COST)
     text = draw.integers(1, size, 3).tolist()
     alignment = Alignment(logprobs)
     for count in range(4):
@@ -73,8 +82,8 @@ def drafter() -> Ctc:
 
 
 def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed: bool = False) -> list[int]:
-    row = Row(made, timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
-    memory = Memory([row])
+    row = CtcRow(made, timed, TIMESTAMPS, alignment=Alignment(spoken(path, len(made.pieces))))
+    memory = CtcState([row])
     tokens = torch.tensor([accepted])
     verdict = Verdict(tokens, tokens[:, -1], tokens[:, -1] < 0, tokens, torch.tensor([len(accepted)]))
     empty = Draft(tokens, tokens, torch.tensor([1]))
@@ -171,7 +180,7 @@ def test_a_tokenizers_tables_are_read_as_they_were(last: int, rows: int, tmp_pat
     merges = Merges([(0, last, 400), (1, 400, 401), (2, 401, 450)][:rows], alphabet)
     made = ctc("random")
     pieces = TokenPieces(merges, sorted({*range(29), last}))
-    tokens = HeardTokens(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
+    tokens = CtcTokenIds(TIMESTAMPS, EOT, 70_001, "somebody/whisper", [7], [9])
     _, found, read = read_ctc(save_ctc(tmp_path / "ctc", made.head, pieces, tokens))
     assert (found.merges.rows, found.merges.alphabet, found.kept) == (merges.rows, alphabet, pieces.kept)
     assert read.refused == [9]
@@ -182,7 +191,7 @@ def test_a_head_without_english_refuses_translations(codes: list[str], refused: 
     whole = load_whisper(write(tmp_path / "whisper", with_heads=False))
     settings = whole.model.generation_config
     settings.lang_to_id = {**settings.lang_to_id, "<|fr|>": 5}
-    assert heard_tokens(whole, "", codes).refused == [settings.task_to_id[name] for name in refused]
+    assert ctc_token_ids(whole, "", codes).refused == [settings.task_to_id[name] for name in refused]
 
 
 def test_a_head_reads_the_sound_and_some_silence() -> None:
@@ -190,8 +199,8 @@ def test_a_head_reads_the_sound_and_some_silence() -> None:
     sound = torch.zeros(2, 80, 3000)
     sound[0, 3, :200], sound[1, 3, :2950] = 1.0, 1.0
     states = torch.zeros(2, 1500, 1)
-    assert heard_states(states, sound) == [100 + SILENCE, 1500]
-    assert heard_states(states, None) == [1500, 1500]
+    assert state_lengths(states, sound) == [100 + SILENCE_STATES, 1500]
+    assert state_lengths(states, None) == [1500, 1500]
 
 
 def test_segments_end_where_a_mark_is_heard() -> None:
@@ -218,10 +227,10 @@ def test_the_rest_of_a_word_that_was_misheard_is_left_out() -> None:
 def test_a_chain_ends_where_the_head_is_unsure() -> None:
     made = drafter()
     a, e = (made.pieces.of_token(number)[0] for number in (1, 5))
-    row = Row(
+    row = CtcRow(
         made, False, TIMESTAMPS, alignment=Alignment(np.concatenate([spoken([a, 0], 31), spoken([e, 0], 31, 0.3)]))
     )
-    memory = Memory([row])
+    memory = CtcState([row])
     roots = torch.zeros(1, dtype=torch.long)
     assert made.propose(memory, roots, Plan(9, 9, threshold=0.5)).tokens[0, 1:].tolist() == [1]
     assert len(made.propose(memory, roots, Plan(9, 9)).tokens[0]) > 2
@@ -250,7 +259,7 @@ def test_rare_tokens_are_taken_apart() -> None:
 
 def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
     made, model = ctc("random"), whisper()
-    tokens = HeardTokens(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper", [7])
+    tokens = CtcTokenIds(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper", [7])
     folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
     found = load_drafter(folder, model)
     assert isinstance(found, Ctc)
@@ -271,7 +280,7 @@ def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     state = load_file(folder / "model.safetensors")
     name = next(iter(made.head.state_dict()))
-    save_file({**state, name + SCALE: torch.ones(1)}, folder / "model.safetensors")
+    save_file({**state, name + SCALE_SUFFIX: torch.ones(1)}, folder / "model.safetensors")
     with pytest.raises(InputError, match="`directory` must hold int8 rows"):
         read_ctc(folder)
 
@@ -289,7 +298,7 @@ def test_transcribe_takes_the_one_in_the_models_folder(tmp_path: Path, timestamp
     torch.manual_seed(0)
     head = CtcHead(CtcHeadConfig(whole.model.config.d_model, FIRST + len(pieces.kept), 2, 16, 1, 3))
     torch.nn.init.normal_(head.output.weight)
-    save_ctc(folder / "ctc", head, pieces, heard_tokens(whole))
+    save_ctc(folder / "ctc", head, pieces, ctc_token_ids(whole))
     drafted = mmdec.transcribe(recording, drafter="ctc", num_speculative_tokens=4, **options)
     plain = mmdec.transcribe(recording, drafter=None, **options)
     assert drafted.text == plain.text

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.drafters.dflash.network import DFlash
-from mmdec.drafters.dflash.training import DFlashModule, block_attention, drawn_roots
-from mmdec.drafters.eagle.drafter import TreeGrowing
-from mmdec.drafters.eagle.training.teacher import Reading, Teacher
+from mmdec.drafters.dflash.training import DFlashModule, block_attention, draw_roots
+from mmdec.drafters.eagle.drafter import NetworkDrafter
+from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.medusa.training.module import measure
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
@@ -29,7 +29,7 @@ def trainer_of(network: Any, **options: Any) -> DFlashModule:
     """A module without a run."""
     module = DFlashModule(**options)
     module.network, module.held = network, (Teacher(MODEL),)
-    module.needs = module.needed(network.config)
+    module.needs = module.training_needs(network.config)
     return module.eval()
 
 
@@ -39,7 +39,7 @@ def drafting(**changes: Any) -> DFlash:
     return network
 
 
-def texts_of(module: DFlashModule) -> list[Reading]:
+def texts_of(module: DFlashModule) -> list[TargetFeatures]:
     """The model's own answers, and one that is not."""
     prompts = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
                for row in ([5, 6, 7, 8], [11, 12], [30, 31, 32])]  # fmt: skip
@@ -47,9 +47,9 @@ def texts_of(module: DFlashModule) -> list[Reading]:
     return module.teacher.read(prompts, [*answers, [9, 3, 40, 21]], module.needs)
 
 
-def naive(module: DFlashModule, texts: list[Reading]) -> tuple[float, float]:
+def naive(module: DFlashModule, texts: list[TargetFeatures]) -> tuple[float, float]:
     """The loss and the estimate of tokens a round: root by root, token by token."""
-    drafter = TreeGrowing(module.network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
+    drafter = NetworkDrafter(module.network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
     depth = module.depth
     sums, counts, reached, roots = [0.0] * depth, [0] * depth, 0, 0
     for text in texts:
@@ -93,14 +93,14 @@ def test_all_anchors_are_all_roots() -> None:
 def test_roots_are_drawn_without_repetition_within_each_row() -> None:
     lengths = torch.tensor([9, 2, 5])
     for most in (1, 3, 5, 20):
-        drawn = drawn_roots(lengths, most)
+        drawn = draw_roots(lengths, most)
         assert drawn.shape == (3, min(most, 9))
         for row, length in zip(drawn.tolist(), lengths.tolist(), strict=True):
             kept = [root for root in row if root >= 0]
             assert len(kept) == min(most, length)
             assert kept == sorted(set(kept))
             assert max(kept) < length
-    often = torch.stack([drawn_roots(lengths, 1)[0] for _ in range(200)])
+    often = torch.stack([draw_roots(lengths, 1)[0] for _ in range(200)])
     assert set(often.flatten().tolist()) == set(range(9))
 
 
@@ -140,7 +140,7 @@ def test_simulated_chains_are_decoding() -> None:
         optimizer.zero_grad()
         module.loss(readings)["loss"].backward()
         optimizer.step()
-    drafter = TreeGrowing(module.network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
+    drafter = NetworkDrafter(module.network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
     decoded = generate(MODEL, inputs, drafter, num_speculative_tokens=3, max_new_tokens=30, do_sample=False)
     assert decoded.sequences[0, 2:].tolist() == answer
     chain, _, _ = measure(module.rank(readings), 3, 0)
@@ -154,7 +154,7 @@ def test_the_mask_is_the_padding_token_unless_named() -> None:
     for named, mask in (({}, teacher.pad), ({"mask_token": 7}, 7)):
         config: Any = DFlashModule(network=named).draft_config(teacher)
         assert config.mask_token == mask
-    needs = DFlashModule().needed(config)
+    needs = DFlashModule().training_needs(config)
     assert (needs.layers, needs.embeds) == ((*config.layers, -1), False)
 
 

@@ -85,7 +85,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
         for module in (net, embedding, output):
             module.double()
     if case == "large":
-        monkeypatch.setattr("mmdec.drafters.eagle.network.SMALL", 100)
+        monkeypatch.setattr("mmdec.drafters.eagle.network.MAX_PACKED_WEIGHTS", 100)
     if case == "scaled":
 
         class Scaled(nn.Embedding):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.core.tree import ancestors, in_order, single
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.core.tree import ancestors, root_only, sort_depth_first
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError
 from mmdec.types import Context, Plan, Scores, Verdict
 from tests.support.draft_networks import (
@@ -104,7 +104,7 @@ def test_a_draft_is_rolled_back_exactly() -> None:
         )
         drafts = []
         for memory in (one, other):
-            drafter.update(memory, single(roots), Scores(torch.zeros(2, 1, VOCABULARY), features), verdict)
+            drafter.update(memory, root_only(roots), Scores(torch.zeros(2, 1, VOCABULARY), features), verdict)
             drafts.append(drafter.propose(memory, roots + 1, Plan(20, 4)))
             assert memory.cache.lengths == [8, 4]
         assert torch.equal(drafts[0].tokens, drafts[1].tokens)
@@ -153,7 +153,7 @@ def test_without_pruning_the_best_paths_of_all_are_kept() -> None:
 
 def test_order_follows_the_likeliest_path_first() -> None:
     # kept 0, 1 below the root; 2 below 1 (number 1 is node 0); 3 below node 2's number
-    tokens, parents = in_order([0, 4, 1, 7], [10, 20, 30, 40], [0, 1, 0, 5])
+    tokens, parents = sort_depth_first([0, 4, 1, 7], [10, 20, 30, 40], [0, 1, 0, 5])
     assert tokens == [10, 20, 40, 30]
     assert parents == [0, 1, 2, 0]
 
@@ -173,7 +173,7 @@ class Counting(torch.nn.Module):
 def test_a_run_that_drafts_nothing_runs_nothing() -> None:
     model = language_model()
     counting = Counting(model.get_input_embeddings())
-    drafter = TreeGrowing(draft_network("eagle", model), counting, model.get_output_embeddings())  # type: ignore[arg-type]
+    drafter = NetworkDrafter(draft_network("eagle", model), counting, model.get_output_embeddings())  # type: ignore[arg-type]
     rounds_of(model, drafter, Changing(Random(0), 0), PROMPTS)
     assert not counting.calls
     rounds_of(model, drafter, Changing(Random(0)), PROMPTS)
@@ -226,8 +226,8 @@ def test_a_drafter_of_another_model_is_refused() -> None:
     with pytest.raises(InputError, match="`drafter` must fit a model with 32 channels and 62 tokens"):
         mmdec.generate(other, ids, tree_growing("eagle", model), max_new_tokens=3)
     with pytest.raises(InputError, match="`output` must be"):
-        TreeGrowing(draft_network("eagle", other), embedding, output)
-    double = TreeGrowing(draft_network("eagle", model).double(), embedding, output)
+        NetworkDrafter(draft_network("eagle", other), embedding, output)
+    double = NetworkDrafter(draft_network("eagle", model).double(), embedding, output)
     with pytest.raises(InputError, match="`drafter` must be on"):
         mmdec.generate(model, ids, double, max_new_tokens=3)
     with pytest.raises(InputError, match="`width`"):

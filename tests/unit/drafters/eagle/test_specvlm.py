@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from mmdec.drafters.eagle.network import DraftNetwork
-from mmdec.drafters.eagle.specvlm import ElasticCompressor, SpecVLM, SpecVLMConfig, asking, expected_kept, top_choice
+from mmdec.drafters.eagle.specvlm import (
+    ElasticCompressor,
+    SpecVLM,
+    SpecVLMConfig,
+    expected_kept_share,
+    question_mask,
+    top_choice,
+)
 from mmdec.errors import InputError
 
 SIZES: dict[str, Any] = {
@@ -145,7 +152,7 @@ def test_the_gate_reads_the_question_alone() -> None:
     changed = embeds.clone()
     changed[70:] += 1  # the answer
     assert torch.equal(model.gate_logits(changed, features, asked), logits)
-    assert asking(visual).tolist() == [False] * 66 + [True] * 24
+    assert question_mask(visual).tolist() == [False] * 66 + [True] * 24
     with pytest.raises(InputError, match="there is one"):
         network(compressors=("pool",)).gate_logits(embeds, features, asked)
 
@@ -189,8 +196,10 @@ def test_the_small_models_network_is_small() -> None:
 def test_expected_cost() -> None:
     config = SpecVLMConfig(**SIZES)
     logits = torch.zeros(5)
-    assert float(expected_kept(logits, config, 100)) == pytest.approx((0.05 + 0.05 + 1 / 3 + 0.02) / 5)
-    assert float(expected_kept(torch.randn(3), SpecVLMConfig(**SIZES, variant="weighted"), 9)) == pytest.approx(1 / 3)
+    assert float(expected_kept_share(logits, config, 100)) == pytest.approx((0.05 + 0.05 + 1 / 3 + 0.02) / 5)
+    assert float(expected_kept_share(torch.randn(3), SpecVLMConfig(**SIZES, variant="weighted"), 9)) == pytest.approx(
+        1 / 3
+    )
 
 
 @pytest.mark.parametrize(

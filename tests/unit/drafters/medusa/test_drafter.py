@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import mmdec
 from mmdec.cli import app
-from mmdec.compat import CACHE
+from mmdec.compat import CACHE_ARGUMENT
 from mmdec.drafters.medusa.checkpoint import convert, load_heads, save_heads
-from mmdec.drafters.medusa.drafter import WIDTH, Medusa, expected
+from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Plan, Prior, Scores, Verdict
@@ -53,7 +53,7 @@ def test_the_blocks_layer_is_whispers() -> None:
     hidden, states = torch.randn(2, 6, 32), torch.randn(2, 9, 32)
     mask = torch.full((6, 6), torch.finfo(torch.float32).min).triu(1)[None, None]
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    wanted = layer(hidden, mask, states, **{CACHE: cache})
+    wanted = layer(hidden, mask, states, **{CACHE_ARGUMENT: cache})
     torch.testing.assert_close(made(hidden, states), made.read(wanted, 3), rtol=1e-4, atol=1e-5)
 
 
@@ -117,8 +117,8 @@ def test_the_drafter_reads_what_training_reads() -> None:
 
 
 def test_what_is_expected_of_heads_is_a_distribution() -> None:
-    for row in expected(10):
-        assert len(row) == WIDTH
+    for row in default_chances(10):
+        assert len(row) == MAX_RANKS
         assert 0 < sum(row) < 1
         assert row == sorted(row, reverse=True)
 

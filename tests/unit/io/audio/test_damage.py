@@ -16,8 +16,8 @@ import torch
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import damage
-from mmdec.io.audio.live import pieces, wav_stream
-from mmdec.whisper.live import piped
+from mmdec.io.audio.live import stream_pieces, wav_stream
+from mmdec.whisper.live import read_pipe
 from tests.support.tiny_containers import CODECS, contained, film
 
 RATE, HIGH_RATE = 16_000, 48_000
@@ -244,8 +244,8 @@ def test_an_mp4_without_its_table_is_refused() -> None:
 
 
 def test_a_piped_wav_that_is_cut_is_noted() -> None:
-    content, loss = encoded("WAV"), damage.Loss()
-    sound = piped(io.BytesIO(content[: int(0.9 * len(content)) | 1]), loss=loss)
+    content, loss = encoded("WAV"), damage.AudioLoss()
+    sound = read_pipe(io.BytesIO(content[: int(0.9 * len(content)) | 1]), loss=loss)
     assert isinstance(sound, tuple)
     assert sum(map(len, sound[1])) == pytest.approx(9 * RATE, abs=50)
     assert loss.note == "the file ends at 9.0 s of 10.0 s"
@@ -333,12 +333,12 @@ def test_a_wide_size_that_was_never_filled_in_is_no_loss(kind: str, size: int) -
 
 
 def test_a_piped_wav_with_an_unfilled_wide_size_is_no_loss() -> None:
-    content, loss = bytearray(encoded("RF64")), damage.Loss()
+    content, loss = bytearray(encoded("RF64")), damage.AudioLoss()
     at = content.index(b"ds64") + 16
     content[at : at + 8] = (2**62).to_bytes(8, "little")
     stream = io.BytesIO(bytes(content[12:]))
     sound = wav_stream(bytes(content[:12]), stream)
-    assert sum(map(len, pieces(sound, stream, loss))) == 10 * RATE
+    assert sum(map(len, stream_pieces(sound, stream, loss))) == 10 * RATE
     assert loss.note == ""
 
 

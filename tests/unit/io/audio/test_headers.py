@@ -14,7 +14,7 @@ import torch
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio.headers import PatchedFile, repair_header
-from mmdec.io.audio.live import PipedSound, is_wav, looks_like_a_file, pieces, samples, wav_stream
+from mmdec.io.audio.live import PipedSound, decode_samples, is_wav, looks_like_a_file, stream_pieces, wav_stream
 from mmdec.io.audio.samples import SAMPLE_RATE as RATE
 from tests.conftest import buzz
 
@@ -158,13 +158,13 @@ def through_pipe(content: bytes) -> np.ndarray:
     head = stream.read(12)
     assert is_wav(head)
     sound = wav_stream(head, stream)
-    return np.concatenate([*pieces(sound, stream)])
+    return np.concatenate([*stream_pieces(sound, stream)])
 
 
 def test_raw_samples_with_half_a_sample_are_still_refused() -> None:
     with pytest.raises(InputError, match="whole sample of 2 bytes, but ends with 1 bytes"):
-        list(pieces(PipedSound(RATE, 1, "s16", None, b""), io.BytesIO(bytes(11))))
-    assert len(samples(bytes(10), "s16")) == 5
+        list(stream_pieces(PipedSound(RATE, 1, "s16", None, b""), io.BytesIO(bytes(11))))
+    assert len(decode_samples(bytes(10), "s16")) == 5
 
 
 @pytest.mark.parametrize("form", FORMATS[2:], ids=lambda form: form.name)

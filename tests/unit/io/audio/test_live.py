@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmdec.io.audio import resample
-from mmdec.io.audio.live import BLOCK, LEAD, TAIL, SpeechWindows, StreamResampler, Window
+from mmdec.io.audio.live import BLOCK, LEAD, TAIL, SpeechWindow, SpeechWindows, StreamResampler
 from tests.conftest import buzz
 from tests.support.live_sound import RATE, chunks, noise, talk
 
@@ -22,7 +22,7 @@ WHOLE = 30 * RATE
 
 def windows(
     sound: Tensor, sizes: list[int], pause: float = 1.0, most: int = WHOLE, detector: str = "energy"
-) -> list[Window]:
+) -> list[SpeechWindow]:
     cutter = SpeechWindows(pause, most, detector)
     closed = [window for chunk in chunks(sound, sizes) for window in cutter.add(torch.from_numpy(chunk))]
     closed += cutter.end()
@@ -31,7 +31,7 @@ def windows(
     return closed
 
 
-def places(closed: list[Window]) -> list[tuple[int, int]]:
+def places(closed: list[SpeechWindow]) -> list[tuple[int, int]]:
     return [(one.start, one.end) for one in closed]
 
 

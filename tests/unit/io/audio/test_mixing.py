@@ -9,10 +9,10 @@ import soundfile
 import torch
 
 from mmdec.io import audio
-from mmdec.io.audio.live import PipedSound, pieces
+from mmdec.io.audio.live import PipedSound, stream_pieces
 from mmdec.io.audio.mixing import Mixer, mix
 from mmdec.io.audio.samples import SAMPLE_RATE as RATE
-from mmdec.tasks.inputs import read, read_noted
+from mmdec.tasks.inputs import read_audio, read_recording
 from tests.conftest import buzz
 
 VOICE, OTHER = buzz(3.0).astype(np.float64), buzz(3.0, 7).astype(np.float64)
@@ -105,18 +105,18 @@ def test_files_arrays_and_pipes_agree(kind: str) -> None:
     given = soundfile.read(io.BytesIO(content.getvalue()), dtype="float32")[0]
     assert "cancel" in recording.note
     for array in (given, given.T, torch.from_numpy(given)):
-        other = read_noted(array, RATE)
+        other = read_recording(array, RATE)
         assert torch.allclose(other.samples, found, atol=1e-6)
         assert other.note == recording.note
     integers = (given * 2**31).astype("<i4")
-    piped = pieces(PipedSound(RATE, 2, "s32", None, b""), io.BytesIO(integers.tobytes()))
+    piped = stream_pieces(PipedSound(RATE, 2, "s32", None, b""), io.BytesIO(integers.tobytes()))
     assert np.allclose(np.concatenate([*piped]), found.numpy(), atol=1e-6)
 
 
 def test_one_quiet_voice_among_dead_channels_is_no_silence() -> None:
     """Silence is judged by channels: the mean of eight is 18 dB below the voice."""
     channels = np.stack([1e-3 * VOICE, *[NOTHING] * 7], 1).astype(np.float32)  # a peak of -64 dB
-    found = read(channels, RATE)
+    found = read_audio(channels, RATE)
     assert float(found.abs().max()) == pytest.approx(float(np.abs(channels).max()), rel=0.01)
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from mmdec.errors import InputError
-from mmdec.phonetics.lexicon import spoken
+from mmdec.phonetics.lexicon import spoken_slice
 from mmdec.training.corpora.admission import BadRows
 from mmdec.training.corpora.cvss import (
     SPECIALS,
-    canonical,
     normalise,
     parse_alignment,
     phone_names,
     read_pairs,
+    unify_targets,
     vocabulary,
 )
 from tests.support.tiny_corpus import TinyCorpus, phones_of, read_table, write_corpus, write_table
@@ -154,7 +154,7 @@ def test_a_split_without_usable_rows_is_an_error_that_says_why(corpus: TinyCorpu
 def test_canonical_takes_the_rendering_of_the_first_recording(corpus: TinyCorpus):
     rows, _ = read_pairs(corpus.common_voice, corpus.cvss, "train")
     assert len({row.translation for row in rows if row.source_text == "C'est bas."}) == 2
-    made = canonical(reversed(rows))
+    made = unify_targets(reversed(rows))
     assert [row.name for row in made] == [row.name for row in rows]
     assert [row.clip for row in made] == [row.clip for row in rows]
     for row in made:
@@ -172,7 +172,7 @@ def test_equal_sentences_meet_whatever_their_typography():
     [("pau pau a pau b pau", "a pau b"), ("a pau", "a"), ("a", "a"), ("pau", ""), ("", "")],
 )
 def test_pauses_are_trimmed_at_the_edges_only(phones: str, left: str):
-    assert phones.split()[spoken(phones.split())] == left.split()
+    assert phones.split()[spoken_slice(phones.split())] == left.split()
 
 
 def test_the_vocabulary_is_the_special_units_and_the_phones(corpus: TinyCorpus):

@@ -11,8 +11,8 @@ import pytest
 from mmdec.errors import InputError
 from mmdec.training.corpora import chats
 from mmdec.training.corpora.chats import read_conversations
-from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_questions, swapped
-from mmdec.training.metrics.text import claims_held, right_answer, right_in_other_words
+from mmdec.training.corpora.image_text import SHORT, ImageQuestion, read_questions, swap_pictures
+from mmdec.training.metrics.text import count_claims, right_answer, right_in_other_words
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -122,10 +122,10 @@ def test_what_a_right_answer_is() -> None:
     assert not right_answer("", "...: 3.", "3", "count")
     claims = [["large", "red", "star", "top left"], ["SOUP", "4.50"], ["-4", "degrees"], ["4.50"]]
     text = "A large red star in the top left, and SOUP costs 4.50; it is -4 degrees."
-    assert claims_held(text, claims) == 4
-    assert claims_held("A large star. Red in the top left. SOUP. 4.50. 4 degrees.", claims) == 1
-    assert claims_held("A large red star in the top left: SOUPS 4.50, 14.50", [*claims[:2], ["5", "degrees"]]) == 1
-    assert claims_held("", claims) == 0
+    assert count_claims(text, claims) == 4
+    assert count_claims("A large star. Red in the top left. SOUP. 4.50. 4 degrees.", claims) == 1
+    assert count_claims("A large red star in the top left: SOUPS 4.50, 14.50", [*claims[:2], ["5", "degrees"]]) == 1
+    assert count_claims("", claims) == 0
 
 
 def lines(path: Path, rows: list[Any]) -> Path:
@@ -290,7 +290,7 @@ def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
         {"image": name, "text": "?", "category": task}
         for name, task in (("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"))
     ]
-    found = swapped(read_questions(lines(tmp_path / "q.jsonl", rows)))
+    found = swap_pictures(read_questions(lines(tmp_path / "q.jsonl", rows)))
     assert [one.images[0].name for one in found] == ["b", "b", "a", "c"]  # type: ignore[union-attr] # no bytes
 
 

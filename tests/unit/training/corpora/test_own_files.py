@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmdec.errors import InputError
-from mmdec.training.corpora.image_text import asked_of
+from mmdec.training.corpora.image_text import ask_about
 from mmdec.training.corpora.librispeech import read_recordings
 from mmdec.training.corpora.text_files import evenly_spaced
 
@@ -35,16 +35,16 @@ def test_one_question_about_each_picture(tmp_path: Path) -> None:
     for name in ("b.PNG", "a.jpg", "notes.txt"):
         (tmp_path / name).touch()
     (tmp_path / "c.png").mkdir()
-    rows = asked_of(tmp_path, "What is it?")
+    rows = ask_about(tmp_path, "What is it?")
     assert [(row.id, row.question, row.images) for row in rows] == [
         (name, "What is it?", (tmp_path / name,)) for name in ("a.jpg", "b.PNG")
     ]
     assert {row.scoring for row in rows} == {""}
-    assert [row.id for row in asked_of(tmp_path / "notes.txt", "x")] == ["notes.txt"]
+    assert [row.id for row in ask_about(tmp_path / "notes.txt", "x")] == ["notes.txt"]
     (tmp_path / "empty").mkdir()
     for path, question in ((tmp_path / "empty", "x"), (tmp_path / "none", "x"), (tmp_path, " ")):
         with pytest.raises(InputError, match="must be"):
-            asked_of(path, question)
+            ask_about(path, question)
 
 
 def test_a_sample_is_evenly_spaced_and_in_order():

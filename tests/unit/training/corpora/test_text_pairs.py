@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmdec.errors import InputError
-from mmdec.training.corpora.text_files import TextPair, held_sources, read_text_pairs, read_training_pairs
+from mmdec.training.corpora.text_files import TextPair, held_out_sources, read_text_pairs, read_training_pairs
 
 
 def test_each_row_has_its_translations(tmp_path: Path) -> None:
@@ -38,5 +38,5 @@ def test_training_shares_no_sentence_with_what_another_folder_holds_back(tmp_pat
     first, second = read_training_pairs([tmp_path / "a", tmp_path / "b"])
     assert [pair.source for pair in first] == ["Peut-être"]
     assert [pair.source for pair in second] == ["Merci."]
-    assert held_sources([tmp_path / "a", tmp_path / "b"]) == {"bonjour", "oui", "si"}
+    assert held_out_sources([tmp_path / "a", tmp_path / "b"]) == {"bonjour", "oui", "si"}
     assert len(read_training_pairs([tmp_path / "a"])[0]) == 3

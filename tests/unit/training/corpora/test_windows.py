@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
-from mmdec.drafters.medusa.training.data import cut_long
+from mmdec.drafters.medusa.training.data import split_long
 from mmdec.errors import InputError
 from mmdec.io.audio import save_audio
 from mmdec.training.corpora.admission import Admission
@@ -232,7 +232,7 @@ def test_long_recordings_are_cut_at_pauses(tmp_path: Path) -> None:
     file = own_recordings(tmp_path, ["a", "a"])
     save_audio(tmp_path / "1.wav", torch.cat([part for _ in range(4) for part in (tone, torch.zeros(8000))]))
     rows = read_utterances(file)
-    cut, seconds = cut_long(rows, [0.5, 38.0], 25.0)
+    cut, seconds = split_long(rows, [0.5, 38.0], 25.0)
     assert cut[0] == rows[0]
     assert len(cut) > 2
     assert not any(row.text for row in cut[1:])

@@ -10,7 +10,7 @@ import pytest
 from mmdec.daspeech.dag_decoder import BOS, EOS, PAD
 from mmdec.daspeech.training.reader.data import PairData
 from mmdec.errors import InputError
-from mmdec.phonetics.pieces import heard
+from mmdec.phonetics.pieces import normalise_for_speech
 from tests.support.tiny_sentences import write_pairs
 
 
@@ -33,7 +33,9 @@ def test_a_batch_holds_what_its_rows_say(folder: Path) -> None:
     (batch,) = list(pairs.val_dataloader())
     assert batch.rows == [0, 1, 2, 3]
     for row, pair in enumerate(pairs.dev):
-        assert pairs.pieces.decode(batch.pieces[row, : batch.lengths[row], 0].tolist()) == heard(pair.source)
+        assert pairs.pieces.decode(batch.pieces[row, : batch.lengths[row], 0].tolist()) == normalise_for_speech(
+            pair.source
+        )
         units = batch.units[row, : batch.unit_lengths[row]].tolist()
         assert (units[0], units[-1]) == (BOS, EOS)
         assert pairs.english.decode(units) == pair.references[0]

@@ -14,14 +14,14 @@ import mmdec
 from mmdec.drafters.ctc.training.data import (
     CLEAN,
     Distortion,
-    KeptStates,
     SentenceData,
+    StateDataset,
     distort,
     keep_states,
     load_speech_encoder,
     state_name,
 )
-from mmdec.drafters.ctc.training.module import CtcModule, load_ears
+from mmdec.drafters.ctc.training.module import CtcModule, load_ctc_recogniser
 from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.corpora.librispeech import Utterance
@@ -74,7 +74,7 @@ def test_states_are_kept_once_and_those_of_new_recordings_are_added(folder: Path
 def test_batches_hold_all_recordings_before_one_comes_again(folder: Path) -> None:
     sentences = data(folder)
     sentences.setup("fit")
-    batches = sentences.grouped(list(sentences.texts), np.random.default_rng(0))
+    batches = sentences.group_by_length(list(sentences.texts), np.random.default_rng(0))
     assert sorted(name for batch in batches for name in batch) == sorted(sentences.texts)
     assert len(sentences.texts) == 16  # two views of eight
     for batch in batches:
@@ -89,7 +89,7 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
     options = {**SIZES, "top": 1, "encoder": str(folder / "whisper"), "channels": 0.0, "time_masks": 0}
     module = CtcModule(units=sentences.units, **options)
     name = next(iter(sentences.dev_texts))
-    batch = KeptStates(sentences.store, sentences.dev_texts, [[name]])[0]
+    batch = StateDataset(sentences.store, sentences.dev_texts, [[name]])[0]
     row = next(row for row in sentences.rows("dev") if state_name(row, 0) == name)
 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +97,7 @@ def test_top_layers_are_trained_and_evaluated_with_the_head(
             kept, frames = module.eval()(batch)
         saved = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams), "global_step": 0}
         torch.save(saved, tmp_path / "h.ckpt")
-        heard, counts = load_ears(tmp_path / "h.ckpt", str(folder / "whisper"))(row.path)
+        heard, counts = load_ctc_recogniser(tmp_path / "h.ckpt", str(folder / "whisper"))(row.path)
         assert frames.tolist() == counts.tolist()
         return kept, heard
 
@@ -130,7 +130,7 @@ def test_a_head_goes_on_from_a_translators_folder(tmp_path: Path) -> None:
     wanted = mmdec.load(made).parts.model.head
     for name, tensor in head.state_dict().items():
         torch.testing.assert_close(tensor, wanted.state_dict()[name])
-    ears = load_ears(made, str(made))
+    ears = load_ctc_recogniser(made, str(made))
     torch.testing.assert_close(ears.head.output.weight, wanted.output.weight)
 
 

@@ -22,11 +22,11 @@ from mmdec.drafters.ctc.training.transcripts import (
     JoinedWindow,
     TranscriptData,
     WindowReader,
-    joined_windows,
+    join_windows,
     keep_transcripts,
     labels,
 )
-from mmdec.drafters.medusa.training.data import own_text
+from mmdec.drafters.medusa.training.data import decode_greedily
 from mmdec.io.audio import save_audio
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.stores import FrameStore, TokenStore
@@ -62,7 +62,7 @@ def test_a_transcript_is_what_plain_decoding_gives(folder: Path, data: Transcrip
     for window in data.windows["dev"]:
         _, states, text = next(iter(reader.read([window], CLEAN)))
         whole = reader.states([window.sound(CLEAN)])
-        plain = own_text(data.whisper.model, whole, [reader.prompt("en")], [True], 220)
+        plain = decode_greedily(data.whisper.model, whole, [reader.prompt("en")], [True], 220)
         assert data.transcripts.get(window.name) == text == plain[0]
         torch.testing.assert_close(data.store.get(window.name), whole[0, : len(states)], rtol=2e-2, atol=2e-2)
 
@@ -83,14 +83,14 @@ def test_most_augmented_windows_have_little_silence_behind(folder: Path, data: T
 
 def test_a_transcript_without_an_end_is_empty(data: TranscriptData, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, window = WindowReader(data.whisper), data.windows["dev"][0]
-    monkeypatch.setattr("mmdec.drafters.ctc.training.transcripts.LIMIT", 2)
+    monkeypatch.setattr("mmdec.drafters.ctc.training.transcripts.MAX_TRANSCRIPT_TOKENS", 2)
     assert next(iter(reader.read([window], CLEAN)))[2] == []
 
 
 def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: TranscriptData) -> None:
     """Tokens with letters are the known text's; where fewer agree than are asked for there is no transcript."""
     reader, window = WindowReader(data.whisper), data.windows["dev"][0]
-    found = reader.agreed(window, CLEAN, 0.0)
+    found = reader.check_known_text(window, CLEAN, 0.0)
     assert found is not None
     name, states, text = found
     whole = reader.states([window.sound(CLEAN)])[0, : len(states)]
@@ -102,15 +102,15 @@ def test_a_known_text_is_taken_where_the_model_agrees(folder: Path, data: Transc
     spoken = [[t for t in row if t < reader.first_time and any(map(str.isalnum, decode([t])))] for row in (text, known)]
     assert spoken[0] == spoken[1][: len(spoken[0])]
     assert len(spoken[0]) > 2
-    assert reader.agreed(window, CLEAN, 1.01) is None
+    assert reader.check_known_text(window, CLEAN, 1.01) is None
 
 
 def test_windows_join_short_recordings(folder: Path) -> None:
     rows = read_utterances(folder / "manifest.tsv", "train")
-    windows = joined_windows(rows * 9, "en", 1, 0)
+    windows = join_windows(rows * 9, "en", 1, 0)
     assert [row for window in windows for row in window.rows] == rows * 9
     assert 1 < len(windows) < 30
-    assert windows == joined_windows(rows * 9, "en", 1, 0) != joined_windows(rows * 9, "en", 2, 0)
+    assert windows == join_windows(rows * 9, "en", 1, 0) != join_windows(rows * 9, "en", 2, 0)
 
 
 def test_labels_have_a_mark_between_segments(data: TranscriptData) -> None:
@@ -132,7 +132,7 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     drafter = Ctc(head, data.pieces, tokens.first_time, tokens.end)
     window = data.windows["dev"][0]
     states, prompt = reader.states([window.sound(CLEAN)]), reader.prompt("en")
-    text = own_text(whisper.model, states, [prompt], [True], 30)[0]
+    text = decode_greedily(whisper.model, states, [prompt], [True], 30)[0]
     counted = drafts.rounds_of(drafter, states[0], prompt, text, Plan(4, 4))
     ids = torch.tensor([prompt])
     stop = Stop(len(prompt) + 30, frozenset([tokens.end]))

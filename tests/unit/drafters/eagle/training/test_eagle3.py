@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.eagle3 import Eagle3
 from mmdec.drafters.eagle.training import module as training
 from mmdec.drafters.eagle.training.eagle3 import Eagle3Module, frequent_tokens
-from mmdec.drafters.eagle.training.teacher import Reading, Teacher
-from mmdec.drafters.eagle.training.unroll import read_columns, unrolled
+from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
+from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.medusa.training.module import measure
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
@@ -30,7 +30,7 @@ def trainer_of(network: Any, **options: Any) -> Eagle3Module:
     """A module without a run."""
     module = Eagle3Module(**options)
     module.network, module.held = network, (Teacher(MODEL),)
-    module.needs = module.needed(network.config)
+    module.needs = module.training_needs(network.config)
     return module.eval()
 
 
@@ -43,7 +43,7 @@ def drafting(size: int = 0) -> Eagle3:
     return network
 
 
-def texts_of(module: Eagle3Module) -> list[Reading]:
+def texts_of(module: Eagle3Module) -> list[TargetFeatures]:
     """The model's own answers, and one that is not."""
     prompts = [{"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
                for row in ([5, 6, 7, 8], [11, 12], [30, 31, 32])]  # fmt: skip
@@ -51,7 +51,7 @@ def texts_of(module: Eagle3Module) -> list[Reading]:
     return module.teacher.read(prompts, [*answers, [9, 3, 40, 21]], module.needs)
 
 
-def naive(module: Eagle3Module, texts: list[Reading], steps: list[Tensor]) -> tuple[float, float]:
+def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]) -> tuple[float, float]:
     """The loss and the estimate of tokens a round: root by root, token by token."""
     network: Any = module.network
     tokens = network.token_ids(torch.arange(network.vocabulary)).tolist()
@@ -117,7 +117,7 @@ def test_simulated_chains_are_decoding() -> None:
     network.load_state_dict(state, strict=False)
     network.lm_head.weight.data.copy_(trained.lm_head.weight.data[kept])  # type: ignore[union-attr, operator]
     network.get_buffer("d2t").copy_(torch.tensor(kept) - torch.arange(len(kept)))
-    drafter = TreeGrowing(network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
+    drafter = NetworkDrafter(network, MODEL.get_input_embeddings(), MODEL.get_output_embeddings())
     module, depth = trainer_of(network, chain=3), 3
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
     decoded = generate(MODEL, inputs, drafter, num_speculative_tokens=depth, max_new_tokens=30, do_sample=False)
@@ -148,8 +148,8 @@ def test_the_draft_vocabulary_holds_the_most_frequent_tokens() -> None:
 def test_the_configuration_stores_the_convention(options: dict[str, Any], expected: tuple[str, str, bool]) -> None:
     module = Eagle3Module(**options)
     config: Any = module.draft_config(Teacher(MODEL))
-    assert (config.positions, config.pictures, module.needed(config).embeds) == expected
-    assert module.needed(config).layers == (*config.layers, -1)
+    assert (config.positions, config.pictures, module.training_needs(config).embeds) == expected
+    assert module.training_needs(config).layers == (*config.layers, -1)
 
 
 @pytest.mark.parametrize("wrong", [{"columns": "both"}, {"draft_vocab": -1}])
@@ -169,7 +169,7 @@ def test_unrolled_steps_are_those_of_the_loss() -> None:
     texts = texts_of(module)
     columns = module.columns(texts)
     assert len(module.steps(columns, texts, module.depth)) == 2
-    assert torch.equal(columns.states, read_columns(module.network, [
-        Reading(t.prompt, t.answer, t.embeds, t.features[:, :96], t.visual) for t in texts]).states)  # fmt: skip
+    assert torch.equal(columns.states, unroll_inputs(module.network, [
+        TargetFeatures(t.prompt, t.answer, t.embeds, t.features[:, :96], t.visual) for t in texts]).states)  # fmt: skip
     assert "round" not in module.compare(columns, texts)
-    assert len(unrolled(module.network, columns, 9)) == 6
+    assert len(unroll_steps(module.network, columns, 9)) == 6

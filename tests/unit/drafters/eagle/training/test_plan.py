@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmdec.drafters.eagle.training.data import DraftData, Ramp, mixed_parts
-from mmdec.drafters.eagle.training.samples import Choice, Prompting, Questions, Sample, choose, read_samples
+from mmdec.drafters.eagle.training.data import DraftData, Ramp, mix_splits
+from mmdec.drafters.eagle.training.samples import Choice, PromptBuilder, Questions, Sample, choose, read_samples
 from mmdec.errors import InputError
 from tests.support.tiny_vlm_folder import qwen
 
@@ -190,7 +190,7 @@ def test_what_is_missing_is_named(tmp_path: Path, fields: dict[str, Any], messag
 def test_held_out_questions_are_answered_among_the_others(held: int, others: int) -> None:
     """Where the time ends early, both splits have answers."""
     dev, train = [Sample(f"d{n}", "?") for n in range(held)], [Sample(f"t{n}", "?") for n in range(others)]
-    mixed = mixed_parts(dev, train)
+    mixed = mix_splits(dev, train)
     assert [one for one in mixed if one in dev] == dev
     assert [one for one in mixed if one in train] == train
     assert held != 2 or (mixed[0], mixed[10]) == (dev[0], dev[1])
@@ -202,9 +202,11 @@ def test_a_qwen_asks_without_torchvision(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "qwen")
     processor.save_pretrained(tmp_path / "qwen")
     Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
-    asked = Prompting(tmp_path / "qwen")(Sample("a", "What is this?", images=(tmp_path / "a.png",)))
+    asked = PromptBuilder(tmp_path / "qwen")(Sample("a", "What is this?", images=(tmp_path / "a.png",)))
     assert asked["pixel_values"].shape[0] == asked["image_grid_thw"].prod()
-    shown = Prompting(tmp_path / "qwen")(Sample("b", "What is this?", video=(tmp_path / "a.png", tmp_path / "a.png")))
+    shown = PromptBuilder(tmp_path / "qwen")(
+        Sample("b", "What is this?", video=(tmp_path / "a.png", tmp_path / "a.png"))
+    )
     assert "image_grid_thw" in shown or "video_grid_thw" in shown
 
 
@@ -212,7 +214,7 @@ def test_prompts_without_pictures_are_made_once(tmp_path: Path) -> None:
     _, processor = qwen()
     processor.save_pretrained(tmp_path)
     qwen()[0].config.save_pretrained(tmp_path)
-    prompting = Prompting(tmp_path)
+    prompting = PromptBuilder(tmp_path)
     first = prompting(Sample("a", "What is this?"))
     assert prompting(Sample("b", "What is this?")) is first
     assert prompting(Sample("c", "What is this?", history=(("user", "Hello."), ("assistant", "Yes?")))) is not first

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.drafters.eagle.drafter import TreeGrowing
+from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.training.module import rank_texts
 from mmdec.drafters.eagle.training.samples import append
-from mmdec.drafters.eagle.training.teacher import Reading, ReadingStore, Teacher
-from mmdec.drafters.eagle.training.unroll import read_columns, unrolled
-from mmdec.drafters.medusa.drafter import WIDTH
+from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, Teacher
+from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
+from mmdec.drafters.medusa.drafter import MAX_RANKS
 from mmdec.drafters.medusa.training.module import measure
 from mmdec.generation.speculation import generate
 from mmdec.targets.media import MediaTarget
@@ -104,15 +104,15 @@ def test_training_reads_columns_as_decoding_does(convention: dict[str, Any], sto
     by each convention; features in half precision where they are stored."""
     model = vision_model("qwen2_5_vl")
     network = draft_network("eagle3", model, **convention)
-    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    drafter = NetworkDrafter(network, model.get_input_embeddings(), model.get_output_embeddings())
     teacher, prompt = Teacher(model), prompts("qwen2_5_vl")[2]
     (text,) = teacher.read([prompt], [ANSWERS[2]], drafter.needs)
     if stored:
-        store = ReadingStore(tmp_path, teacher, drafter.needs, False)
+        store = FeatureStore(tmp_path, teacher, drafter.needs, False)
         ids = append(prompt, ANSWERS[2][:-1])["input_ids"][0].tolist()
         store.add({"one": (ids, text)})
         text = store.get("one", ANSWERS[2])
-    columns = read_columns(network, [text])
+    columns = unroll_inputs(network, [text])
     _, context, _, _ = MediaTarget(model).prefill(prompt, drafter.needs)
     memory = drafter.start(context)
     (waiting,) = memory.queue
@@ -129,16 +129,16 @@ def test_training_reads_columns_as_decoding_does(convention: dict[str, Any], sto
 def test_kept_readings_are_those_that_were_made(tmp_path) -> None:
     teacher = Teacher(vision_model("llava"))
     asked = prompts("llava")
-    store = ReadingStore(tmp_path, teacher, LAST, False)
+    store = FeatureStore(tmp_path, teacher, LAST, False)
     found = teacher.read(asked, ANSWERS, LAST)
     tokens = [
         torch.cat([prompt["input_ids"][0], torch.tensor(answer[:-1])]).tolist()
         for prompt, answer in zip(asked, ANSWERS, strict=True)
     ]
     rounded = store.add({str(n): (tokens[n], one) for n, one in enumerate(found)})
-    for again in (store, ReadingStore(tmp_path, teacher, LAST, False)):
+    for again in (store, FeatureStore(tmp_path, teacher, LAST, False)):
         for number, one in enumerate(found):
-            kept: Reading = again.get(str(number), ANSWERS[number])
+            kept: TargetFeatures = again.get(str(number), ANSWERS[number])
             assert kept.prompt == one.prompt
             assert kept.answer == ANSWERS[number]
             assert torch.equal(kept.visual, one.visual)
@@ -157,18 +157,18 @@ def test_simulated_chains_are_decoding(system: str) -> None:
     with torch.no_grad():  # a drafter that is often right: the feature of this token, moved towards that of the next
         network.fc.weight.mul_(0.1)
         network.fc.weight[:, :32] += torch.eye(32)
-    drafter = TreeGrowing(network, model.get_input_embeddings(), model.get_output_embeddings())
+    drafter = NetworkDrafter(network, model.get_input_embeddings(), model.get_output_embeddings())
     accepted = 0
     for prompt in prompts("llava"):
         begin = prompt["input_ids"].shape[1]
         decoded = generate(model, prompt, drafter, num_speculative_tokens=depth, max_new_tokens=40)
         answer = decoded.sequences[0, begin:].tolist()
         texts = teacher.read([prompt], [answer], LAST)
-        columns = read_columns(network, texts)
-        ranks = rank_texts(columns, unrolled(network, columns, depth), teacher.logits, texts)
+        columns = unroll_inputs(network, texts)
+        ranks = rank_texts(columns, unroll_steps(network, columns, depth), teacher.logits, texts)
         assert ranks[0].shape == (len(answer) - 1, depth)
         assert int(ranks[0].min()) >= 0
-        assert int(ranks[0].max()) <= WIDTH
+        assert int(ranks[0].max()) <= MAX_RANKS
         chain, _, _ = measure(ranks, depth, 0)
         rounds = len(decoded.rounds) - 1  # the first is the prompt's
         assert chain == pytest.approx((len(answer) - 1) / rounds)

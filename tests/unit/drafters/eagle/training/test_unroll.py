@@ -12,10 +12,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mmdec.drafters.eagle.network import DraftNetwork
-from mmdec.drafters.eagle.training.module import Weights, losses
+from mmdec.drafters.eagle.training.module import LossWeights, losses
 from mmdec.drafters.eagle.training.systems import FlashModule, raw_slots, text_embeds
-from mmdec.drafters.eagle.training.teacher import Reading
-from mmdec.drafters.eagle.training.unroll import additive, causal, diagonal_attention, read_columns, unrolled
+from mmdec.drafters.eagle.training.teacher import TargetFeatures
+from mmdec.drafters.eagle.training.unroll import (
+    additive_mask,
+    causal_mask,
+    diagonal_attention,
+    unroll_inputs,
+    unroll_steps,
+)
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.errors import InputError
 from tests.support.draft_networks import draft_network
@@ -33,14 +39,14 @@ SYSTEMS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def reading(prompt: int, answer: int, seed: int, seen: range = range(0), channels: int = 32) -> Reading:
+def reading(prompt: int, answer: int, seed: int, seen: range = range(0), channels: int = 32) -> TargetFeatures:
     """A text of random numbers. seen: its visual columns. channels: of its features."""
     draw = torch.Generator().manual_seed(seed)
     length = prompt + answer - 1
     visual = torch.zeros(length, dtype=torch.bool)
     visual[list(seen)] = True
     embeds, features = (torch.randn(length, size, generator=draw).double() for size in (32, channels))
-    return Reading(prompt, torch.randint(6, 58, (answer,), generator=draw).tolist(), embeds, features, visual)
+    return TargetFeatures(prompt, torch.randint(6, 58, (answer,), generator=draw).tolist(), embeds, features, visual)
 
 
 SHAPES: list[tuple[int, int, int, range]] = [(9, 6, 1, range(2, 6)), (5, 9, 2, range(0)), (12, 2, 3, range(1, 10))]
@@ -48,7 +54,7 @@ TEXTS = [reading(*shape) for shape in SHAPES]
 WIDE = [reading(*shape, channels=96) for shape in SHAPES]  # of three layers
 
 
-def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list[Tensor]:
+def drafted(network: DraftNetwork, text: TargetFeatures, root: int, steps: int) -> list[Tensor]:
     """Features (H,) that a draft from one root gives, each by a pass over the whole row."""
     begin = text.prompt
     prompt = network.prompt(text.embeds[:begin], text.features[:begin], text.visual[:begin])
@@ -71,7 +77,7 @@ def drafted(network: DraftNetwork, text: Reading, root: int, steps: int) -> list
 def test_every_root_is_drafted_from_as_decoding_would(system: str, changes: dict[str, Any]) -> None:
     network = draft_network(system, vision_model("llava"), **changes).double()
     read = WIDE if system == "eagle3" else TEXTS
-    outputs = unrolled(network, read_columns(network, read), 4)
+    outputs = unroll_steps(network, unroll_inputs(network, read), 4)
     assert [out.shape[1] for out in outputs] == [8, 7, 6, 5]
     for row, text in enumerate(read):
         columns = len(text.answer) - 1
@@ -109,7 +115,7 @@ def test_the_diagonal_is_attention_under_the_whole_mask(heads: int, groups: int,
 
     queries, context = made(heads, count), (made(groups, 3 + length), made(groups, 3 + length))
     own = [(made(groups, length - done), made(groups, length - done)) for done in range(1, step + 1)]
-    mask = additive(causal(prompts, length), torch.float64)[:, :, :count]
+    mask = additive_mask(causal_mask(prompts, length), torch.float64)[:, :, :count]
     wanted = scaled_dot_product_attention(
         queries,
         *(torch.cat([context[n], *(pair[n][:, :, :count] for pair in own)], 2) for n in range(2)),
@@ -130,27 +136,27 @@ def test_the_diagonal_is_attention_under_the_whole_mask(heads: int, groups: int,
 
 def test_gradients_stop_between_steps_if_they_are_told_to() -> None:
     network = draft_network("eagle", vision_model("llava")).double()
-    columns = read_columns(network, TEXTS[:1])
+    columns = unroll_inputs(network, TEXTS[:1])
     gradients = []
     for through in (True, False):
         network.zero_grad()
-        unrolled(network, columns, 2, through)[1].square().sum().backward()
+        unroll_steps(network, columns, 2, through)[1].square().sum().backward()
         gradients.append(network.layers[0].mlp.down_proj.weight.grad.clone())  # type: ignore[union-attr, operator]
-        columns = read_columns(network, TEXTS[:1])
+        columns = unroll_inputs(network, TEXTS[:1])
     assert not torch.allclose(*gradients)
 
 
 def test_noise_is_eagles() -> None:
     network = draft_network("eagle", vision_model("llava")).double()
     torch.manual_seed(0)
-    plain, noisy = read_columns(network, TEXTS), read_columns(network, TEXTS, 0.1)
+    plain, noisy = unroll_inputs(network, TEXTS), unroll_inputs(network, TEXTS, 0.1)
     for row, text in enumerate(TEXTS):
         moved = (noisy.features - plain.features)[row][noisy.mask[row]].abs()
         bound = 0.1 * 512 / len(text.features)
         assert 0.8 * bound < float(moved.max()) <= bound
 
 
-def slots_of(network: FlashNetwork, text: Reading, root: int) -> list[Tensor]:
+def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Tensor]:
     """Slots (H,) of one column of the answer, whose tokens are within it: a pass over slot 0 of every column up to this
     one and over its other slots, each refined by the answer's own tokens."""
     begin, told = text.prompt, torch.zeros(32).double()
@@ -178,17 +184,17 @@ def test_slots_are_the_networks_own() -> None:
     module: Any = FlashModule()
     module.network = network
     for text in TEXTS:
-        columns = read_columns(network, [text])
+        columns = unroll_inputs(network, [text])
         count = len(text.answer) - 1
         steps = FlashModule.steps(module.eval(), columns, [text], 3)
         assert [states.shape[1] for states in steps] == [max(count - slot, 0) for slot in range(3)][: len(steps)]
         for root in range(count):
             for slot, wanted in enumerate(slots_of(network, text, root)):
                 torch.testing.assert_close(steps[slot][0, root], wanted)
-    batch = read_columns(network, TEXTS)
+    batch = unroll_inputs(network, TEXTS)
     for row, text in enumerate(TEXTS):
         count = len(text.answer) - 1
-        alone = raw_slots(network, read_columns(network, [text]))
+        alone = raw_slots(network, unroll_inputs(network, [text]))
         torch.testing.assert_close(raw_slots(network, batch)[row, :count], alone[0])
     embeds = text_embeds(batch, 3)
     assert torch.equal(embeds[0, 1, 0], TEXTS[0].embeds[TEXTS[0].prompt + 2])
@@ -196,7 +202,7 @@ def test_slots_are_the_networks_own() -> None:
     assert not embeds[2, 0].any()  # an answer of two tokens: nothing follows
 
 
-ALL = Weights(1.0, 0.1, 10.0, 0.1)
+ALL = LossWeights(1.0, 0.1, 10.0, 0.1)
 
 
 def naive(said: Tensor, wanted: Tensor, head: Tensor) -> dict[str, float]:
@@ -244,7 +250,7 @@ def test_pieces_have_the_gradient_of_the_whole() -> None:
 
 def test_what_weighs_nothing_is_not_shown() -> None:
     said = torch.randn(3, 4)
-    found = losses(said, said, lambda states: states @ torch.eye(4), Weights())
+    found = losses(said, said, lambda states: states @ torch.eye(4), LossWeights())
     assert set(found) == {"loss", "features", "tokens", "right"}
     assert float(found["features"]) == 0.0
     assert float(found["right"]) == 1.0
@@ -253,4 +259,4 @@ def test_what_weighs_nothing_is_not_shown() -> None:
 @pytest.mark.parametrize("wrong", [{"features": -1.0}, {"features": 0.0, "tokens": 0.0}])
 def test_weights_that_train_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="`weights` must be"):
-        Weights(**wrong)
+        LossWeights(**wrong)

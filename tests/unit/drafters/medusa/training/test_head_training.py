@@ -11,12 +11,12 @@ from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
 from mmdec.core.tree import HeadAccuracy
-from mmdec.drafters.medusa.drafter import WIDTH, Medusa, expected
+from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
-from mmdec.drafters.medusa.training.data import DETECT, Spelling, fingerprint, own_text
+from mmdec.drafters.medusa.training.data import DETECT, WindowTokenizer, decode_greedily, fingerprint
 from mmdec.drafters.medusa.training.module import first_heads, head_loss, measure, simulate, spread
 from mmdec.errors import InputError
-from mmdec.training.stores import StateStore, TokenStore
+from mmdec.training.stores import HiddenStateStore, TokenStore
 from mmdec.whisper.encoder import whisper_mel
 from tests.support.tiny_whisper import LANGUAGES, NO_TIMESTAMPS, PREVIOUS, SOT, TASKS, build_tokenizer, whisper
 from tests.support.tiny_whisper import sound as features
@@ -48,12 +48,12 @@ def test_no_places_no_loss() -> None:
     assert float(loss.detach()) == 0.0
 
 
-NEVER = WIDTH
+NEVER = MAX_RANKS
 
 
 def test_rounds_are_simulated() -> None:
     right, wrong = torch.zeros(9, 3, dtype=torch.long), torch.full((9, 3), NEVER)
-    chain = HeadAccuracy(expected(3)).tree(3, 3)
+    chain = HeadAccuracy(default_chances(3)).tree(3, 3)
     assert simulate([right], chain, 3).tokens_per_round == 9 / 3  # 4, 4 and what is left, 1
     assert simulate([wrong, wrong], chain, 3).tokens_per_round == 1
     assert simulate([right], [], 3).tokens_per_round == 1
@@ -95,21 +95,21 @@ def test_labels_survive_a_line_cut_off(tmp_path: Path) -> None:
 
 def test_states_are_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     first = {"a": ([4, 5], torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])), "b": ([], torch.zeros(0, 3))}
-    StateStore(tmp_path, 3).add(first)
-    StateStore(tmp_path, 3, rank=1).add({"c": ([6], torch.full((1, 3), 0.1))})
+    HiddenStateStore(tmp_path, 3).add(first)
+    HiddenStateStore(tmp_path, 3, rank=1).add({"c": ([6], torch.full((1, 3), 0.1))})
     with open(tmp_path / "0.f16", "ab") as file:  # cut off within a number, its name unwritten
         file.write(b"abc")
-    again = StateStore(tmp_path, 3)
+    again = HiddenStateStore(tmp_path, 3)
     assert set(again.names()) == {"a", "b", "c"}
     again.add({"d": ([7], torch.tensor([[7.0, 8.0, 9.0]]))})
-    for kept in (again, StateStore(tmp_path, 3)):
+    for kept in (again, HiddenStateStore(tmp_path, 3)):
         assert kept.get("a")[0] == [4, 5]
         torch.testing.assert_close(kept.get("a")[1], first["a"][1])
         assert kept.get("b")[1].shape == (0, 3)
         assert torch.equal(kept.get("c")[1], torch.full((1, 3), 0.1).half().float())
         assert kept.get("d")[1].tolist() == [[7, 8, 9]]
     (tmp_path / "0.f16").write_bytes((tmp_path / "0.f16").read_bytes()[:14])
-    assert set(StateStore(tmp_path, 3).names()) == {"a", "b", "c"}
+    assert set(HiddenStateStore(tmp_path, 3).names()) == {"a", "b", "c"}
 
 
 class Stopped(Exception):
@@ -130,8 +130,10 @@ def test_own_text_is_what_generate_gives(nodes: int) -> None:
     timed = [row % 2 == 1 for row in range(6)]
     head = [SOT, LANGUAGES["<|de|>"], TASKS["transcribe"]]
     prompts = [head if flag else [*head, NO_TIMESTAMPS] for flag in timed]
-    found = own_text(model, states, prompts, timed, 30, drafter, nodes)
-    found_before = own_text(model, states, [[PREVIOUS, 5, 6, *prompts[0]], *prompts[1:]], timed, 30, drafter, nodes)
+    found = decode_greedily(model, states, prompts, timed, 30, drafter, nodes)
+    found_before = decode_greedily(
+        model, states, [[PREVIOUS, 5, 6, *prompts[0]], *prompts[1:]], timed, 30, drafter, nodes
+    )
     assert found_before[1:] == found[1:]
     assert found_before[0] != found[0]
 
@@ -173,22 +175,27 @@ def test_prompts_are_the_models_own() -> None:
         eos_token_id=60,
         prev_sot_token_id=PREVIOUS,
     )
-    spelling = Spelling(tokenizer, many, "fr", "translate")
+    spelling = WindowTokenizer(tokenizer, many, "fr", "translate")
     names = spelling.get_added_vocab()
     assert (names["<|0.00|>"], names["<|startofprev|>"]) == (NO_TIMESTAMPS + 1, PREVIOUS)
     written = [PREVIOUS, 7, SOT, 1, 2, NO_TIMESTAMPS, 8, 9]
     head = [SOT, LANGUAGES["<|fr|>"], TASKS["translate"]]
     assert spelling.split(written) == ([PREVIOUS, 7, *head, NO_TIMESTAMPS], [8, 9, 60], False)
     assert spelling.split([SOT, 1, 2, 75, 8, 80]) == (head, [75, 8, 80, 60], True)
-    assert Spelling(tokenizer, many, None, "transcribe").head[1] == DETECT
+    assert WindowTokenizer(tokenizer, many, None, "transcribe").head[1] == DETECT
     english = SimpleNamespace(decoder_start_token_id=SOT, no_timestamps_token_id=NO_TIMESTAMPS, eos_token_id=[60])
-    assert Spelling(tokenizer, english, "en", "transcribe").split(written)[0] == [PREVIOUS, 7, SOT, NO_TIMESTAMPS]
+    assert WindowTokenizer(tokenizer, english, "en", "transcribe").split(written)[0] == [
+        PREVIOUS,
+        7,
+        SOT,
+        NO_TIMESTAMPS,
+    ]
     with pytest.raises(InputError, match="`language`"):
-        Spelling(tokenizer, many, "xx", "transcribe")
+        WindowTokenizer(tokenizer, many, "xx", "transcribe")
     with pytest.raises(InputError, match="`task`"):
-        Spelling(tokenizer, many, "fr", "sing")
+        WindowTokenizer(tokenizer, many, "fr", "sing")
     with pytest.raises(InputError, match="`language`"):
-        Spelling(tokenizer, english, "fr", "transcribe")
+        WindowTokenizer(tokenizer, english, "fr", "transcribe")
 
 
 def test_a_new_block_is_the_decoders_last_layer() -> None:
