@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmdec.io import audio
     from mmdec.loading import load
     from mmdec.pretrained.drafters import load_drafter
-    from mmdec.tasks.call import BatchError
+    from mmdec.tasks.batch import BatchError
     from mmdec.vision.answer import Description
     from mmdec.vision.chat import Chat
     from mmdec.vision.describe import describe
@@ -61,7 +61,7 @@ _LAZY = {
     **dict.fromkeys(("Generation", "generate", "speculate", "stream"), "mmdec.generation.speculation"),
     **dict.fromkeys(("Segment", "Transcript", "Word"), "mmdec.whisper.transcript"),
     **dict.fromkeys(("StreamUpdate", "transcribe_stream"), "mmdec.whisper.live"),
-    "BatchError": "mmdec.tasks.call",
+    "BatchError": "mmdec.tasks.batch",
     "Chat": "mmdec.vision.chat",
     "Description": "mmdec.vision.answer",
     "describe": "mmdec.vision.describe",

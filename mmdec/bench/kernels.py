@@ -23,8 +23,8 @@ from mmdec.checks.files import error_line
 from mmdec.errors import MmdecError
 from mmdec.evaluation.harness import Log, no_log
 from mmdec.hub.provenance import describe_machine, measurement_conditions
+from mmdec.kernels.availability import KERNELS, runs_on, unavailable_reason
 from mmdec.kernels.dag import dag_marginal
-from mmdec.kernels.kernels import KERNELS, runs_on, unavailable_reason
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.kernels.tree_attention import TreeMask, tree_attention, tree_mask
 

@@ -34,7 +34,7 @@ from mmdec.daspeech.translate import Translation, load, translate_speech
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError, MmdecError
 from mmdec.evaluation.harness import Log, describe_measurement, no_log
-from mmdec.evaluation.judge_transcription import Judge
+from mmdec.evaluation.judge import Judge
 from mmdec.hub import DEFAULT_MODEL
 from mmdec.io import audio
 from mmdec.kernels.dag_decode import LatticePath

@@ -159,7 +159,7 @@ def speech(
     """Time speech translation: the DAG against autoregressive decoding by source length, file to samples, and both
     against the translation of --judge."""
     from mmdec.bench.translation import bench_speech
-    from mmdec.evaluation.judge_transcription import Judge
+    from mmdec.evaluation.judge import Judge
 
     paths = [*(recordings or ()), *(audio or ())] or sorted(Path("data/samples").glob("*.wav"))
     other = None if judge is None else Judge(judge, device, threads)

@@ -26,7 +26,6 @@ from mmdec.cli.jobs import (
     progress_bar,
     try_write,
 )
-from mmdec.cli.many import SpreadOptions, Work, with_spread
 from mmdec.cli.options import (
     VLM_MODEL,
     Device,
@@ -38,6 +37,7 @@ from mmdec.cli.options import (
     dtype_or_quick,
     silence_transformers,
 )
+from mmdec.cli.spread import SpreadOptions, Work, with_spread
 from mmdec.jobs.many import decode_each
 
 if TYPE_CHECKING:

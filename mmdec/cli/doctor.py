@@ -58,8 +58,8 @@ def doctor(
     chains and trees of several sizes.
     """
     from mmdec.checks.arguments import check_threads
+    from mmdec.doctor.answers import built_in_prompts, has_template, load_target, read_prompts
     from mmdec.doctor.doctor import examine
-    from mmdec.doctor.own_texts import built_in_prompts, has_template, load_target, read_prompts
     from mmdec.tasks.threads import with_threads
     from mmdec.training.corpora.text_files import evenly_spaced
 

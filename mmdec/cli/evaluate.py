@@ -88,7 +88,7 @@ def speech(
     the judge's own translation and a cascade."""
     from mmdec.checks.arguments import check_threads
     from mmdec.daspeech.translate import load
-    from mmdec.evaluation.judge_transcription import Judge, comparison_systems
+    from mmdec.evaluation.judge import Judge, comparison_systems
     from mmdec.evaluation.translation import cvss_corpus, evaluate_speech, manifest_corpus, own_systems
 
     check_threads(threads)

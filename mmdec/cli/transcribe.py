@@ -28,7 +28,6 @@ from mmdec.cli.jobs import (
     progress_bar,
     try_write,
 )
-from mmdec.cli.many import SpreadOptions, Work, with_spread
 from mmdec.cli.options import (
     STDOUT,
     WHISPER_MODEL,
@@ -43,6 +42,7 @@ from mmdec.cli.options import (
     dtype_or_quick,
     silence_transformers,
 )
+from mmdec.cli.spread import SpreadOptions, Work, with_spread
 from mmdec.jobs.many import decode_each
 from mmdec.whisper.transcript import FORMATS, SUBTITLES, format_clock, srt, vtt
 
@@ -384,7 +384,7 @@ def _live(
         error; after its text, if it is a wav stream.
     """
     from mmdec import transcribe
-    from mmdec.io.audio.damage import AudioLoss
+    from mmdec.io.audio.structure import AudioLoss
     from mmdec.whisper.live import LiveTranscriber, read_pipe
 
     loss, remarks = AudioLoss(), list[str]()

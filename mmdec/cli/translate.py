@@ -24,7 +24,6 @@ from mmdec.cli.jobs import (
     progress_bar,
     write_error,
 )
-from mmdec.cli.many import SpreadOptions, Work, with_spread
 from mmdec.cli.options import (
     SPEECH_MODEL,
     Device,
@@ -37,6 +36,7 @@ from mmdec.cli.options import (
     Threads,
     dtype_or_quick,
 )
+from mmdec.cli.spread import SpreadOptions, Work, with_spread
 
 if TYPE_CHECKING:
     from mmdec import Translation

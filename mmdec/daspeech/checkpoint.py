@@ -29,8 +29,8 @@ from mmdec.checks.weights import (
     read_weights,
     weight_file,
 )
-from mmdec.daspeech import heard_checkpoint as heard_translator
-from mmdec.daspeech.checkpoint_parts import (
+from mmdec.daspeech import piece_checkpoint as heard_translator
+from mmdec.daspeech.checkpoint_files import (
     VOCODER,
     DecodingSettings,
     check_decoding,
@@ -41,8 +41,8 @@ from mmdec.daspeech.checkpoint_parts import (
     to_half_precision,
     write_json,
 )
-from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts, read_piece_translator, save_piece_translator
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
+from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, read_piece_translator, save_piece_translator
 from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find_model, model_kind, path_text

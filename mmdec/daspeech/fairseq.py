@@ -27,7 +27,7 @@ from torch import Tensor
 from mmdec.checks.weights import build_with_weights, check_finite_weights, read_pickle, report_damage
 from mmdec.daspeech.acoustic import FastSpeech2Config
 from mmdec.daspeech.checkpoint import save_model
-from mmdec.daspeech.checkpoint_parts import DecodingSettings
+from mmdec.daspeech.checkpoint_files import DecodingSettings
 from mmdec.daspeech.dag_decoder import DagConfig
 from mmdec.daspeech.hifigan import read_official
 from mmdec.daspeech.model import DASpeech, DASpeechConfig

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mmdec.daspeech.checkpoint import DASpeechParts
-from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.model import EncodedSpeech
+from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.target import EOS
 from mmdec.io import audio
 

@@ -27,7 +27,7 @@ from mmdec.daspeech.translator import (
 from mmdec.errors import InputError
 from mmdec.hub.find import LoadedModels, path_text, path_version
 from mmdec.io import audio as sound
-from mmdec.tasks.call import check_placement
+from mmdec.tasks.batch import check_placement
 from mmdec.tasks.confidence import check_min_confidence, read_calibrations
 from mmdec.tasks.inputs import INAUDIBLE, SILENCE, Audio, AudioList, as_batch, peak, read_recording, with_notes
 from mmdec.tasks.threads import with_threads

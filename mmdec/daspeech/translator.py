@@ -27,12 +27,12 @@ from mmdec.core.timing import Stopwatch
 from mmdec.core.verify import MatchRule
 from mmdec.daspeech.ar_decoder import ArDecoder
 from mmdec.daspeech.checkpoint import DASpeechParts, save_parts
-from mmdec.daspeech.checkpoint_parts import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
+from mmdec.daspeech.checkpoint_files import AUTOREGRESSIVE_STRATEGIES, GRAPH_STRATEGIES, STRATEGIES
 from mmdec.daspeech.dag_decoder import BOS, Lattice
 from mmdec.daspeech.dag_drafter import DagDrafter
-from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.layouts import Layout, layout_of, pad
 from mmdec.daspeech.model import DASpeech, EncodedSpeech
+from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.target import EOS, PAD, UnitTarget
 from mmdec.errors import InputError
 from mmdec.generation.model_lock import reading

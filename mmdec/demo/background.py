@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol
 
-from mmdec.demo.sentences import error_sentence, status
+from mmdec.demo.html import error_sentence, status
 
 DECODERS = 2  # requests that decode at the same time; the others wait in the page's queue
 TICK = 0.2  # seconds after which a generator checks whether it was closed

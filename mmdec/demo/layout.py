@@ -15,7 +15,7 @@ from gradio.themes import Base, Soft
 from torch import Tensor
 
 from mmdec.demo.background import DECODERS, updates
-from mmdec.demo.sentences import require, status
+from mmdec.demo.html import require, status
 from mmdec.tasks.inputs import read_audio
 
 RATE = 16_000  # sample rate in Hz of what `recording` returns

@@ -21,8 +21,8 @@ from starlette.middleware import Middleware
 
 from mmdec.demo import describe, samples, transcribe, translate
 from mmdec.demo.background import DECODERS
-from mmdec.demo.guard import AGE, MAX_BYTES, RequestGuard, private_uploads
 from mmdec.demo.layout import style, theme
+from mmdec.demo.limits import AGE, MAX_BYTES, RequestGuard, private_uploads
 
 TABS = (translate, transcribe, describe)  # modules of the tabs, in the page's order
 WAITING = 64  # the most requests in the queue; further ones are refused

@@ -15,8 +15,8 @@ from html import escape
 from typing import Any, TypeVar
 
 from mmdec.demo.background import Tell
-from mmdec.demo.sentences import status
-from mmdec.tasks.call import Round
+from mmdec.demo.html import status
+from mmdec.tasks.batch import Round
 from mmdec.tasks.comparison import speedup_words
 from mmdec.vision.answer import Description
 from mmdec.whisper.transcript import Transcript

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmdec import InputError
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import DECODERS, Tell
+from mmdec.demo.html import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
 from mmdec.demo.layout import (
     MAX_SECONDS,
     RATE,
@@ -30,8 +31,7 @@ from mmdec.demo.layout import (
     status_line,
 )
 from mmdec.demo.race import compare_with_plain, milliseconds, race_html, round_listener, run_in_turn
-from mmdec.demo.sentences import UNSURE_CONFIDENCE, confidence_html, error_sentence, output_html, status
-from mmdec.tasks.call import Round
+from mmdec.tasks.batch import Round
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 from mmdec.whisper.transcribe import AUTO, load_transcriber, transcribe

@@ -18,6 +18,7 @@ from mmdec.daspeech.translate import Translation, load, translate_speech
 from mmdec.daspeech.translator import Graph, Pass
 from mmdec.demo import samples as shipped
 from mmdec.demo.background import Tell
+from mmdec.demo.html import confidence_html, output_html, status
 from mmdec.demo.layout import (
     RATE,
     Controls,
@@ -31,7 +32,6 @@ from mmdec.demo.layout import (
     status_line,
 )
 from mmdec.demo.race import Lane, Step, lane_of, milliseconds, race_html, run_in_turn
-from mmdec.demo.sentences import confidence_html, output_html, status
 
 WAYS = {  # a way of decoding, as the page names it -> its strategy
     "the graph drafts, the one-by-one decoder checks (verified)": "verified",

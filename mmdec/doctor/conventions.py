@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmdec.checks.weights import read_settings
-from mmdec.doctor.own_texts import Reader
+from mmdec.doctor.answers import Reader
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config, Pictures, default_layers
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.eagle.published import SCALED_ROPE

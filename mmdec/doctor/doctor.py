@@ -25,8 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmdec.doctor import searches
-from mmdec.doctor.conventions import Folder, Remedy, Variant, variants
-from mmdec.doctor.own_texts import (
+from mmdec.doctor.answers import (
     DoctorPrompt,
     Model,
     OwnText,
@@ -38,6 +37,7 @@ from mmdec.doctor.own_texts import (
     inputs_of,
     right_tokens,
 )
+from mmdec.doctor.conventions import Folder, Remedy, Variant, variants
 from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 from transformers import PreTrainedModel
 
+from mmdec.doctor.answers import OwnText, Reader, right_tokens, root_states, surprise
 from mmdec.doctor.conventions import (
     BASE,
     Folder,
@@ -30,7 +31,6 @@ from mmdec.doctor.conventions import (
     other_layers,
     reconfigure,
 )
-from mmdec.doctor.own_texts import OwnText, Reader, right_tokens, root_states, surprise
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.training.corpora.text_files import evenly_spaced
 

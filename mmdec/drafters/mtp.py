@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from mmdec.checks.fingerprint import fingerprint
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.tree import root_only
 from mmdec.drafters.eagle.kv_cache import PendingTokens
 from mmdec.drafters.eagle.tree import Levels
 from mmdec.errors import InputError
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default

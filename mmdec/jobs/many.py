@@ -190,7 +190,7 @@ def run_locally(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
 def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
     """Decode a batch. Returns for each input its result, or an error message. If the batch fails, each input is decoded
     by itself."""
-    from mmdec.tasks.call import BatchError
+    from mmdec.tasks.batch import BatchError
 
     try:
         return [*call(list(batch))]

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmdec.errors import InputError
+from mmdec.kernels.availability import runs_on
 from mmdec.kernels.dag_scan_cpu import Sample, scan
-from mmdec.kernels.kernels import runs_on
 
 PosteriorVariant = Literal["paper", "released"]
 NEG_INF = float("-inf")

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmdec.kernels.kernels import launch
+from mmdec.kernels.availability import launch
 
 NEG_INF = float("-inf")
 NARROW, WIDE = 32, 128  # number of vertices that one program computes, and number of vertices that it reads at a time

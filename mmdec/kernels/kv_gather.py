@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mmdec.kernels.kernels import runs_on
+from mmdec.kernels.availability import runs_on
 
 PATH = 64  # maximum entries of a row that the Triton kernel reads before it writes; up to 64, any move is possible
 

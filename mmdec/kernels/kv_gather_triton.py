@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmdec.kernels.kernels import launch
+from mmdec.kernels.availability import launch
 from mmdec.kernels.kv_gather import PATH
 
 WORD_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mmdec.kernels.kernels import runs_on
+from mmdec.kernels.availability import runs_on
 
 if TYPE_CHECKING:
     from mmdec.kernels.tree_attention_triton import PackedTree

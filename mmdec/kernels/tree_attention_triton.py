@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mmdec.kernels.kernels import is_interpreted, launch
+from mmdec.kernels.availability import is_interpreted, launch
 
 MAX_KERNEL_NODES = 128  # maximum nodes of a tree for this kernel; larger trees use torch
 BLOCK_N = 64  # number of keys that one program reads at a time

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import mmdec
 from mmdec.serving.engines import AnswerEngine
+from mmdec.serving.queue import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
-from mmdec.serving.waiting import Job
 from mmdec.tasks.confidence import CUT_CONFIDENCE
 from mmdec.vision.chat import Dialogue
 

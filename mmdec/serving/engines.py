@@ -16,7 +16,7 @@ from typing import Any, final
 import mmdec
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.serving.waiting import DecodingStopped, DisconnectCriterion, Job
+from mmdec.serving.queue import DecodingStopped, DisconnectCriterion, Job
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.inputs import describe_silence
 from mmdec.vision.answer import ANSWER

@@ -19,8 +19,8 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from mmdec import InputError
 from mmdec.serving.engines import TranscriptionEngine
+from mmdec.serving.queue import DecodingStopped, Job
 from mmdec.serving.server import ApiError, Server, server_of
-from mmdec.serving.waiting import DecodingStopped, Job
 from mmdec.whisper.live import LiveTranscriber, StreamUpdate
 
 router = APIRouter(prefix="/v1")

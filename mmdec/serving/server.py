@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mmdec import InputError
 from mmdec.core.summary import RAISE_LENGTH
 from mmdec.serving.engines import AnyEngine
-from mmdec.serving.waiting import DecodingStopped, DecodingWorker, Job, Metrics
+from mmdec.serving.queue import DecodingStopped, DecodingWorker, Job, Metrics
 from mmdec.tasks.confidence import LIKELY_WRONG
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, Field
 import mmdec
 from mmdec.io import audio
 from mmdec.serving.engines import TranscriptionEngine, TranslationEngine
+from mmdec.serving.queue import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
-from mmdec.serving.waiting import Job
 from mmdec.tasks.inputs import read_recording, with_note
 
 NULL = ("", "null")  # how a form says null

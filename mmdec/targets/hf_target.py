@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from mmdec.checks.fingerprint import fingerprint
 from mmdec.errors import InputError
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Needs, Target
 
 Output = GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput

@@ -18,7 +18,7 @@ from mmdec.checks.devices import PASSED_ON
 from mmdec.checks.files import printable
 from mmdec.errors import InputError
 from mmdec.io import audio as sound
-from mmdec.tasks.call import InputBatch
+from mmdec.tasks.batch import InputBatch
 
 Audio = str | os.PathLike[str] | BinaryIO | bytes | np.ndarray | Tensor | Mapping[str, Any]
 AudioList = (

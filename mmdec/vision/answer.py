@@ -30,7 +30,7 @@ from mmdec.generation.speculation import rounds_of
 from mmdec.io.images import ImageSource, read_image, to_pil
 from mmdec.pretrained.vlm import FamiliarPictures, LoadedVlm
 from mmdec.targets.media import VisionOutput
-from mmdec.tasks.call import (
+from mmdec.tasks.batch import (
     RESERVED,
     Usage,
     check_reserved,

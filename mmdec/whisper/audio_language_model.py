@@ -21,7 +21,7 @@ from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import option_names, rounds_of
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.call import (
+from mmdec.tasks.batch import (
     RESERVED,
     Usage,
     check_reserved,

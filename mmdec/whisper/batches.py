@@ -25,8 +25,8 @@ from mmdec.core.timing import Stopwatch
 from mmdec.generation.model_lock import reading
 from mmdec.generation.speculation import option_names
 from mmdec.io.audio import SAMPLE_RATE
-from mmdec.io.audio.live import SpeechWindow, cut_at_pauses
-from mmdec.tasks.call import Usage, renumber_rounds
+from mmdec.io.audio.voice_activity import SpeechWindow, cut_at_pauses
+from mmdec.tasks.batch import Usage, renumber_rounds
 from mmdec.tasks.confidence import confidence, evidence
 from mmdec.tasks.inputs import describe_silence
 from mmdec.whisper.batcher import PassBatcher

@@ -24,7 +24,7 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.kernels import onednn
-from mmdec.kernels.half import HalfWeights
+from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.nn.int8 import Int8Linear
 from mmdec.targets.hf_target import HOOK_TABLES, has_hooks, plain_linear
 from mmdec.whisper.vocabulary import half_precision_copies

@@ -21,13 +21,12 @@ from typing_extensions import TypedDict, Unpack
 from mmdec.checks.arguments import check_choice, check_threads, show, suggesting_options
 from mmdec.core.statistics import DecodingStatistics
 from mmdec.core.verify import RuleName
-from mmdec.drafters.last_hypothesis import LastHypothesis
 from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
-from mmdec.io.audio.damage import AudioLoss
-from mmdec.io.audio.live import (
+from mmdec.io.audio.structure import AudioLoss
+from mmdec.io.audio.voice_activity import (
     BYTES,
     PipedSound,
     SpeechWindow,
@@ -40,11 +39,12 @@ from mmdec.io.audio.live import (
     wav_stream,
 )
 from mmdec.pretrained.audio_lm import LoadedAudioLm
-from mmdec.tasks.call import as_loaded, load_speculation
+from mmdec.tasks.batch import as_loaded, load_speculation
 from mmdec.tasks.inputs import integer_rate, split_channels, with_note
 from mmdec.tasks.threads import with_threads
 from mmdec.whisper.batches import transcribe_in_batches
 from mmdec.whisper.checkpoint import DEFAULT_MODEL
+from mmdec.whisper.last_hypothesis import LastHypothesis
 from mmdec.whisper.request import TextOptions, Timestamps, TranscriptionRequest, first_timestamp_token
 from mmdec.whisper.transcribe import WHISPER, Model, as_drafter
 from mmdec.whisper.transcript import Segment, Transcript, shift_segment

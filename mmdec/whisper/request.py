@@ -35,7 +35,7 @@ from mmdec.generation.run import Speculation
 from mmdec.hub.find import model_folders
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.targets.registry import target_of
-from mmdec.tasks.call import LENGTH_OPTIONS, RESERVED, Usage, check_reserved, sets_length
+from mmdec.tasks.batch import LENGTH_OPTIONS, RESERVED, Usage, check_reserved, sets_length
 from mmdec.tasks.confidence import Calibration, read_calibrations
 from mmdec.whisper.batcher import PassBatcher
 from mmdec.whisper.call import can_use_eager_copy, has_end_token, is_runaway, recording_features, with_caching_encoder

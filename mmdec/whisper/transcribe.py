@@ -33,8 +33,8 @@ from mmdec.io.audio import Recording
 from mmdec.pretrained.audio_lm import AUDIO_FAMILY_NAMES as HEARD
 from mmdec.pretrained.audio_lm import LoadedAudioLm, audio_family, load_audio_lm
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES as AUDIO_FILES
-from mmdec.tasks.call import MAX_BATCH, ArgumentKind, TaskLoader, as_loaded, load_speculation
-from mmdec.tasks.call import as_drafter as language_model_drafter
+from mmdec.tasks.batch import MAX_BATCH, ArgumentKind, TaskLoader, as_loaded, load_speculation
+from mmdec.tasks.batch import as_drafter as language_model_drafter
 from mmdec.tasks.confidence import check_min_confidence
 from mmdec.tasks.inputs import Audio, AudioList, as_batch, read_recording, with_note, with_notes
 from mmdec.tasks.threads import with_threads

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 
-from mmdec.kernels.half import HalfWeights
+from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.kernels.onednn import linear
 from mmdec.targets.hf_target import plain_linear
 

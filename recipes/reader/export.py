@@ -24,10 +24,10 @@ import torch
 from mmdec.drafters.ctc.drafter.training import module as ctc
 
 from mmdec.daspeech.checkpoint import load_encoder, load_piece_translator
-from mmdec.daspeech.checkpoint_parts import STRATEGIES, DecodingSettings, check_decoding
+from mmdec.daspeech.checkpoint_files import STRATEGIES, DecodingSettings, check_decoding
 from mmdec.daspeech.ctc_beam import PieceNGram
-from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts, save_piece_translator
-from mmdec.daspeech.heard_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
+from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, save_piece_translator
+from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.training.reader.module import load_module
 from mmdec.daspeech.training.vocoder import load_acoustic, load_vocoder
 from mmdec.errors import InputError, exit_on_error

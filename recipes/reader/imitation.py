@@ -17,7 +17,7 @@ from typing import cast
 import torch
 
 from mmdec.daspeech.checkpoint import load_piece_translator
-from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
+from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.training.reader.confusions import START, collect_confusions
 from mmdec.drafters.ctc.network import CtcTranscripts, best_pieces
 from mmdec.drafters.ctc.training.module import load_ctc_recogniser

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import mmdec
-from mmdec.io.audio.live import cut_at_pauses
+from mmdec.io.audio.voice_activity import cut_at_pauses
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.target import WhisperTarget
 from tests.support.live_sound import RATE, noise, talk

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.drafters.eagle.training.heard import AudioData
+from mmdec.drafters.eagle.training.audio_data import AudioData
 from mmdec.drafters.eagle.training.samples import append, join
 from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
@@ -56,7 +56,7 @@ def test_a_drafter_that_hears_trains_and_changes_no_text(
         network["draft_vocab_size"] = 40
         kind = ["--model.init_args.unroll=2"]
     else:
-        kind = ["--model=mmdec.drafters.eagle.training.systems.EagleModule"]
+        kind = ["--model=mmdec.drafters.eagle.training.modules.EagleModule"]
     given = {"network": json.dumps(network), "warmup": "1", "chain": "3", "tree_nodes": "6", "decoded": "2"}
     main(
         [

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmdec.daspeech.acoustic import FastSpeech2Config
-from mmdec.daspeech.heard_translator import PhoneVoice
+from mmdec.daspeech.piece_translator import PhoneVoice
 from mmdec.daspeech.training.acoustic import AcousticData, AcousticModule, EnglishSpeech, epoch_batches
 from mmdec.daspeech.training.vocoder import VocoderData, load_acoustic
 from mmdec.daspeech.vocoder import Vocoder, VocoderConfig

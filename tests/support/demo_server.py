@@ -94,7 +94,8 @@ def sound() -> list[float]:
 
 
 def main() -> None:
-    from mmdec.demo import guard, page
+    from mmdec.demo import limits as guard
+    from mmdec.demo import page
 
     if "warm" in sys.argv:
         page.warm()

@@ -13,7 +13,7 @@ from typing import Any
 from mmdec import InputError
 from mmdec.jobs.manifest import Row
 from mmdec.jobs.many import PART, PartWorker, Work
-from mmdec.tasks.call import BatchError
+from mmdec.tasks.batch import BatchError
 
 WRITES = ("open", "replace", "fsync", "unlink", "mkdir")  # functions of `os` after which a process may be killed
 

@@ -8,11 +8,11 @@ import torch
 
 from mmdec.daspeech.acoustic import FastSpeech2Config
 from mmdec.daspeech.ar_decoder import ArConfig
-from mmdec.daspeech.checkpoint_parts import DecodingSettings
+from mmdec.daspeech.checkpoint_files import DecodingSettings
 from mmdec.daspeech.dag_decoder import DagConfig
-from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts, save_piece_translator
-from mmdec.daspeech.heard_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
+from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, save_piece_translator
 from mmdec.daspeech.piece_reader import ReaderConfig
+from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.drafters.ctc.network import CtcHeadConfig
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer
 from mmdec.phonetics.spelling import Speller

@@ -101,7 +101,7 @@ def test_errors_of_the_library_are_shown_unasked() -> None:
         "import logging\n"
         "from contextlib import suppress\n"
         "from mmdec import cli\n"
-        "cli.app = lambda: logging.getLogger('mmdec.demo.sentences').error('the demo failed')\n"
+        "cli.app = lambda: logging.getLogger('mmdec.demo.html').error('the demo failed')\n"
         "for _ in range(2):  # a second call adds no second handler\n"
         "    with suppress(SystemExit):\n"
         "        cli.main()\n"

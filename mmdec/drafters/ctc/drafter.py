@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import chains
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST, MARK, TokenPieces
 from mmdec.errors import InputError
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 STATES_PER_SECOND = 50  # encoder states per second of audio

@@ -26,6 +26,7 @@ from typing import cast, final
 import torch
 from torch import Tensor, nn
 
+from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import root_only
 from mmdec.drafters.dflash.network import DFlash, DFlashConfig
 from mmdec.drafters.eagle.cpu_step import column_step
@@ -34,7 +35,6 @@ from mmdec.drafters.eagle.kv_cache import DraftCache, DraftState, PendingPrompt,
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.eagle.tree import BlockLevels, Levels, positions_from
 from mmdec.errors import InputError
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGLE-2's default

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from mmdec.checks.fingerprint import fingerprint
 from mmdec.core.tree import HeadAccuracy, int_rows, top_indices, trees_from_lists
 from mmdec.drafters.medusa.network import DecoderLayer, KeyValues, MedusaHeads
 from mmdec.errors import InputError
-from mmdec.nn.fingerprint import fingerprint
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict
 
 MAX_RANKS = 8  # number of best tokens (ranks) of each head that a tree may use

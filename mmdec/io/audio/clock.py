@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mmdec.io.audio.damage import SHORTEST_LOSS, AudioLoss, FileStructure, flac_sample
 from mmdec.io.audio.samples import MAX_SECONDS
+from mmdec.io.audio.structure import SHORTEST_LOSS, AudioLoss, FileStructure, flac_sample
 
 # Seconds by which a timestamp may differ from the sound so far. A shorter difference is jitter of the recorder's clock.
 # FFmpeg's resampler inserts silence for the same difference (its `min_hard_comp`).

@@ -29,10 +29,10 @@ from mmdec.checks.arguments import show
 from mmdec.checks.files import open_regular, printable, unreadable_error, write_atomically
 from mmdec.errors import InputError
 from mmdec.io.audio.clock import FLAC_SLACK, decode_on_clock
-from mmdec.io.audio.damage import AudioLoss, FileStructure, find_magic, structure_of
 from mmdec.io.audio.headers import PatchedFile, repair_header
 from mmdec.io.audio.mixing import Mixer
 from mmdec.io.audio.samples import MAX_SECONDS, SAMPLE_RATE, check_peak, check_rate, check_samples, full_scale, resample
+from mmdec.io.audio.structure import AudioLoss, FileStructure, find_magic, structure_of
 
 MAX_BYTES = 2 * 2**30  # maximum bytes of a file object, because it is read into memory
 # Bytes of a second of sound, at the least: a header that declares more sound than the file could hold is wrong, and the

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from mmdec.cli import app
-from mmdec.kernels.kernels import KERNELS, unavailable_reason
+from mmdec.kernels.availability import KERNELS, unavailable_reason
 
 
 def test_each_kernel_is_active_or_says_why_not() -> None:

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from mmdec.demo.background import DECODERS, Tell, WorkStopped, count_running, updates
-from mmdec.demo.sentences import UNEXPECTED
+from mmdec.demo.html import UNEXPECTED
 from mmdec.errors import InputError
 
 LONG = 60.0  # seconds that a test waits for a thread before it fails

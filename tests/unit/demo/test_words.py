@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.core.loop import Round
 from mmdec.demo import samples
+from mmdec.demo.html import UNEXPECTED, confidence_html, error_sentence, require, status
 from mmdec.demo.race import compare_with_plain, pieces, round_listener, steps
-from mmdec.demo.sentences import UNEXPECTED, confidence_html, error_sentence, require, status
 from mmdec.errors import InputError, MmdecError
 
 

@@ -17,9 +17,7 @@ from typer.testing import CliRunner
 
 from mmdec.cli import app
 from mmdec.doctor import doctor
-from mmdec.doctor.conventions import Folder
-from mmdec.doctor.doctor import Trial, accepted_share, find_remedies, matched_gain, mean, student
-from mmdec.doctor.own_texts import (
+from mmdec.doctor.answers import (
     DoctorPrompt,
     OwnText,
     Reader,
@@ -31,6 +29,8 @@ from mmdec.doctor.own_texts import (
     read_prompts,
     right_tokens,
 )
+from mmdec.doctor.conventions import Folder
+from mmdec.doctor.doctor import Trial, accepted_share, find_remedies, matched_gain, mean, student
 from mmdec.doctor.searches import fit_head
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.errors import InputError
@@ -242,7 +242,7 @@ def test_a_tree_takes_fewer_rounds_than_a_chain(sound: Path, texts: list[OwnText
 
 
 def test_the_verb_prints_a_table_and_json(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmdec.doctor.own_texts.load_target", lambda *_: loaded())
+    monkeypatch.setattr("mmdec.doctor.answers.load_target", lambda *_: loaded())
     data = tmp_path / "prompts.txt"
     data.write_text("\n".join(prompt_texts(3)) + "\n")
     call = ["doctor", str(sound), "target", "--data", str(data), "--tokens", "24"]

@@ -17,7 +17,7 @@ from mmdec.drafters.ctc.checkpoint import save_ctc, token_merges
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import TokenPieces
-from mmdec.drafters.ctc.training.drafts import ctc_token_ids
+from mmdec.drafters.ctc.training.measure import ctc_token_ids
 from mmdec.drafters.lookup import Lookup
 from mmdec.drafters.medusa.checkpoint import save_heads
 from mmdec.drafters.medusa.drafter import Medusa

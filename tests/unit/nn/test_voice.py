@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmdec.daspeech.acoustic import FastSpeech2Config
-from mmdec.daspeech.heard_translator import EOS, PhoneVoice
+from mmdec.daspeech.piece_translator import EOS, PhoneVoice
 from mmdec.training.corpora.cvss import SPECIALS
 
 TINY = FastSpeech2Config(d_model=16, encoder_layers=1, decoder_layers=1, heads=2, ffn=24, kernels=(3, 3), predictor=8)

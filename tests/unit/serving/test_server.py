@@ -22,8 +22,8 @@ import mmdec
 from mmdec import cli
 from mmdec.serving.app import listening_sockets, make_server
 from mmdec.serving.engines import EngineOptions, load_engine
+from mmdec.serving.queue import DecodingStopped, DecodingWorker, DisconnectCriterion, Job, Metrics
 from mmdec.serving.server import ServerLimits
-from mmdec.serving.waiting import DecodingStopped, DecodingWorker, DisconnectCriterion, Job, Metrics
 from mmdec.vision.chat import Dialogue
 from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.kernels.half import HalfWeights
+from mmdec.kernels.float16_linear import HalfWeights
 from mmdec.targets.kv_cache import KVPool
 from mmdec.whisper import decoder as whisper_decoder
 from mmdec.whisper.decoder import FastDecoder

@@ -23,7 +23,7 @@ from mmdec.drafters.ctc.drafter import (
 )
 from mmdec.drafters.ctc.network import BLANK, CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import FIRST, MARK, Merges, TokenPieces, frequent_tokens
-from mmdec.drafters.ctc.training.drafts import ctc_token_ids
+from mmdec.drafters.ctc.training.measure import ctc_token_ids
 from mmdec.errors import InputError
 from mmdec.nn.int8 import SCALE_SUFFIX
 from mmdec.pretrained.drafters import load_drafter

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mmdec.io.audio import resample
-from mmdec.io.audio.live import BLOCK, LEAD, TAIL, SpeechWindow, SpeechWindows, StreamResampler
+from mmdec.io.audio.voice_activity import BLOCK, LEAD, TAIL, SpeechWindow, SpeechWindows, StreamResampler
 from tests.conftest import buzz
 from tests.support.live_sound import RATE, chunks, noise, talk
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmdec.kernels.kernels import launch
+from mmdec.kernels.availability import launch
 
 
 def test_a_kernel_starts_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from mmdec.errors import InputError
-from mmdec.io.audio.damage import AudioLoss, is_unknown_size
 from mmdec.io.audio.headers import RIFF_TAIL
 from mmdec.io.audio.mixing import Mixer
 from mmdec.io.audio.samples import SAMPLE_RATE, STEP_SAMPLES, check_rate
+from mmdec.io.audio.structure import AudioLoss, is_unknown_size
 
 FRAMES = 10  # number of 10 ms frames in a block
 BLOCK = FRAMES * STEP_SAMPLES  # number of samples in a block (0.1 s)

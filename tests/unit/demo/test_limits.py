@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdec import cli
-from mmdec.demo import guard
-from mmdec.demo.guard import (
+from mmdec.demo import limits as guard
+from mmdec.demo.limits import (
     AGE,
     DISK_BLOCK_BYTES,
     MAX_BYTES,

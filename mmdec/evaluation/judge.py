@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from mmdec.core.timing import Stopwatch
-from mmdec.daspeech.heard_checkpoint import PieceTranslatorParts
+from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts
 from mmdec.daspeech.piece_reader import unit_limits
 from mmdec.daspeech.translator import SPECIALS, SpeechTranslator
 from mmdec.errors import InputError

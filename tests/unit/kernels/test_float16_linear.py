@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmdec.kernels.half import HalfWeights
+from mmdec.kernels.float16_linear import HalfWeights
 
 
 def _kernel() -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmdec.daspeech.heard_translator import PieceTranslator, PieceTranslatorConfig
+from mmdec.daspeech.piece_translator import PieceTranslator, PieceTranslatorConfig
 from mmdec.drafters.ctc.network import best_pieces, collapse
 from mmdec.errors import InputError
 from mmdec.whisper.encoder import TAIL, read_states

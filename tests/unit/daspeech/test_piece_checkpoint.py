@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import mmdec
 from mmdec import hub
 from mmdec.daspeech.checkpoint import read_parts, save_parts
-from mmdec.daspeech.heard_checkpoint import POSITIONS, REQUIRED_FILES, PieceTranslatorParts, save_piece_translator
+from mmdec.daspeech.piece_checkpoint import POSITIONS, REQUIRED_FILES, PieceTranslatorParts, save_piece_translator
 from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import SCALE_SUFFIX
 from tests.conftest import RATE, buzz

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.core.tree import chains
-from mmdec.drafters.last_hypothesis import OLDER, UNSURE, LastHypothesis
 from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
+from mmdec.whisper.last_hypothesis import OLDER, UNSURE, LastHypothesis
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 

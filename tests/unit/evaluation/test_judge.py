@@ -18,8 +18,8 @@ from mmdec.daspeech.piece_reader import unit_limits
 from mmdec.daspeech.translate import load
 from mmdec.daspeech.translator import SPECIALS, SpeechTranslator
 from mmdec.errors import InputError
-from mmdec.evaluation import judge_transcription
-from mmdec.evaluation.judge_transcription import Cascade, Judge, comparison_systems, read, speak
+from mmdec.evaluation import judge as judge_transcription
+from mmdec.evaluation.judge import Cascade, Judge, comparison_systems, read, speak
 from mmdec.whisper.transcribe import transcribe
 from tests.conftest import RATE, buzz
 from tests.support import tiny_heard, tiny_whisper

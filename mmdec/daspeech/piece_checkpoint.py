@@ -1,4 +1,4 @@
-"""Reads and writes the folders of translators that translate word pieces (`mmdec.daspeech.heard_translator`): networks,
+"""Reads and writes the folders of translators that translate word pieces (`mmdec.daspeech.piece_translator`): networks,
 tables and a voice.
 
 A folder holds config.json (with `"layout": "pieces"`); encoder.safetensors, model.safetensors (CTC head, piece reader
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmdec.checks.weights import build_with_weights, check_counts, check_finite_weights, read_weights, weight_file
 from mmdec.daspeech.acoustic import FastSpeech2Config
-from mmdec.daspeech.checkpoint_parts import (
+from mmdec.daspeech.checkpoint_files import (
     VOCODER,
     DecodingSettings,
     check_decoding,
@@ -33,7 +33,7 @@ from mmdec.daspeech.checkpoint_parts import (
     write_json,
 )
 from mmdec.daspeech.ctc_beam import PieceNGram
-from mmdec.daspeech.heard_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
+from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.vocoder import OUR_MELS, MelKind
 from mmdec.errors import InputError
 from mmdec.hub.provenance import CARD, command_record, portable

@@ -1,6 +1,6 @@
 """Measures the drafts of a CTC drafter for a Whisper, by simulated decoding of recordings; writes the drafter's folder.
 
-python -m mmdec.drafters.ctc.training.drafts --checkpoint runs/drafts/checkpoints/last.ckpt \\
+python -m mmdec.drafters.ctc.training.measure --checkpoint runs/drafts/checkpoints/last.ckpt \\
     --pieces runs/drafts/pieces.json --model MODEL --corpus data/passages/manifest.tsv --split dev \\
     --states runs/drafts --out models/NAME-ctc
 
