@@ -2,7 +2,7 @@
 
 The folder of a DASpeech holds config.json, encoder.safetensors, model.safetensors (the rest of the network),
 vocoder.safetensors, all in half precision, units.json, README.md (the model card) and provenance.json. A translator of
-word pieces has other files (`hub/heard_translator.py`). `resolve`, `read_parts` and `save_parts` accept both kinds of
+word pieces has other files (`piece_checkpoint.py`). `resolve`, `read_parts` and `save_parts` accept both kinds of
 translators.
 """
 
@@ -242,7 +242,7 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
 
 def read_layout(directory: Path) -> str:
     """Return which kind of translator a folder holds, by its config.json: "phones" (`LAYOUT`, a DASpeech) or "pieces"
-    (`hub/heard_translator.py`)."""
+    (`daspeech/piece_checkpoint.py`)."""
     return _named(read_settings(directory / "config.json"))
 
 

@@ -3,7 +3,7 @@
 Every vertex has a hidden state, a distribution over units (its emission), and transition probabilities to all later
 vertices (its links). Source: DA-Transformer (Huang et al., ICML 2022, section 3), as used by DASpeech (Fang et al.,
 NeurIPS 2023, section 3.2). The options `link_prior`, `copy_encoder` and sinusoidal positions are not in the paper; the
-small shipped model uses them. `ops/dag.py` and `ops/dag_decode.py` choose a path through the graph.
+small shipped model uses them. `kernels/dag.py` and `kernels/dag_decode.py` choose a path through the graph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A translator of French speech: Whisper's encoder, a CTC head that transcribes French, and a network that translates
 the transcript.
 
-At each position of the transcript, the CTC head gives several word pieces with probabilities (`nn/ctc_head.py`). The
-piece reader encodes them. From its states, the graph decoder or the autoregressive decoder predicts English pieces
-(`nn/piece_reader.py`). `PhoneVoice` makes log-mel frames from the phones of the English text (`phonetics/spelling.py`).
+At each position of the transcript, the CTC head gives several word pieces with probabilities. The piece reader encodes
+them. From its states, the graph decoder or the autoregressive decoder predicts English pieces (`piece_reader.py`).
+`PhoneVoice` makes log-mel frames from the phones of the English text.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ The network predicts the pitch, from which a pulse train is made. For each bin i
 which multiply the spectrum of the pulses, and a magnitude for the spectrum of noise.
 
 Each published HiFi-GAN was trained on its own kind of mels (sample rate, band, logarithm), which `MelKind` describes;
-mmdec's mels are converted to this kind, approximately. `hub/hifigan.py` loads the weights.
+mmdec's mels are converted to this kind, approximately. `daspeech/hifigan.py` loads the weights.
 """
 
 from __future__ import annotations

@@ -123,8 +123,9 @@ def quantise_linears(model: Any) -> None:
     not support this CPU.
 
     The decoder's other weights stay floating-point, but are rounded to half precision: then they can be read faster
-    (`ops/half.py`). A decoder pass over few tokens takes the time of reading the weights, and quantising those few
-    inputs would cost more than it saves. Convolutions keep their weights, but compute each row of a batch by itself.
+    (`kernels/float16_linear.py`). A decoder pass over few tokens takes the time of reading the weights, and quantising
+    those few inputs would cost more than it saves. Convolutions keep their weights, but compute each row of a batch by
+    itself.
     """
     if next(model.parameters()).device.type != "cpu":
         raise InputError("`dtype` may be int8 on a CPU alone, but the device is a GPU. Choose bfloat16 or float16.")

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from mmdec.drafters.ctc.drafter.training import module as ctc
 
 from mmdec.daspeech.checkpoint import load_encoder, load_piece_translator
 from mmdec.daspeech.checkpoint_files import STRATEGIES, DecodingSettings, check_decoding
@@ -30,6 +29,7 @@ from mmdec.daspeech.piece_checkpoint import PieceTranslatorParts, save_piece_tra
 from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.training.reader.module import load_module
 from mmdec.daspeech.training.vocoder import load_acoustic, load_vocoder
+from mmdec.drafters.ctc.training import module as ctc
 from mmdec.errors import InputError, exit_on_error
 from mmdec.phonetics.ngram import END, START, NGram
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech

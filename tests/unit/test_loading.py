@@ -50,7 +50,7 @@ def test_a_drafter_alone_is_no_model(tmp_path: Path) -> None:
 
 
 def test_drafters_of_shipped_models_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("mmdec.hub.find"), "FOLDERS", (tmp_path,))  # `hub.find` is its function
+    monkeypatch.setattr(import_module("mmdec.hub.find"), "MODEL_FOLDERS", (tmp_path,))  # `hub.find` is its function
     save_network(draft_network("eagle", MODEL, base="tiny"), tmp_path / "tiny" / "eagle")
     save_network(draft_network("msd", MODEL, base="tiny"), tmp_path / "tiny-msd")
     assert mmdec.load_drafter("tiny/eagle", MODEL).name.startswith("eagle")
@@ -122,7 +122,7 @@ def test_every_drafter_with_weights_is_known(tmp_path: Path, monkeypatch: pytest
 
 
 def test_one_rule_names_drafters_in_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("mmdec.hub.find"), "FOLDERS", (tmp_path,))
+    monkeypatch.setattr(import_module("mmdec.hub.find"), "MODEL_FOLDERS", (tmp_path,))
     save_network(draft_network("eagle", MODEL, base="tiny"), tmp_path / "tiny" / "eagle")
     loaded = mmdec.load_drafter("tiny/eagle", MODEL)
     ids = torch.tensor([[1, 2, 3]])

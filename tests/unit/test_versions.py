@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaForCausalLM, MambaForCausalLM
 
 import mmdec
-from mmdec import cli, types
+from mmdec import cli, compat
 from mmdec.compat import CACHE_ARGUMENT, FIRST_UNSUPPORTED_TRANSFORMERS, MIN_TRANSFORMERS
 from mmdec.errors import MmdecError
 from tests.support.tiny_text import language_model
@@ -23,8 +23,8 @@ def test_the_range_is_that_of_the_package() -> None:
 
 @pytest.mark.parametrize("release", ["5.22.1", "5.25.0.dev0", "4.57.6", "6.0.0"])
 def test_another_version_is_refused_in_one_sentence(release: str, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(types, "version", lambda name: release)
-    types.transformers_release.cache_clear()
+    monkeypatch.setattr(compat, "version", lambda name: release)
+    compat.transformers_release.cache_clear()
     try:
         with pytest.raises(MmdecError, match=f"`transformers` must be at least .* but is {release}. Run `pip install"):
             mmdec.generate  # noqa: B018
@@ -33,7 +33,7 @@ def test_another_version_is_refused_in_one_sentence(release: str, monkeypatch: A
         assert ended.value.code == 2
         assert capsys.readouterr().err.count("\n") == 1
     finally:
-        types.transformers_release.cache_clear()
+        compat.transformers_release.cache_clear()
 
 
 def test_the_cache_has_the_models_own_name() -> None:

@@ -42,7 +42,7 @@ def shipped(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     model = read_model(bare)
     save_heads(home / "medusa", heads(model))
     write_shipped(home, model, "some/whisper", ["medusa"])
-    monkeypatch.setattr(import_module("mmdec.hub.find"), "FOLDERS", (home.parent,))
+    monkeypatch.setattr(import_module("mmdec.hub.find"), "MODEL_FOLDERS", (home.parent,))
     return home
 
 

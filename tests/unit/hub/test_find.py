@@ -24,7 +24,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return tmp_path
 
     (tmp_path / "whisper-base" / "ctc").mkdir(parents=True)
-    monkeypatch.setattr(finding, "FOLDERS", (tmp_path,))
+    monkeypatch.setattr(finding, "MODEL_FOLDERS", (tmp_path,))
     monkeypatch.setattr(finding, "download", download)
     return names
 

@@ -205,7 +205,7 @@ def test_english_is_not_translated_into_english(
 def test_an_unlikely_transcript_has_a_warning(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "warning" not in post(client, TRANSCRIBE, wav(0.7)).json()  # no calibration
     assert confidence_warning(None, True) == confidence_warning(0.9, True) == confidence_warning(0.1, False) == {}
-    monkeypatch.setattr("mmdec.serving.speech.warning", lambda value, known: confidence_warning(0.1, True))
+    monkeypatch.setattr("mmdec.serving.speech.confidence_warning", lambda value, known: confidence_warning(0.1, True))
     assert "likely wrong" in post(client, TRANSCRIBE, wav(0.7)).json()["warning"]
 
 

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 import yaml
 
-# so that `modules` finds their classes
 import mmdec.drafters.dflash.training
 import mmdec.drafters.eagle.training.eagle3
-import mmdec.drafters.eagle.training.modules  # noqa: F401
+import mmdec.drafters.eagle.training.modules  # noqa: F401 # so that `modules` finds their classes
 from mmdec.checks.arguments import check_choice, check_finite
 from mmdec.checks.files import write_atomically
 from mmdec.drafters.eagle.training.data import DraftData

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmdec.drafters.ctc.drafter.training import drafts
 
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
@@ -16,6 +15,7 @@ from mmdec.drafters.ctc.checkpoint import read_ctc
 from mmdec.drafters.ctc.drafter import Ctc
 from mmdec.drafters.ctc.network import CtcHead, CtcHeadConfig
 from mmdec.drafters.ctc.tokens import MARK
+from mmdec.drafters.ctc.training import measure as drafts
 from mmdec.drafters.ctc.training.data import CLEAN
 from mmdec.drafters.ctc.training.module import CtcModule
 from mmdec.drafters.ctc.training.transcripts import (
@@ -128,7 +128,7 @@ def test_rounds_are_those_of_decoding(data: TranscriptData) -> None:
     sizes = CtcHeadConfig(whisper.model.config.d_model, len(data.pieces), 1, 16, 1, 3)
     head = CtcHead(sizes)
     torch.nn.init.normal_(head.output.weight)
-    tokens = drafts.heard_tokens(whisper)
+    tokens = drafts.ctc_token_ids(whisper)
     drafter = Ctc(head, data.pieces, tokens.first_time, tokens.end)
     window = data.windows["dev"][0]
     states, prompt = reader.states([window.sound(CLEAN)]), reader.prompt("en")
