@@ -73,15 +73,14 @@ _LAZY = {
     "register_drafter": "mmdec.drafters.registry",
     "transcribe": "mmdec.whisper.transcribe",
 }
-_MODULES = ("audio",)
-logging.getLogger(__name__).addHandler(
-    logging.NullHandler()
-)  # the application decides which messages are shown, and where
+_MODULES = {"audio": "mmdec.io.audio"}
+# the application decides which messages are shown, and where
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"mmdec.{name}")
+        return import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module 'mmdec' has no attribute {name!r}")
     check_transformers()

@@ -84,7 +84,7 @@ def test_generate_stream_and_speculate_give_the_models_own_tokens(
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whisper")
     write(folder / "whisper")
-    mmdec.io.audio.save_audio(folder / "sound.wav", buzz(0.9))
+    mmdec.audio.save_audio(folder / "sound.wav", buzz(0.9))
     return folder
 
 

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     place = tmp_path_factory.mktemp("fuzz")
     shutil.copytree(tiny_model, place / "translator")
     write(place / "whisper")
-    mmdec.io.audio.save_audio(place / "sound.wav", buzz(0.5))
+    mmdec.audio.save_audio(place / "sound.wav", buzz(0.5))
     write_english(place / "english")
     return place
 
@@ -118,9 +118,9 @@ def doors(folder: Path) -> dict[str, Door]:
         "load_heads": Door(
             load_heads, lambda: {"directory": folder / "whisper/medusa", "model": whisper.model}, (), {"model": models}
         ),
-        "load_audio": Door(mmdec.io.audio.load_audio, lambda: {"source": folder / "sound.wav"}, ("sample_rate",)),
+        "load_audio": Door(mmdec.audio.load_audio, lambda: {"source": folder / "sound.wav"}, ("sample_rate",)),
         "save_audio": Door(
-            mmdec.io.audio.save_audio,
+            mmdec.audio.save_audio,
             lambda: {"path": "x.wav", "samples": sound},
             ("sample_rate",),
             {"path": ("y.flac",)},

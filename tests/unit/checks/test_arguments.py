@@ -166,7 +166,7 @@ def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: LoadedWhisper)
     closed = io.BytesIO(b"RIFF")
     closed.close()
     for file, part in ((closed, "closed file"), (Failing(), "the line is cut")):
-        refused(lambda file=file: mmdec.io.audio.load_audio(file), "`audio` must be a file that can be read", part)
+        refused(lambda file=file: mmdec.audio.load_audio(file), "`audio` must be a file that can be read", part)
         for call, loaded in ((mmdec.translate_speech, tiny_model), (mmdec.transcribe, whisper)):
             with pytest.raises(mmdec.InputError, match="can be read"):
                 call(file, model=loaded)  # type: ignore[operator]

@@ -131,7 +131,7 @@ def test_translating(strategy: str, any_model: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_shipped_translators_units_stay(dtype: str) -> None:
     """Features in half precision would end it: there was no unit left."""
-    heard = mmdec.io.audio.load_audio(Path("data/samples/appeler_demain.wav"))
+    heard = mmdec.audio.load_audio(Path("data/samples/appeler_demain.wav"))
     options: dict[str, Any] = {"sample_rate": RATE, "device": "cpu"}
     out = mmdec.translate_speech(heard, dtype=dtype, **options)
     assert out.units == mmdec.translate_speech(heard, **options).units

@@ -62,7 +62,7 @@ def music():
     chord = sum(0.1 * np.sin(2 * np.pi * pitch * time) for pitch in (220, 277, 330)) * (np.sin(4 * np.pi * time) > 0)
     return np.concatenate([np.zeros(16_000), chord, np.zeros(32_000)])
 
-sentence = mmdec.io.audio.load_audio(samples.english()[0].path).numpy()
+sentence = mmdec.audio.load_audio(samples.english()[0].path).numpy()
 blocks = page.build()
 way = translate.own_way()
 print(json.dumps({

@@ -145,7 +145,7 @@ def test_a_refusal_names_both_numbers() -> None:
 
 def test_each_call_refuses_what_is_too_unsure_and_keeps_the_rest() -> None:
     speech = sorted(SAMPLES.glob("*.wav"))[0]
-    backwards = mmdec.io.audio.load_audio(speech).numpy()[::-1].copy()
+    backwards = mmdec.audio.load_audio(speech).numpy()[::-1].copy()
     sure = mmdec.translate_speech(speech).confidence
     unsure = mmdec.translate_speech(backwards, sample_rate=16000).confidence
     assert 0 <= unsure < 0.3 < sure <= 1
