@@ -133,8 +133,10 @@ def _unwritten(error: OSError) -> int:
 
 
 def _flush(stream: TextIO | None) -> OSError | None:
-    """Write out what a stream still holds. If that fails, return the error, and let the stream discard it, so that
-    Python does not fail again when it exits."""
+    """Write out what a stream still holds.
+
+    If that fails, return the error, and let the stream discard it, so that Python does not fail again when it exits.
+    """
     if stream is None:
         return None
     try:
@@ -165,8 +167,10 @@ def show_logs() -> None:
 
 
 class StderrHandler(logging.Handler):
-    """Prints log messages to the present `sys.stderr`. While rich shows a progress bar, rich replaces `sys.stderr`, so
-    that messages appear above the bar."""
+    """Prints log messages to the present `sys.stderr`.
+
+    While rich shows a progress bar, rich replaces `sys.stderr`, so that messages appear above the bar.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record; `logging` calls this."""

@@ -106,8 +106,12 @@ def sample_recordings() -> list[Path]:
 def _run(command: Sequence[str], seconds: float) -> str:
     """Run a benchmark in another process, whose errors go to this process's stderr.
 
-    command: program and arguments. seconds: time limit.
-    Returns: why there is no report; "" if there is one.
+    Args:
+        command: Program and arguments.
+        seconds: Time limit.
+
+    Returns:
+        Why there is no report; "" if there is one.
     """
     try:
         code = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=seconds, check=False).returncode
@@ -267,7 +271,11 @@ def asr(
 
 
 def _expand_folders(given: Sequence[Path]) -> list[Path]:
-    """Replace each folder by the audio files in it. Raises InputError for a folder without audio files."""
+    """Replace each folder by the audio files in it.
+
+    Raises:
+        InputError: For a folder without audio files.
+    """
     found = [file for path in given if path.is_dir() for file in input_files([path], "IN", SOUNDS, None)]
     for refusal in (file.refusal for file in found if file.refusal):
         raise InputError(refusal)

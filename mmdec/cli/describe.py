@@ -137,10 +137,12 @@ def describe(
 
 
 def _speak(several: bool, image: Any) -> Callable[[str], None]:
-    """Return a callback that prints pieces of an answer. If there are several pictures, print this picture's name at
-    once.
+    """Return a callback that prints pieces of an answer.
 
-    image: name of the picture, or names of the pictures.
+    If there are several pictures, print this picture's name at once.
+
+    Args:
+        image: Name of the picture, or names of the pictures.
     """
     if several:
         print(f"{printable(str(image))}:", flush=True)
@@ -161,11 +163,12 @@ def _descriptions(
 ) -> Iterator[Description | str]:
     """Decode the questions, and yield for each, in order, the answer or an error message.
 
-    questions: the path of a picture, or a tuple of paths for one question about several pictures.
-    options: keyword arguments of `mmdec.describe`.
-    speaker: takes an entry of `questions`, and returns the callback that prints its answer while it is decoded; None:
-        decode in batches, and print nothing.
-    comparer: for `--compare`, decodes each question without drafts, too.
+    Args:
+        questions: The path of a picture, or a tuple of paths for one question about several pictures.
+        options: Keyword arguments of `mmdec.describe`.
+        speaker: Takes an entry of `questions`, and returns the callback that prints its answer while it is decoded;
+            None: decode in batches, and print nothing.
+        comparer: For `--compare`, decodes each question without drafts, too.
     """
     from mmdec import describe
 
@@ -204,9 +207,11 @@ def _report(
 ) -> str:
     """Format the lines to print for one answer: text, or one JSON object.
 
-    image: path of the picture, or a tuple of paths. target: the file with the answer; None: there is none.
-    several: whether there are other pictures; then the picture's name is printed.
-    compared: fields of the comparison with plain decoding, for JSON; {} without `--compare`.
+    Args:
+        image: Path of the picture, or a tuple of paths.
+        target: The file with the answer; None: there is none.
+        several: Whether there are other pictures; then the picture's name is printed.
+        compared: Fields of the comparison with plain decoding, for JSON; {} without `--compare`.
     """
     names = [str(source) for source in (image if isinstance(image, tuple) else (image,))]
     if as_json:

@@ -133,6 +133,5 @@ def _share(share: Share) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Write rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

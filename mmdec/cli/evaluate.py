@@ -290,9 +290,12 @@ Show = Callable[[dict[str, Any]], str]  # a function from a report to one of its
 def _rate(entry: Any) -> str:
     """Format a share in percent, with its interval if there is one.
 
-    entry: a share in [0, 1]; or a dict with "value", perhaps "low" and "high", all in [0, 1], and "n", the number of
-        cases.
-    Returns: the text; "-" if there is no value or no case.
+    Args:
+        entry: A share in [0, 1]; or a dict with "value", perhaps "low" and "high", all in [0, 1], and "n", the number
+            of cases.
+
+    Returns:
+        The text; "-" if there is no value or no case.
     """
     if not isinstance(entry, dict):
         return f"{100 * entry:.1f}"

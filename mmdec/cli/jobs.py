@@ -34,8 +34,11 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 @final
 @dataclass(frozen=True)
 class InputFile:
-    """A file that the user named, or a file in a folder that the user named. refusal: why the file cannot be read; ""
-    if it can be read."""
+    """A file that the user named, or a file in a folder that the user named.
+
+    Args:
+        refusal: Why the file cannot be read; "" if it can be read.
+    """
 
     name: str
     refusal: str = ""
@@ -149,7 +152,7 @@ def try_write(target: Path | None, text: str) -> str:
         write_atomically(target, text.encode())
     except OSError as error:
         return write_error(target, error)
-    except InputError as error:  # from `write_whole`, if it cannot replace the file in one step: a pipe, for example
+    except InputError as error:  # from `write_atomically`, if it cannot replace the file in one step, such as a pipe
         return failure_message(error)
     return ""
 
@@ -159,14 +162,19 @@ Target = TypeVar("Target")
 
 @final
 class CommandJobs(Generic[Target]):
-    """The readable inputs of a command with their outputs (`todo`). Collects failed inputs and confidences, and reports
-    them at the end."""
+    """The readable inputs of a command with their outputs (`todo`).
+
+    Collects failed inputs and confidences, and reports them at the end.
+    """
 
     def __init__(self, files: Sequence[InputFile], targets: Sequence[Target], model: str) -> None:
-        """Print on stderr, before anything is loaded, which inputs cannot be read. Exits with 1 if none can be read.
+        """Print on stderr, before anything is loaded, which inputs cannot be read.
 
-        targets: the output of each file. model: the model's name; low confidences cause a warning only if they are
-            calibrated.
+        Exits with 1 if none can be read.
+
+        Args:
+            targets: The output of each file.
+            model: The model's name; low confidences cause a warning only if they are calibrated.
         """
         self.todo = [(file, target) for file, target in zip(files, targets, strict=True) if not file.refusal]
         self.several = len(files) > 1
@@ -336,12 +344,16 @@ class Comparison:
 
 
 class Comparer:
-    """Decodes inputs with and without drafts, for `--compare`. Holds the comparison for the last input.
+    """Decodes inputs with and without drafts, for `--compare`.
 
-    compare: whether the option was given; if not, do nothing. drafter: value of `--drafter`.
-    refused: option name -> whether it was given; these options do not go with `--compare`.
+    Holds the comparison for the last input.
 
     Raises InputError if `--compare` was given, and `drafter` is "none" or an option in `refused` was given, too.
+
+    Args:
+        compare: Whether the option was given; if not, do nothing.
+        drafter: Value of `--drafter`.
+        refused: Option name -> whether it was given; these options do not go with `--compare`.
     """
 
     def __init__(self, compare: bool, drafter: str, **refused: bool) -> None:

@@ -178,8 +178,11 @@ class Verb(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """A command with subcommands. Its error messages, like all others, name options as the user types them, and say
-    what to use instead of a verb that is gone."""
+    """A command with subcommands.
+
+    Its error messages, like all others, name options as the user types them, and say what to use instead of a verb that
+    is gone.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in REMOVED_COMMANDS and args[0] not in self.commands:
@@ -255,7 +258,11 @@ def as_typed(message: str, params: Iterable[Any]) -> str:
 
 
 def _given(option: str, value: str) -> str:
-    """Write an option with its value. value: as in Python."""
+    """Write an option with its value.
+
+    Args:
+        value: As in Python.
+    """
     if value in ("True", "False"):
         return option if value == "True" else f"no {option}"
     return f"{option} {'none' if value == 'None' else shlex.quote(value)}"

@@ -127,8 +127,11 @@ def _rows(
 ) -> tuple[list[Row], str]:
     """List the rows to process: those of a manifest, or one for each file.
 
-    files: the argument's name in errors, and the suffixes to take from folders.
-    Returns: the rows, and the folder that their relative paths start from.
+    Args:
+        files: The argument's name in errors, and the suffixes to take from folders.
+
+    Returns:
+        The rows, and the folder that their relative paths start from.
     """
     if not any(is_manifest(name) for name in inputs):
         found = input_files(inputs, *files, output)
@@ -140,5 +143,5 @@ def _rows(
 
 
 def with_spread(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a typer command: add the options of `Spread`, and pass them to the command as one argument, `spread`."""
+    """Add the options of `SpreadOptions` to a typer command, which gets them as one argument, `spread`."""
     return with_options(verb, SpreadOptions, lambda spread, values: verb(spread=spread, **values))

@@ -242,7 +242,9 @@ def _report_results(
 ) -> None:
     """Write each file's transcript and print its lines; for a file that failed, record the error.
 
-    results: for each file in `jobs.todo`, its transcript or an error message. kind: text, json, srt or vtt.
+    Args:
+        results: For each file in `jobs.todo`, its transcript or an error message.
+        kind: text, json, srt or vtt.
     """
     for (file, target), result in zip(jobs.todo, results, strict=True):
         error = result if isinstance(result, str) else try_write(target, result.format(kind))
@@ -268,7 +270,9 @@ def _transcripts(
 ) -> Iterator[Transcript | str]:
     """Transcribe the inputs in batches, and yield for each, in order, its transcript or an error message.
 
-    options: keyword arguments of `mmdec.transcribe`. comparer: for `--compare`, decodes without drafts, too.
+    Args:
+        options: Keyword arguments of `mmdec.transcribe`.
+        comparer: For `--compare`, decodes without drafts, too.
     """
     from mmdec import transcribe
 
@@ -311,11 +315,13 @@ def _report(
     several: bool,
     compared: dict[str, Any],
 ) -> str:
-    """Format the lines to print for one file. kind: text, json, srt or vtt.
+    """Format the lines to print for one file.
 
-    target: the file that has the transcript; None: there is none.
-    several: whether there are other files; then this file's name is printed.
-    compared: fields of the comparison with plain decoding, for JSON; {} without `--compare`.
+    Args:
+        kind: text, json, srt or vtt.
+        target: The file that has the transcript; None: there is none.
+        several: Whether there are other files; then this file's name is printed.
+        compared: Fields of the comparison with plain decoding, for JSON; {} without `--compare`.
     """
     if as_json:
         paths = {"input": str(source), "output": None if target is None else str(target)}
@@ -375,13 +381,16 @@ def _live(
     options: dict[str, Any],
     strict: bool,
 ) -> None:
-    """Transcribe standard input and print the text. Samples and wav are transcribed while they arrive, another sound
-    file at its end.
+    """Transcribe standard input and print the text.
 
-    kind: text, json, srt or vtt. as_json: print each update as a line of JSON. rate, encoding: sample rate in Hz and
-        encoding; if one of them is given, the input is samples without a header.
-    options: keyword arguments of `LiveTranscriber`. strict: whether a sound file that is damaged or cut off is an
-        error; after its text, if it is a wav stream.
+    Samples and wav are transcribed while they arrive, another sound file at its end.
+
+    Args:
+        kind: text, json, srt or vtt.
+        as_json: Print each update as a line of JSON.
+        rate, encoding: Sample rate in Hz and encoding; if one of them is given, the input is samples without a header.
+        options: Keyword arguments of `LiveTranscriber`.
+        strict: Whether a sound file that is damaged or cut off is an error; after its text, if it is a wav stream.
     """
     from mmdec import transcribe
     from mmdec.io.audio.structure import AudioLoss

@@ -107,8 +107,11 @@ def translate(
 
 
 def _translate_all(jobs: CommandJobs, call: Callable[[Path], Translation], as_json: bool) -> None:
-    """Translate all readable files with a progress bar, print the results, and record failures in `jobs`. call:
-    translates one path."""
+    """Translate all readable files with a progress bar, print the results, and record failures in `jobs`.
+
+    Args:
+        call: Translates one path.
+    """
     with progress_bar(count=True) as progress:
         task = progress.add_task("translating", total=len(jobs.todo))
         for source, target in jobs.todo:
@@ -127,9 +130,13 @@ def _translate_file(
 ) -> float | str:
     """Translate one file, and print the result.
 
-    target: where the sound is written; None: nowhere. call: translates a path.
-    report: formats the result from (source, target, result, seconds).
-    Returns: the confidence of the translation, or the error message.
+    Args:
+        target: Where the sound is written; None: nowhere.
+        call: Translates a path.
+        report: Formats the result from (source, target, result, seconds).
+
+    Returns:
+        The confidence of the translation, or the error message.
     """
     start = time.monotonic()
     try:
@@ -148,7 +155,11 @@ def _translate_file(
 
 
 def _json_line(source: Path, target: Path | None, result: Translation, seconds: float) -> str:
-    """Format one translation as a line of JSON. seconds: wall clock of the call."""
+    """Format one translation as a line of JSON.
+
+    Args:
+        seconds: Wall clock of the call.
+    """
     content = result.to_dict()
     return json_text(
         {
@@ -167,7 +178,11 @@ def _json_line(source: Path, target: Path | None, result: Translation, seconds: 
 
 
 def _plain_lines(source: Path, target: Path | None, result: Translation, seconds: float, several: bool) -> str:
-    """Format one translation as text. several: there are other inputs, so this input's name is printed."""
+    """Format one translation as text.
+
+    Args:
+        several: There are other inputs, so this input's name is printed.
+    """
     if target is None:
         return f"{printable(str(source))}:\n  {result.text}" if several else result.text
     stages = ", ".join(f"{stage} {value:.3f}" for stage, value in result.timings.items())

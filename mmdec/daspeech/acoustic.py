@@ -124,8 +124,15 @@ class FftBlock(nn.Module):
         self.dropout = PooledDropout(config.dropout)
 
     def forward(self, x: Tensor, keep: Tensor, bias: Tensor) -> Tensor:
-        """Apply the block to x (B, T, d). Returns: (B, T, d). keep: (B, T, 1), 1 at valid positions, 0 at padding.
-        bias: (B, 1, 1, T), added to attention scores: 0 at valid positions, -1e9 at padding."""
+        """Apply the block to x (B, T, d).
+
+        Args:
+            keep: (B, T, 1), 1 at valid positions, 0 at padding.
+            bias: (B, 1, 1, T), added to attention scores: 0 at valid positions, -1e9 at padding.
+
+        Returns:
+            (B, T, d).
+        """
         keys, values = self.attention.keys_values(x)
         y = self.attention.attend(x, keys, values, bias)
         x = self.attention_norm(x + self.dropout(y))
@@ -148,8 +155,11 @@ class Predictor(nn.Module):
         self.out = nn.Linear(size, 1)
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Predict one number (B, K) for each phone vector in x (B, K, d). keep: (B, K, 1), 1 at phones, 0 at padding,
-        where the result is 0."""
+        """Predict one number (B, K) for each phone vector in x (B, K, d).
+
+        Args:
+            keep: (B, K, 1), 1 at phones, 0 at padding, where the result is 0.
+        """
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv((x * keep).transpose(1, 2)).transpose(1, 2)
             x = self.dropout(norm(x.relu()))
@@ -157,8 +167,10 @@ class Predictor(nn.Module):
 
 
 class FastSpeech2(nn.Module):
-    """Converts phone vectors to log-mel frames. Holds the weights, the phone embeddings (`embed`) and statistics of the
-    training data."""
+    """Converts phone vectors to log-mel frames.
+
+    Holds the weights, the phone embeddings (`embed`) and statistics of the training data.
+    """
 
     mel_mean: Tensor
     mel_std: Tensor
@@ -196,8 +208,12 @@ class FastSpeech2(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, mel_mean: Tensor, mel_std: Tensor, pitch: Tensor, energy: Tensor) -> None:
-        """Set statistics of the training data. mel_mean, mel_std: (80,), mean and standard deviation of each mel band.
-        pitch, energy: (2,), mean and standard deviation of log(Hz + 1) and of log(energy + 1)."""
+        """Set statistics of the training data.
+
+        Args:
+            mel_mean, mel_std: (80,), mean and standard deviation of each mel band.
+            pitch, energy: (2,), mean and standard deviation of log(Hz + 1) and of log(energy + 1).
+        """
         self.mel_mean.copy_(mel_mean)
         self.mel_std.copy_(mel_std)
         self.pitch_stats.copy_(pitch)
@@ -218,11 +234,14 @@ class FastSpeech2(nn.Module):
     ) -> FastSpeech2Output:
         """Predict the log mels of B rows of phones.
 
-        inputs: (B, K, d), phone vectors. lengths: (B,), numbers of phones. max_frames: maximum frames of a row; longer
-            rows are cut.
-        durations, pitch, energy: (B, K), frames, Hz and linear energy of each phone, used instead of the predictions
-            (teacher forcing); None: predict.
         On a GPU this method synchronises once, to read the number of frames.
+
+        Args:
+            inputs: (B, K, d), phone vectors.
+            lengths: (B,), numbers of phones.
+            max_frames: Maximum frames of a row; longer rows are cut.
+            durations, pitch, energy: (B, K), frames, Hz and linear energy of each phone, used instead of the
+                predictions (teacher forcing); None: predict.
         """
         keep, bias = _masks(lengths, inputs.shape[1], inputs.dtype)
         x = inputs + self.encoder_scale * self._positions(inputs)
@@ -259,8 +278,13 @@ class FastSpeech2(nn.Module):
 def regulate(x: Tensor, durations: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
     """Repeat each phone's vector for the number of its frames.
 
-    x: (B, K, d). durations: (B, K), in frames. max_frames: maximum frames of a row; longer rows are cut.
-    Returns: (B, F, d), and the numbers of frames (B,). F is the number of frames of the longest row, at least 1. Frames
+    Args:
+        x: (B, K, d).
+        durations: (B, K), in frames.
+        max_frames: Maximum frames of a row; longer rows are cut.
+
+    Returns:
+        (B, F, d), and the numbers of frames (B,). F is the number of frames of the longest row, at least 1. Frames
         beyond a row's length repeat the row's last phone: the caller must mask them.
     """
     ends = durations.cumsum(1).clamp(max=max_frames)  # shape (B, K)

@@ -94,7 +94,11 @@ class ArDecoder(nn.Module):
         return cast(list[DecoderLayer], list(self.layers))
 
     def start(self, states: Tensor, state_lengths: Tensor, size: int) -> ArCache:
-        """Make an empty cache for at most `size` units. states: the encoder's, (B, S, d_memory)."""
+        """Make an empty cache for at most `size` units.
+
+        Args:
+            states: The encoder's, (B, S, d_memory).
+        """
         b, d = states.shape[0], self.config.d_model
         mask = additive_mask(lengths_to_mask(state_lengths, states.shape[1]))
         if b == 1:  # a batch of one row has no padding, so it needs no mask
@@ -109,7 +113,11 @@ class ArDecoder(nn.Module):
         return ArCache(own, memories, mask, sinusoids(size, d, states.device).to(states.dtype), table)
 
     def step(self, tokens: Tensor, cache: ArCache) -> Tensor:
-        """Process the next token (B,) of each row. Returns: logits (B, V) of the token after it."""
+        """Process the next token (B,) of each row.
+
+        Returns:
+            Logits (B, V) of the token after it.
+        """
         index = cache.length
         x = (cache.table[tokens] + cache.positions[index])[:, None]  # shape (B, 1, d)
         for layer, (keys, values), memory in zip(self.stack, cache.own, cache.memories, strict=True):
@@ -121,12 +129,17 @@ class ArDecoder(nn.Module):
         return F.linear(x[:, 0], self.embed_tokens.weight)
 
     def extend(self, tokens: Tensor, indices: Tensor, cache: ArCache, mask: Tensor | None) -> Tensor:
-        """Process several tokens (B, N) of each row in one pass, such as a draft tree. Returns: logits (B, N, V).
+        """Process several tokens (B, N) of each row in one pass, such as a draft tree.
 
-        indices: (B, N), position of each token. mask: additive (B, 1, N, length + N), which cached and new tokens each
-            token attends to; None: all.
         Keys and values of the tokens are written after those in the cache, which is enlarged if needed. `cache.length`
         does not change: the caller decides which of the tokens stay in the cache.
+
+        Args:
+            indices: (B, N), position of each token.
+            mask: Additive (B, 1, N, length + N), which cached and new tokens each token attends to; None: all.
+
+        Returns:
+            Logits (B, N, V).
         """
         start, count = cache.length, tokens.shape[1]
         cache.reserve(start + count)
@@ -148,12 +161,16 @@ class ArDecoder(nn.Module):
         min_length: int = 0,
         on_step: Callable[[Tensor], None] | None = None,
     ) -> list[list[int]]:
-        """Decode the states (B, S, d_memory) greedily. Returns: for each row the unit ids, without <s> and </s>.
+        """Decode the states (B, S, d_memory) greedily.
 
-        max_length: maximum number of units of a row. min_length: </s> is not chosen before this number of units (to
-            measure the time for a fixed length).
-        on_step: called after each step with its units (B,); <pad> for a row that has ended. On a GPU a few more steps
-            may follow after all rows have ended.
+        Args:
+            max_length: Maximum number of units of a row.
+            min_length: </s> is not chosen before this number of units (to measure the time for a fixed length).
+            on_step: Called after each step with its units (B,); <pad> for a row that has ended. On a GPU a few more
+                steps may follow after all rows have ended.
+
+        Returns:
+            For each row the unit ids, without <s> and </s>.
         """
         cache = self.start(states, state_lengths, max_length + 1)
         tokens = torch.full((states.shape[0], max_length + 2), PAD, device=states.device)

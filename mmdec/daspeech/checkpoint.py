@@ -86,8 +86,11 @@ class DASpeechParts:
 
 
 def resolve(model: str | os.PathLike[str]) -> Path:
-    """Find the directory of a translator, and check that its files are there. model: a shipped name, a directory, or a
-    hub id, which is downloaded."""
+    """Find the directory of a translator, and check that its files are there.
+
+    Args:
+        model: A shipped name, a directory, or a hub id, which is downloaded.
+    """
     return check_complete(find_model(model), os.fspath(model))
 
 
@@ -101,13 +104,16 @@ def save_model(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a translator's directory, with weights in half precision. If writing fails, an existing directory stays as
-    it was.
+    """Write a translator's directory, with weights in half precision.
 
-    units: names of the phones, ordered by id.
-    card: text of README.md. None keeps the existing card; if the new weights differ from the existing ones, this raises
-        InputError, because the figures in the card would be wrong.
-    provenance: entries of provenance.json in addition to command, versions, commit and date, which are always written.
+    If writing fails, an existing directory stays as it was.
+
+    Args:
+        units: Names of the phones, ordered by id.
+        card: Text of README.md. None keeps the existing card; if the new weights differ from the existing ones, this
+            raises InputError, because the figures in the card would be wrong.
+        provenance: Entries of provenance.json in addition to command, versions, commit and date, which are always
+            written.
     """
     target = Path(directory)
     with atomic_folder(target) as fresh:
@@ -138,10 +144,13 @@ def save_model(
 def save_parts(directory: str | os.PathLike[str], parts: DASpeechParts | PieceTranslatorParts) -> Path:
     """Write a translator to a directory: its networks, tables and settings.
 
-    parts: from `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only if
-        the weights are still those of the source folder, because their figures hold only for these weights.
-    Raises: InputError for a vocoder that is not the model's own, or if the directory holds files that do not belong to
-        a model.
+    Args:
+        parts: From `read_parts`. The model card, the calibration of the confidence and provenance.json are copied only
+            if the weights are still those of the source folder, because their figures hold only for these weights.
+
+    Raises:
+        InputError: For a vocoder that is not the model's own, or if the directory holds files that do not belong to a
+            model.
     """
     vocoder = check_model_vocoder(parts.vocoder, parts.mels)
     target = Path(directory)
@@ -164,8 +173,11 @@ def read_parts(
 ) -> DASpeechParts | PieceTranslatorParts:
     """Load the translator in a directory (from `resolve`) to a device.
 
-    vocoder: None for the model's own; or a directory or hub id of published HiFi-GAN weights.
-    Raises: InputError if files are damaged, outside the folder or not safetensors.
+    Args:
+        vocoder: None for the model's own; or a directory or hub id of published HiFi-GAN weights.
+
+    Raises:
+        InputError: If files are damaged, outside the folder or not safetensors.
     """
     try:
         config = read_settings(directory / "config.json")
@@ -197,7 +209,11 @@ def read_parts(
 
 
 def load_piece_translator(model: str | os.PathLike[str]) -> PieceTranslatorParts:
-    """Load a translator of word pieces by shipped name, folder or hub id. Raises InputError for a DASpeech."""
+    """Load a translator of word pieces by shipped name, folder or hub id.
+
+    Raises:
+        InputError: For a DASpeech.
+    """
     parts = read_parts(resolve(model), torch.device("cpu"))
     if not isinstance(parts, PieceTranslatorParts):
         raise InputError(
@@ -251,7 +267,11 @@ def _named(config: Mapping[str, Any]) -> str:
 
 
 def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
-    """Load a vocoder that is not the model's own. source: a directory or hub id of HiFi-GAN weights."""
+    """Load a vocoder that is not the model's own.
+
+    Args:
+        source: A directory or hub id of HiFi-GAN weights.
+    """
     text = path_text(source, "vocoder", VOCODER_RULE)
     if not Path(text).exists() and not HUB_ID.fullmatch(text):
         raise InputError(
@@ -264,8 +284,14 @@ def _vocoder(source: str | os.PathLike[str]) -> nn.Module:
 
 
 def check_complete(directory: Path, name: str) -> Path:
-    """Check that the directory has all files of a translator, and return it. name: the value of the caller's argument,
-    for the error. Raises InputError if a file is missing or the model is no translator."""
+    """Check that the directory has all files of a translator, and return it.
+
+    Args:
+        name: The value of the caller's argument, for the error.
+
+    Raises:
+        InputError: If a file is missing or the model is no translator.
+    """
     system = model_kind(directory)
     if system not in ("", "daspeech"):
         raise InputError(
@@ -286,7 +312,10 @@ def check_complete(directory: Path, name: str) -> Path:
 
 def _required_files(directory: Path) -> tuple[str, ...]:
     """Return the names of the files that a translator's folder must have, which depend on the translator's layout.
-    Raises InputError for a damaged config.json."""
+
+    Raises:
+        InputError: For a damaged config.json.
+    """
     if not (directory / "config.json").is_file():
         return REQUIRED_FILES
     return {LAYOUT: REQUIRED_FILES, heard_translator.LAYOUT: heard_translator.REQUIRED_FILES}.get(

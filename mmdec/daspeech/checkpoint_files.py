@@ -39,8 +39,11 @@ class DecodingSettings:
 
 
 def check_decoding(decoding: DecodingSettings, graph: bool = True) -> DecodingSettings:
-    """Return `decoding`; raise InputError if the model does not support its strategy. graph: whether the model has a
-    graph decoder."""
+    """Return `decoding`; raise InputError if the model does not support its strategy.
+
+    Args:
+        graph: Whether the model has a graph decoder.
+    """
     possible = STRATEGIES if graph else ("autoregressive",)
     if decoding.strategy not in possible:
         raise InputError(
@@ -51,8 +54,14 @@ def check_decoding(decoding: DecodingSettings, graph: bool = True) -> DecodingSe
 
 
 def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGanVocoder:
-    """Load the vocoder in a translator's folder. config: the content of config.json. Raises InputError if the file is
-    damaged."""
+    """Load the vocoder in a translator's folder.
+
+    Args:
+        config: The content of config.json.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
     state = unpack_rows(read_weights([weight_file(directory, VOCODER)]))
     check_counts(config["vocoder"], state)
     if "model_type" in config["vocoder"]:
@@ -64,7 +73,11 @@ def read_vocoder(directory: Path, config: Mapping[str, Any]) -> Vocoder | HifiGa
 
 
 def read_names(file: Path) -> list[str]:
-    """Read a JSON list of names, which are ordered by id. Raises InputError if the file holds anything else."""
+    """Read a JSON list of names, which are ordered by id.
+
+    Raises:
+        InputError: If the file holds anything else.
+    """
     try:
         found = json.loads(check_inside_folder(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -85,7 +98,11 @@ def check_inside_folder(file: Path) -> Path:
 
 
 def to_half_precision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights to half precision, on the CPU. Raises MmdecError if a value is too large for half precision."""
+    """Convert weights to half precision, on the CPU.
+
+    Raises:
+        MmdecError: If a value is too large for half precision.
+    """
     kept = {name: (t.half() if t.is_floating_point() else t).detach().cpu().clone() for name, t in state.items()}
     check_half(kept)
     return kept
@@ -115,8 +132,14 @@ def describe_vocoder(vocoder: Vocoder | HifiGanVocoder) -> dict[str, Any]:
 
 
 def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OUR_MELS) -> Vocoder | HifiGanVocoder:
-    """Return the vocoder if it is the model's own, so that it can be saved. Raises InputError for a vocoder that the
-    caller chose. mels: the kind of mels that the model makes."""
+    """Return the vocoder if it is the model's own, so that it can be saved.
+
+    Args:
+        mels: The kind of mels that the model makes.
+
+    Raises:
+        InputError: For a vocoder that the caller chose.
+    """
     own = vocoder.given == mels != OUR_MELS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
     if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(

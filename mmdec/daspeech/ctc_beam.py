@@ -35,12 +35,13 @@ IMPOSSIBLE_LOGPROB = -1e9  # log-probability of a path that is impossible
 class PieceNGram:
     """A back-off n-gram language model of the head's pieces.
 
-    pieces: number of pieces V. The id V stands for a sentence's start, V + 1 for its end.
-    arrays: the model as it is stored. `unigrams` and `backoff`: (V + 2,) float32, natural logarithms for single pieces.
-        For each order k from 2, the n-grams of k pieces, sorted: `counts_k`: for each n-gram of order k - 1, how many
-        n-grams of order k begin with it; `pieces_k`: the last piece of each n-gram; `values_k` and, below the highest
-        order, `backoff_k`: integers 0 to 255, which multiplied by the two numbers `steps_k` give the natural logarithms
-        of the probability and of the back-off weight.
+    Args:
+        pieces: Number of pieces V. The id V stands for a sentence's start, V + 1 for its end.
+        arrays: The model as it is stored. `unigrams` and `backoff`: (V + 2,) float32, natural logarithms for single
+            pieces. For each order k from 2, the n-grams of k pieces, sorted: `counts_k`: for each n-gram of order k -
+            1, how many n-grams of order k begin with it; `pieces_k`: the last piece of each n-gram; `values_k` and,
+            below the highest order, `backoff_k`: integers 0 to 255, which multiplied by the two numbers `steps_k` give
+            the natural logarithms of the probability and of the back-off weight.
     """
 
     def __init__(self, pieces: int, arrays: dict[str, Tensor]) -> None:
@@ -79,8 +80,9 @@ class PieceNGram:
     def after(self, context: Sequence[int]) -> Callable[[int], float]:
         """Return a function: piece id -> ln P(piece | context).
 
-        context: ids of the pieces before this piece; at the beginning of a sentence the first id is `self.pieces`. Only
-            the last order - 1 ids matter.
+        Args:
+            context: Ids of the pieces before this piece; at the beginning of a sentence the first id is `self.pieces`.
+                Only the last order - 1 ids matter.
         """
         base, total = self.pieces + 2, 0.0
         context = context[max(len(context) - self.order + 1, 0) :]
@@ -114,8 +116,12 @@ class PieceNGram:
         return score
 
     def _weight(self, code: int, order: int) -> float:
-        """Return the natural logarithm of an n-gram's back-off weight; 0 if the n-gram is missing. code: the n-gram's
-        pieces, coded as one number. order: number of its pieces."""
+        """Return the natural logarithm of an n-gram's back-off weight; 0 if the n-gram is missing.
+
+        Args:
+            code: The n-gram's pieces, coded as one number.
+            order: Number of its pieces.
+        """
         if order == 1:
             return self._backoff[code]
         entries, _, weights = self._entries[order - 2]
@@ -124,11 +130,13 @@ class PieceNGram:
 
 
 def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 8) -> CtcTranscripts:
-    """Transcribe the logits (B, F, V) of F frames by beam search with an n-gram. lengths: (B,), numbers of frames.
+    """Transcribe the logits (B, F, V) of F frames by beam search with an n-gram.
 
-    best: number of pieces at each position of the transcript: the chosen piece and its most probable alternatives. An
-        alternative's weight is 0.3 times its probability by the head (without the blank); the chosen piece gets the
-        rest.
+    Args:
+        lengths: (B,), numbers of frames.
+        best: Number of pieces at each position of the transcript: the chosen piece and its most probable alternatives.
+            An alternative's weight is 0.3 times its probability by the head (without the blank); the chosen piece gets
+            the rest.
     """
     plain = best_pieces(logits, lengths, best)
     rows = []
@@ -155,8 +163,12 @@ def read_pieces(logits: Tensor, lengths: Tensor, model: PieceNGram, best: int = 
 def beam_search(logprobs: np.ndarray, model: PieceNGram) -> tuple[list[int], list[int]]:
     """Find the most probable text by beam search.
 
-    logprobs: (F, V), log-probability of each of V pieces at each of F frames. model: a language model of pieces.
-    Returns: the text's piece ids, and for each piece the frame at which it is most probable.
+    Args:
+        logprobs: (F, V), log-probability of each of V pieces at each of F frames.
+        model: A language model of pieces.
+
+    Returns:
+        The text's piece ids, and for each piece the frame at which it is most probable.
     """
     start, end = model.pieces, model.pieces + 1
     # cache: the last pieces of a text -> function that gives ln P of the next piece

@@ -57,8 +57,10 @@ class DagConfig:
 
 @dataclass(frozen=True)
 class Lattice:
-    """A batch of graphs with L vertices each, padding included. Every path begins at vertex 0 and ends at vertex
-    lengths - 1."""
+    """A batch of graphs with L vertices each, padding included.
+
+    Every path begins at vertex 0 and ends at vertex lengths - 1.
+    """
 
     hidden: Tensor  # (B, L, D): hidden states of the L vertices
     logits: Tensor  # (B, L, V): logits of the units at each vertex
@@ -71,49 +73,81 @@ class Lattice:
         return self.logits.float().log_softmax(-1)
 
     def beam(self, ngram: TokenNGram | None, collapse: bool, count: int = 1) -> LatticePath:
-        """Find the `count` best texts of each row by beam search. ngram: a language model of the units; None: none.
-        collapse: whether equal neighbouring units are merged.
+        """Find the `count` best texts of each row by beam search.
 
-        Returns: B * count paths; the paths of one row follow each other.
+        Args:
+            ngram: A language model of the units; None: none.
+            collapse: Whether equal neighbouring units are merged.
+
+        Returns:
+            B * count paths; the paths of one row follow each other.
         """
         return beam_path(
             self.emissions, self.links, self.lengths, ngram, count=count, collapse=collapse, specials=UNK + 1
         )
 
     def matches(self, units: Tensor) -> Tensor:
-        """Compute log P(unit t | vertex j) for given units (B, M): (B, M, L). A log-softmax over all units is not
-        stored."""
+        """Compute log P(unit t | vertex j) for given units (B, M): (B, M, L).
+
+        A log-softmax over all units is not stored.
+        """
         return log_softmax_gather(self.logits, units)
 
     def path(self, strategy: str = "lookahead", **options: Any) -> LatticePath:
-        """Choose each row's path and its tokens by a strategy such as "lookahead" or "viterbi". options: those of
-        `ops.dag_decode.decode_lattice`."""
+        """Choose each row's path and its tokens by a strategy such as "lookahead" or "viterbi".
+
+        Args:
+            options: Those of `kernels.dag_decode.decode_lattice`.
+        """
         return decode_lattice(self.emissions, self.links, self.lengths, cast(LatticeStrategy, strategy), **options)
 
     def marginal(self, match: Tensor, target_lengths: Tensor) -> Tensor:
-        """Return log P(Y | X) (B,), summed over all paths. match: (B, M, L), from `matches`. target_lengths: (B,),
-        numbers of tokens."""
+        """Return log P(Y | X) (B,), summed over all paths.
+
+        Args:
+            match: (B, M, L), from `matches`.
+            target_lengths: (B,), numbers of tokens.
+        """
         return dag_marginal(match, self.links, target_lengths, self.lengths)
 
     def best_alignment(self, match: Tensor, target_lengths: Tensor) -> Tensor:
-        """Find the most probable path that emits the target. match: (B, M, L), from `matches`. target_lengths: (B,),
-        numbers of tokens. Returns: (B, L), the index of the target token at each vertex, or -1."""
+        """Find the most probable path that emits the target.
+
+        Args:
+            match: (B, M, L), from `matches`.
+            target_lengths: (B,), numbers of tokens.
+
+        Returns:
+            (B, L), the index of the target token at each vertex, or -1.
+        """
         return dag_best_alignment(match, self.links, target_lengths, self.lengths)
 
     def posterior(self, match: Tensor, target_lengths: Tensor, variant: PosteriorVariant = "paper") -> Tensor:
-        """Compute P(vertex j emits token t | X, Y), (B, M, L), without gradient. match: (B, M, L), from `matches`.
-        target_lengths: (B,), numbers of tokens. variant: the formula of the "paper", or of the "released" code."""
+        """Compute P(vertex j emits token t | X, Y), (B, M, L), without gradient.
+
+        Args:
+            match: (B, M, L), from `matches`.
+            target_lengths: (B,), numbers of tokens.
+            variant: The formula of the "paper", or of the "released" code.
+        """
         return dag_posterior(match, self.links, target_lengths, self.lengths, variant=variant)
 
     def expected_states(self, posterior: Tensor) -> Tensor:
-        """Average the vertices' hidden states for each target token, weighted by its posterior (B, M, L). Returns: (B,
-        M, D)."""
+        """Average the vertices' hidden states for each target token, weighted by its posterior (B, M, L).
+
+        Returns:
+            (B, M, D).
+        """
         return expected_states(posterior.to(self.hidden.dtype), self.hidden)
 
 
 def graph_sizes(config: DagConfig, frame_lengths: Tensor) -> Tensor:
     """Compute the number of vertices of each graph (B,): floor(config.upsample * frames), clamped to the configured
-    range. frame_lengths: (B,), numbers of input frames."""
+    range.
+
+    Args:
+        frame_lengths: (B,), numbers of input frames.
+    """
     sizes = (config.upsample * frame_lengths.to(torch.float64)).floor().to(torch.long)
     return sizes.clamp(config.min_vertices, config.max_vertices)
 
@@ -139,8 +173,15 @@ class Links(nn.Module):
             self.register_parameter("prior", None)
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Compute ln P of all links. hidden: (B, L, d), hidden states of the vertices. lengths: (B,), numbers of
-        vertices. Returns: (B, L, L) fp32."""
+        """Compute ln P of all links.
+
+        Args:
+            hidden: (B, L, d), hidden states of the vertices.
+            lengths: (B,), numbers of vertices.
+
+        Returns:
+            (B, L, L) fp32.
+        """
         b, size, d = hidden.shape
         config = self.config
         with torch.autocast(hidden.device.type, enabled=False):
@@ -171,11 +212,14 @@ class Links(nn.Module):
     def _inference_links(self, x: Tensor, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
         """Compute ln P of all links (B, L, L) as `forward` does, but without gradients and head by head.
 
-        x: (B, L, 2d), states and positions of the vertices. q, k: (B, H, L, link_dim), queries and keys of H heads.
-            lengths: (B,), numbers of vertices.
         The three buffers (B, L, L) fit in the CPU's cache; one buffer (B, H, L, L) would not. Penalties and mask are
         written into a buffer, and the matrix product is added to it. Probabilities below 1e-38 become 0; no decoded
         path uses such links.
+
+        Args:
+            x: (B, L, 2d), states and positions of the vertices.
+            q, k: (B, H, L, link_dim), queries and keys of H heads.
+            lengths: (B,), numbers of vertices.
         """
         b, heads, size, _ = q.shape
         toll = jump_penalties(size, self.prior is not None, q.device)[None]
@@ -205,9 +249,12 @@ _NO_JUMP = 1e30
 
 def jump_penalties(size: int, prior: bool, device: torch.device) -> Tensor:
     """Make the table (L, L) of what a jump from vertex i to vertex j costs: j - i; 0 if `prior` is False; 1e30 for j <=
-    i, which is impossible. size: L.
+    i, which is impossible.
 
     The caller multiplies the table by a learned slope and subtracts it from the links' scores.
+
+    Args:
+        size: L.
     """
     rows = 1 << max(size - 1, 255).bit_length()
     return _toll_table(rows, prior, device)[:size, :size]
@@ -215,8 +262,10 @@ def jump_penalties(size: int, prior: bool, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
-    """Return a cached table (rows, rows) of the jumps' penalties, made by `jump_toll`. A penalty depends on j - i only,
-    so a smaller table is the top left corner of a larger one."""
+    """Return a cached table (rows, rows) of the jumps' penalties, made by `jump_penalties`.
+
+    A penalty depends on j - i only, so a smaller table is the top left corner of a larger one.
+    """
     with torch.inference_mode(False):  # no inference tensor, because the cached table is used in training, too
         steps = torch.arange(rows, dtype=torch.float32, device=device)
         jump = steps[None, :] - steps[:, None]
@@ -255,8 +304,10 @@ class DagDecoder(nn.Module):
     def inputs(self, states: Tensor, state_lengths: Tensor, lengths: Tensor, given: Tensor | None) -> Tensor:
         """Compute the input (B, L, d) of the first layer.
 
-        states: (B, S, d_memory) of the encoder. state_lengths, lengths: (B,), numbers of states and of vertices. given:
-            (B, L), token ids that some vertices get as input, -1 for none; or None.
+        Args:
+            states: (B, S, d_memory) of the encoder.
+            state_lengths, lengths: (B,), numbers of states and of vertices.
+            given: (B, L), token ids that some vertices get as input, -1 for none; or None.
         """
         size, d = int(lengths.max()), self.config.d_model
         steps = torch.arange(size, device=states.device)

@@ -35,15 +35,20 @@ class RowState:
     alpha: np.ndarray  # (L,), probability that the vertex emitted the last unit
 
     def next_distributions(self, alpha: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distributions over the next vertex (L,) and over the next unit (V,). alpha: (L,), probability that
-        each vertex emitted the last unit."""
+        """Return the distributions over the next vertex (L,) and over the next unit (V,).
+
+        Args:
+            alpha: (L,), probability that each vertex emitted the last unit.
+        """
         ahead = alpha @ self.links
         return ahead, ahead @ self.emissions
 
     def after(self, ahead: np.ndarray, unit: int) -> np.ndarray:
         """Return the probability (L,) of each vertex that it emitted the next unit, once this unit is known.
 
-        ahead: (L,), probability of each vertex to be the next one, before the unit is known. unit: the unit's id.
+        Args:
+            ahead: (L,), probability of each vertex to be the next one, before the unit is known.
+            unit: The unit's id.
         """
         alpha = ahead * np.maximum(self.emissions[:, unit], MIN_EMISSION)
         total = alpha.sum()
@@ -53,16 +58,22 @@ class RowState:
 
 @final
 class DagDrafter:
-    """A drafter that proposes the graph's most probable next units, and a branch where a second unit is likely, too. It
-    holds the graphs of one batch."""
+    """A drafter that proposes the graph's most probable next units, and a branch where a second unit is likely, too.
+
+    It holds the graphs of one batch.
+    """
 
     name = "lattice"
     needs = Needs()
 
     def __init__(self, emissions: Tensor, links: Tensor, lengths: Tensor, eos: int) -> None:
-        """emissions: (B, L, V), log-probability of each unit at each vertex. links: (B, L, L), [b, i, j]:
-        log-probability of the transition from vertex i to j. lengths: (B,), each graph's number of vertices.
-        eos: id of the unit that ends a text.
+        """Initialize.
+
+        Args:
+            emissions: (B, L, V), log-probability of each unit at each vertex.
+            links: (B, L, L), [b, i, j]: log-probability of the transition from vertex i to j.
+            lengths: (B,), each graph's number of vertices.
+            eos: Id of the unit that ends a text.
         """
         self.vocab_size, self.eos = emissions.shape[2], eos
         self.graphs = [
@@ -136,7 +147,11 @@ class DagDrafter:
 
 
 def _two(chances: np.ndarray) -> tuple[int, int]:
-    """Return the most probable and the second most probable unit. chances: (V,), probability of each unit."""
+    """Return the most probable and the second most probable unit.
+
+    Args:
+        chances: (V,), probability of each unit.
+    """
     first = int(chances.argmax())
     kept = chances[first]
     chances[first] = -1.0

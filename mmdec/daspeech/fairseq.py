@@ -74,11 +74,18 @@ class ConvertedCheckpoint:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Convert a folder with a published DASpeech to a folder that `mmdec.load` reads. Returns: `directory`.
+    """Convert a folder with a published DASpeech to a folder that `mmdec.load` reads.
 
-    source: the published folder, with the files that this module's docstring lists. directory: new or empty.
-    Raises: InputError if a file is missing or damaged, if the pickle asks for more than tensors and plain values, and
-        for settings of fairseq that mmdec's network does not support.
+    Args:
+        source: The published folder, with the files that this module's docstring lists.
+        directory: New or empty.
+
+    Returns:
+        `directory`.
+
+    Raises:
+        InputError: If a file is missing or damaged, if the pickle asks for more than tensors and plain values, and for
+            settings of fairseq that mmdec's network does not support.
     """
     folder, target = Path(source), new_folder(directory)
     checkpoint = _find_single(folder, "*.pt")
@@ -101,11 +108,14 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a checkpoint of fairseq without running its code. Returns: the training arguments by name, and the weights
-    by tensor name.
+    """Read a checkpoint of fairseq without running its code.
 
-    Raises: InputError for a pickle that names other classes than `argparse.Namespace`, and if training arguments or
-        weights are missing.
+    Returns:
+        The training arguments by name, and the weights by tensor name.
+
+    Raises:
+        InputError: For a pickle that names other classes than `argparse.Namespace`, and if training arguments or
+            weights are missing.
     """
     with torch.serialization.safe_globals([argparse.Namespace]):
         stored = read_pickle(path, "Save its `model` and `args` alone.")
@@ -126,9 +136,12 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ConvertedCheckpoint:
     """Convert fairseq's arguments and weights to sizes and weights of mmdec's network.
 
-    arguments: fairseq's arguments by name. weights: the tensors by their published names.
-    Raises: InputError for settings that mmdec's network does not support, and for weights that are missing or
-        superfluous.
+    Args:
+        arguments: fairseq's arguments by name.
+        weights: The tensors by their published names.
+
+    Raises:
+        InputError: For settings that mmdec's network does not support, and for weights that are missing or superfluous.
     """
     for name, (wanted, absent) in REQUIRED.items():
         value = arguments.get(name, absent)
@@ -172,8 +185,11 @@ def read_published(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) 
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """Read a fairseq dictionary, which has a symbol and its count on each line. Returns: all symbols ordered by id, the
-    four special ones first."""
+    """Read a fairseq dictionary, which has a symbol and its count on each line.
+
+    Returns:
+        All symbols ordered by id, the four special ones first.
+    """
     units: list[str] = list(SPECIAL)
     for number, line in enumerate(_text(path).splitlines(), start=1):
         symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
@@ -229,7 +245,10 @@ def _acoustic_sizes(arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -
 
 def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     """Take the weights of the graph decoder and the adaptor out of `state`, and return them under mmdec's names.
-    layers: number of decoder layers."""
+
+    Args:
+        layers: Number of decoder layers.
+    """
     named = {"decoder.embed_tokens.weight": state.pop("decoder.embed_tokens.weight")}
     for theirs, ours in (("embed_positions", "embed_positions"), ("link_positional", "links.link_positional")):
         table = state.pop(f"decoder.{theirs}.weight")
@@ -251,8 +270,10 @@ def _graph(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 def _acoustic(state: dict[str, Tensor], sizes: FastSpeech2Config) -> dict[str, Tensor]:
-    """Take the weights of FastSpeech 2 out of `state`, and return them under mmdec's names. The statistics of pitch and
-    energy are set to mean 0 and standard deviation 1."""
+    """Take the weights of FastSpeech 2 out of `state`, and return them under mmdec's names.
+
+    The statistics of pitch and energy are set to mean 0 and standard deviation 1.
+    """
     named = {
         "tts.units.weight": state.pop("tts.embed_tokens.weight"),
         "tts.encoder_scale": state.pop("tts.pos_emb_alpha").squeeze(),
@@ -309,8 +330,11 @@ def _ranges(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_features(features: Mapping[str, Any]) -> None:
-    """Raise InputError unless config.yaml describes mel spectrograms as in the paper. features: the settings of the
-    mels in config.yaml."""
+    """Raise InputError unless config.yaml describes mel spectrograms as in the paper.
+
+    Args:
+        features: The settings of the mels in config.yaml.
+    """
     paper = {"sample_rate": 22_050, "hop_length": 256, "n_fft": 1024, "win_length": 1024, "f_min": 20, "f_max": 8000}
     for name, wanted in paper.items():
         if features.get(name, wanted) != wanted:
@@ -348,8 +372,11 @@ def _find_single(folder: Path, pattern: str) -> Path:
 
 
 def _find_in_folder(folder: Path, name: Any) -> Path:
-    """Return the path of a file in `folder`. name: the file's name, or its path on the training machine; only the last
-    name of this path counts."""
+    """Return the path of a file in `folder`.
+
+    Args:
+        name: The file's name, or its path on the training machine; only the last name of this path counts.
+    """
     path = folder / Path(str(name)).name
     if not path.is_file():
         raise InputError(f"`source` must hold {path.name}, but '{folder}' does not. Copy it there.")

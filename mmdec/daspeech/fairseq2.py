@@ -24,9 +24,15 @@ PREFIX = "encoder."  # prefix of the encoder's tensor names in a DASpeech networ
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
     """Convert the encoder of a fairseq2 `s2t_conformer` to safetensors with the tensor names of a DASpeech network.
 
-    source: a .pt or .safetensors file of fairseq2: a state dict, or a dict with a state dict under "model". target: the
-        file to write.
-    Returns: `target`. Raises: InputError if the file is no such checkpoint. From a pickle, only tensors are read.
+    Args:
+        source: A .pt or .safetensors file of fairseq2: a state dict, or a dict with a state dict under "model".
+        target: The file to write.
+
+    Returns:
+        `target`.
+
+    Raises:
+        InputError: If the file is no such checkpoint. From a pickle, only tensors are read.
     """
     ours = from_fairseq2(_read(Path(source)))
     return _write({PREFIX + name: value for name, value in ours.items()}, Path(target))
@@ -35,8 +41,15 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> P
 def export(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
     """Convert a network's encoder to safetensors with fairseq2's tensor names.
 
-    source: safetensors of a DASpeech network, such as a translator's model.safetensors. target: the file to write.
-        Returns: `target`. Raises: InputError if the network has no Conformer encoder.
+    Args:
+        source: Safetensors of a DASpeech network, such as a translator's model.safetensors.
+        target: The file to write.
+
+    Returns:
+        `target`.
+
+    Raises:
+        InputError: If the network has no Conformer encoder.
     """
     state = read_weights([Path(source)], "source")
     own = {name.removeprefix(PREFIX): value for name, value in state.items() if name.startswith(PREFIX)}

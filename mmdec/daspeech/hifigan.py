@@ -45,7 +45,8 @@ MELS_KEY = "mmdec_mels"  # in the config of a converted generator: the key under
 def load_hifigan(vocoder: str | Path) -> HifiGanVocoder:
     """Load the HiFi-GAN vocoder in a directory with safetensors.
 
-    Raises: InputError if there are no such weights, or their kind of mels cannot be computed from mmdec's.
+    Raises:
+        InputError: If there are no such weights, or their kind of mels cannot be computed from mmdec's.
     """
     path = Path(vocoder)
     if path.is_file():
@@ -86,10 +87,14 @@ def _read(folder: Path) -> HifiGanVocoder:
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
     """Convert the authors' generator file, with config.json beside it, to a directory that `load_hifigan` reads.
-    Returns: `directory`.
 
-    From the pickle only tensors and plain values are read; its code is not run. Raises: InputError for a generator with
-    residual blocks of type 2, and for mels that cannot be computed from mmdec's.
+    From the pickle only tensors and plain values are read; its code is not run.
+
+    Returns:
+        `directory`.
+
+    Raises:
+        InputError: For a generator with residual blocks of type 2, and for mels that cannot be computed from mmdec's.
     """
     target = new_folder(directory)
     generator, mels = read_official(Path(source))
@@ -100,10 +105,13 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """Read the authors' generator file, with config.json beside it. Returns: the generator, and its kind of mels.
+    """Read the authors' generator file, with config.json beside it.
 
-    Raises: InputError for a generator with residual blocks of type 2, and for mels that cannot be computed from
-        mmdec's.
+    Returns:
+        The generator, and its kind of mels.
+
+    Raises:
+        InputError: For a generator with residual blocks of type 2, and for mels that cannot be computed from mmdec's.
     """
     if not path.is_file() or not path.with_name("config.json").is_file():
         raise InputError(
@@ -123,8 +131,14 @@ def describe(vocoder: HifiGanVocoder) -> dict[str, Any]:
 def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Path) -> HifiGanVocoder:
     """Make the HiFi-GAN that a translator's folder contains.
 
-    described: the entry `vocoder` of config.json, from `describe`. state: tensors by name. folder: for messages.
-        Raises: InputError if the weights do not fit, ValueError for a vocoder of another class.
+    Args:
+        described: The entry `vocoder` of config.json, from `describe`.
+        state: Tensors by name.
+        folder: For messages.
+
+    Raises:
+        InputError: If the weights do not fit.
+        ValueError: For a vocoder of another class.
     """
     if described["model_type"] != FastSpeech2ConformerHifiGanConfig.model_type:
         raise ValueError(f"its vocoder is a {described['model_type']!r:.60}")
@@ -137,8 +151,14 @@ def build(described: Mapping[str, Any], state: Mapping[str, Tensor], folder: Pat
 
 
 def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """Read the authors' generator file. described: the content of config.json beside it. Returns: the generator, and
-    its kind of mels."""
+    """Read the authors' generator file.
+
+    Args:
+        described: The content of config.json beside it.
+
+    Returns:
+        The generator, and its kind of mels.
+    """
     if str(described.get("resblock", "1")) != "1":
         raise InputError("`source` must have residual blocks of type 1 (V1, V2), but has type 2. Use V1 or V2.")
     windows = (described.get("n_fft", WINDOW), described.get("win_size", WINDOW))
@@ -183,8 +203,11 @@ def official_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def _check_mels(bands: int, factor: int, hop: int, argument: str = "vocoder") -> None:
     """Raise InputError unless a generator fits its mels.
 
-    bands: number of mel bands that it reads. factor: number of samples that it makes per frame. hop: number of samples
-        between frames of the mels. argument: name of the caller's argument.
+    Args:
+        bands: Number of mel bands that it reads.
+        factor: Number of samples that it makes per frame.
+        hop: Number of samples between frames of the mels.
+        argument: Name of the caller's argument.
     """
     if bands != MELS:
         raise InputError(f"`{argument}` must take {MELS} mel bands, but takes {bands}. Use another.")

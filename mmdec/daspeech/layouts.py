@@ -22,21 +22,31 @@ from mmdec.io import audio
 
 
 class Layout(Protocol):
-    """The methods in which the two kinds of translators differ. In all of them, a row is the list of unit ids (phones
-    or word pieces) of one translation, without special units."""
+    """The methods in which the two kinds of translators differ.
+
+    In all of them, a row is the list of unit ids (phones or word pieces) of one translation, without special units.
+    """
 
     def features(self, sounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Convert 16 kHz samples (T,) of each recording to the inputs of `source`, on the model's device."""
         ...
 
     def source(self, features: tuple[Tensor, ...]) -> EncodedSpeech:
-        """Run the encoder over recordings. Returns the states that the decoders read. features: the output of the
-        method `features`."""
+        """Run the encoder over recordings.
+
+        Returns the states that the decoders read.
+
+        Args:
+            features: The output of the method `features`.
+        """
         ...
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return the English text of each translation. rows: for each translation the ids of its units (phones or word
-        pieces)."""
+        """Return the English text of each translation.
+
+        Args:
+            rows: For each translation the ids of its units (phones or word pieces).
+        """
         ...
 
     def mels(
@@ -44,9 +54,11 @@ class Layout(Protocol):
     ) -> list[Tensor]:
         """Compute a log-mel spectrogram (F, 80) for each translation; an empty one for a translation without units.
 
-        rows: for each translation the ids of its units. texts: the English text of each. hidden: for each translation
-            (K + 1, D), the graph's states at its K units and </s>; None: the units are those of the autoregressive
-            decoder.
+        Args:
+            rows: For each translation the ids of its units.
+            texts: The English text of each.
+            hidden: For each translation (K + 1, D), the graph's states at its K units and </s>; None: the units are
+                those of the autoregressive decoder.
         """
         ...
 
@@ -123,7 +135,11 @@ def layout_of(parts: DASpeechParts | PieceTranslatorParts) -> Layout:
 
 
 def pad(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad B tensors (N, ...) of different lengths N with zeros. Returns: (B, max N, ...), and the lengths (B,)."""
+    """Pad B tensors (N, ...) of different lengths N with zeros.
+
+    Returns:
+        (B, max N, ...), and the lengths (B,).
+    """
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.nn.utils.rnn.pad_sequence([row.to(device) for row in rows], batch_first=True), lengths
 

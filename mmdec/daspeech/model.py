@@ -109,27 +109,45 @@ class SpeechToUnits(nn.Module):
 
     @property
     def baseline(self) -> ArDecoder:
-        """Return the autoregressive decoder. Raises InputError for a model that has none."""
+        """Return the autoregressive decoder.
+
+        Raises:
+            InputError: For a model that has none.
+        """
         if self.ar is None:
             raise InputError("`model` must have an autoregressive decoder, but has its graph alone. Use the graph.")
         return self.ar
 
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode features (B, N, 80). lengths: (B,), numbers of frames. Returns: states (B, S, d), and their numbers
-        (B,)."""
+        """Encode features (B, N, 80).
+
+        Args:
+            lengths: (B,), numbers of frames.
+
+        Returns:
+            States (B, S, d), and their numbers (B,).
+        """
         states, state_lengths, _ = self.encoder(features, lengths)
         return states, state_lengths
 
     def source(self, features: Tensor, lengths: Tensor) -> EncodedSpeech:
-        """Encode features (B, N, 80) for the decoders. lengths: (B,), numbers of 10 ms frames.
+        """Encode features (B, N, 80) for the decoders.
 
         A translation is limited to 24 units and 25 more for each second of speech, because nobody speaks faster.
+
+        Args:
+            lengths: (B,), numbers of 10 ms frames.
         """
         return EncodedSpeech(*self.encode(features, lengths), lengths, (24 + lengths // 4).tolist())
 
     def lattice(self, states: Tensor, state_lengths: Tensor, frame_lengths: Tensor) -> Lattice:
-        """Predict the graphs. states: (B, S, d) of the encoder. state_lengths: (B,), numbers of states. frame_lengths:
-        (B,), numbers of filterbank frames, which decide the graphs' sizes."""
+        """Predict the graphs.
+
+        Args:
+            states: (B, S, d) of the encoder.
+            state_lengths: (B,), numbers of states.
+            frame_lengths: (B,), numbers of filterbank frames, which decide the graphs' sizes.
+        """
         return self.decoder(states, state_lengths, frame_lengths)
 
 

@@ -103,11 +103,14 @@ def save_piece_translator(
     card: str | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a translator's directory, with matrices in 8 bits. If writing fails, an existing directory stays as it was.
+    """Write a translator's directory, with matrices in 8 bits.
 
-    card: text of README.md; None keeps the existing card, and raises InputError if the new weights differ from the
-        existing ones.
-    provenance: entries of provenance.json in addition to command, versions, commit and date.
+    If writing fails, an existing directory stays as it was.
+
+    Args:
+        card: Text of README.md; None keeps the existing card, and raises InputError if the new weights differ from the
+            existing ones.
+        provenance: Entries of provenance.json in addition to command, versions, commit and date.
     """
     vocoder = check_model_vocoder(parts.vocoder)
     with atomic_folder(directory) as fresh:
@@ -148,7 +151,9 @@ def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderCo
     """Write encoder.safetensors: matrices in 8 bits, without the position embeddings if they are the sinusoids that
     every Whisper has.
 
-    state: tensors by name; each name begins with "encoder.". sizes: sizes of the encoder.
+    Args:
+        state: Tensors by name; each name begins with "encoder.".
+        sizes: Sizes of the encoder.
     """
     if (state[POSITIONS].cpu() - sinusoid_positions(sizes)).abs().max() < 1e-3:  # half precision may have rounded them
         del state[POSITIONS]
@@ -156,18 +161,28 @@ def save_encoder(folder: Path, state: dict[str, Tensor], sizes: WhisperEncoderCo
 
 
 def pack_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights for storing: matrices to 8 bits, other tensors to half precision, on the CPU. state: tensors by
-    name. Raises MmdecError for weights that are not finite, or too large for half precision."""
+    """Convert weights for storing: matrices to 8 bits, other tensors to half precision, on the CPU.
+
+    Args:
+        state: Tensors by name.
+
+    Raises:
+        MmdecError: For weights that are not finite, or too large for half precision.
+    """
     packed = pack_rows({name: tensor.cpu() for name, tensor in state.items()})
     check_half(packed)
     return packed
 
 
 def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTranslatorParts:
-    """Load a translator to the CPU. config: the content of its config.json.
+    """Load a translator to the CPU.
 
-    Raises: InputError if files are damaged, do not fit one another, lie outside the folder or are not safetensors.
-        Damaged files may also raise other exceptions, which the caller must convert to an error that names the folder.
+    Args:
+        config: The content of its config.json.
+
+    Raises:
+        InputError: If files are damaged, do not fit one another, lie outside the folder or are not safetensors. Damaged
+            files may also raise other exceptions, which the caller must convert to an error that names the folder.
     """
     encoder, rest, spoken = (weight_file(directory, name) for name in WEIGHTS)
     state, spoken_state = (unpack_rows(read_weights(files)) for files in ([encoder, rest], [spoken]))
@@ -227,8 +242,11 @@ def _read_ngram(directory: Path, file: str, pieces: int) -> PieceNGram:
 
 
 def read_pieces_table(directory: Path, name: str, special: tuple[str, ...]) -> PieceTokenizer:
-    """Read the vocabulary of pieces in the file `name`. Raises InputError unless its first pieces are those of
-    `special`."""
+    """Read the vocabulary of pieces in the file `name`.
+
+    Raises:
+        InputError unless its first pieces are those of `special`.
+    """
     file = check_inside_folder(directory / name)
     pieces = PieceTokenizer.read(file)
     if tuple(pieces.names[: len(special)]) != special:

@@ -23,8 +23,12 @@ from mmdec.nn.transformer import Attention, PooledDropout, RowsLinear, sinusoids
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """Sizes of the piece reader and of its two decoders. ar: the autoregressive decoder. dag: the graph decoder; None:
-    there is none."""
+    """Sizes of the piece reader and of its two decoders.
+
+    Args:
+        ar: The autoregressive decoder.
+        dag: The graph decoder; None: there is none.
+    """
 
     pieces: int = 1001  # vocabulary size of the transcript, in pieces
     units: int = 2000  # vocabulary size of the translation, in units
@@ -91,8 +95,10 @@ class ReaderLayer(nn.Module):
 
 
 class PiecesToUnits(nn.Module):
-    """A translator of text pieces. Holds the piece reader, the autoregressive decoder (`ar`), and the graph decoder
-    (`decoder`) or None."""
+    """A translator of text pieces.
+
+    Holds the piece reader, the autoregressive decoder (`ar`), and the graph decoder (`decoder`) or None.
+    """
 
     def __init__(self, config: ReaderConfig) -> None:
         super().__init__()
@@ -102,12 +108,22 @@ class PiecesToUnits(nn.Module):
         self.decoder = None if config.dag is None else DagDecoder(config.dag, config.units, config.d_model)
 
     def read(self, pieces: Tensor, lengths: Tensor) -> Tensor:
-        """Encode text. pieces: (B, N), ids, each with probability 1. lengths: (B,), numbers of pieces. Returns: states
-        (B, N, d)."""
+        """Encode text.
+
+        Args:
+            pieces: (B, N), ids, each with probability 1.
+            lengths: (B,), numbers of pieces.
+
+        Returns:
+            States (B, N, d).
+        """
         return self.reader(pieces[..., None], torch.ones_like(pieces[..., None], dtype=torch.float32), lengths)
 
 
 def unit_limits(pieces: Tensor) -> list[int]:
-    """Compute the maximum number of units of each row's translation. pieces: (B,), numbers of pieces of the
-    transcripts. The limit is the same for speech, for text and in training."""
+    """Compute the maximum number of units of each row's translation.
+
+    Args:
+        pieces: (B,), numbers of pieces of the transcripts. The limit is the same for speech, for text and in training.
+    """
     return (2 * pieces + 10).tolist()

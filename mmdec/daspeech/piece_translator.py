@@ -28,10 +28,13 @@ PAD, EOS = 1, 2  # ids of <pad> and </s>; the first four phones are <s>, <pad>, 
 
 
 class PhoneVoice(nn.Module):
-    """Converts phones to log-mel frames for `Vocoder`. A row's result does not depend on the other rows of its batch.
+    """Converts phones to log-mel frames for `Vocoder`.
 
-    config: sizes. num_phones: number of phones in `phones.json`, the four special ones (<s>, <pad>, </s>, <unk>)
-        included.
+    A row's result does not depend on the other rows of its batch.
+
+    Args:
+        config: sizes.
+        num_phones: Number of phones in `phones.json`, the four special ones (<s>, <pad>, </s>, <unk>) included.
     """
 
     def __init__(self, config: FastSpeech2Config, num_phones: int) -> None:
@@ -43,11 +46,13 @@ class PhoneVoice(nn.Module):
     def forward(self, phones: Tensor, lengths: Tensor, max_frames: int = 2048) -> tuple[Tensor, Tensor]:
         """Compute the log-mel frames of phones.
 
-        phones: (B, N) ids, without <s>, </s> and pauses at the ends; values beyond a row's length are ignored.
-        lengths: (B,), numbers of phones; a row with 0 gets no frames. max_frames: maximum frames of a row, 16 ms each;
-            longer rows are cut.
+        Args:
+            phones: (B, N) ids, without <s>, </s> and pauses at the ends; values beyond a row's length are ignored.
+            lengths: (B,), numbers of phones; a row with 0 gets no frames.
+            max_frames: Maximum frames of a row, 16 ms each; longer rows are cut.
 
-        Returns: mel (B, F, 80), natural logarithm, zeros beyond a row's frames; numbers of frames (B,).
+        Returns:
+            Mel (B, F, 80), natural logarithm, zeros beyond a row's frames; numbers of frames (B,).
         """
         places = torch.arange(phones.shape[1] + 1, device=phones.device)
         units = F.pad(phones, (0, 1)).masked_fill(places >= lengths[:, None], PAD)  # shape (B, N + 1)
@@ -58,8 +63,11 @@ class PhoneVoice(nn.Module):
 
 @dataclass(frozen=True)
 class PieceTranslatorConfig:
-    """Sizes of all networks in the model. best: number of pieces at each position of the transcript: the chosen piece
-    and its alternatives."""
+    """Sizes of all networks in the model.
+
+    Args:
+        best: Number of pieces at each position of the transcript: the chosen piece and its alternatives.
+    """
 
     encoder: WhisperEncoderConfig = field(default_factory=WhisperEncoderConfig)
     head: CtcHeadConfig = field(default_factory=CtcHeadConfig)
@@ -90,12 +98,15 @@ class PieceTranslatorConfig:
 
 
 class PieceTranslator(PiecesToUnits):
-    """The whole translator except the voice. Holds the speech encoder, the CTC head (`head`), and from `PiecesToUnits`
-    the piece reader (`reader`) and the decoders (`ar`, `decoder`).
+    """The whole translator except the voice.
 
-    ngram: an n-gram of French pieces, for a beam search over the head's frames; None: take the best piece of each
-        frame.
-    written: an n-gram of English pieces, for the decoding strategy "beam".
+    Holds the speech encoder, the CTC head (`head`), and from `PiecesToUnits` the piece reader (`reader`) and the
+    decoders (`ar`, `decoder`).
+
+    Args:
+        ngram: An n-gram of French pieces, for a beam search over the head's frames; None: take the best piece of each
+            frame.
+        written: An n-gram of English pieces, for the decoding strategy "beam".
     """
 
     ngram: PieceNGram | None = None
@@ -108,17 +119,25 @@ class PieceTranslator(PiecesToUnits):
         self.head = CtcHead(config.head)
 
     def features(self, sounds: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the speech encoder's input. sounds: 16 kHz samples (T,) of each recording.
+        """Compute the speech encoder's input.
 
-        Returns: features (B, mels, F); frames (B,), numbers of frames; counts (B,), numbers of encoder states that the
-            CTC head reads.
+        Args:
+            sounds: 16 kHz samples (T,) of each recording.
+
+        Returns:
+            Features (B, mels, F); frames (B,), numbers of frames; counts (B,), numbers of encoder states that the CTC
+            head reads.
         """
         return sound_features(sounds, self.sizes.encoder, tail=TAIL)
 
     def hear(self, features: Tensor, frames: Tensor, counts: Tensor) -> tuple[CtcTranscripts, Tensor]:
-        """Transcribe recordings with the CTC head. features, frames, counts: the outputs of `features`.
+        """Transcribe recordings with the CTC head.
 
-        Returns: the transcripts, and the speech encoder's states (B, S, D).
+        Args:
+            features, frames, counts: The outputs of `features`.
+
+        Returns:
+            The transcripts, and the speech encoder's states (B, S, D).
         """
         states, _ = self.encoder(features, frames)
         states = states[:, : int(counts.max())]
@@ -128,8 +147,11 @@ class PieceTranslator(PiecesToUnits):
         return best_pieces(logits, lengths, self.sizes.best), states
 
     def source(self, features: Tensor, frames: Tensor, counts: Tensor) -> EncodedSpeech:
-        """Encode recordings for the decoders. features, frames, counts: the outputs of `features`. A recording with an
-        empty transcript has length 0."""
+        """Encode recordings for the decoders.
+
+        Args:
+            features, frames, counts: The outputs of `features`. A recording with an empty transcript has length 0.
+        """
         heard, states = self.hear(features, frames, counts)
         beside = None
         if self.reader.project is not None:
@@ -139,9 +161,16 @@ class PieceTranslator(PiecesToUnits):
         return EncodedSpeech(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
-        """Predict the graphs. states: (B, N, d) of the piece reader. state_lengths: (B,), numbers of states. sizes:
-        (B,), numbers of transcript pieces, which decide the graphs' sizes. Raises InputError for a model without a
-        graph decoder."""
+        """Predict the graphs.
+
+        Args:
+            states: (B, N, d) of the piece reader.
+            state_lengths: (B,), numbers of states.
+            sizes: (B,), numbers of transcript pieces, which decide the graphs' sizes.
+
+        Raises:
+            InputError: For a model without a graph decoder.
+        """
         if self.decoder is None:
             raise InputError("`strategy` must be autoregressive for a model without a graph. Choose that one.")
         graph: DagDecoder = self.decoder

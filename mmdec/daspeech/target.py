@@ -45,8 +45,10 @@ class UnitTarget:
         return self.decoder.embed_tokens.weight.device
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
-        """Run the decoder over the prompt <s>. Returns session (decoding state), context (what drafters read), draft
-        (only <s>) and scores (logits after it)."""
+        """Run the decoder over the prompt <s>.
+
+        Returns session (decoding state), context (what drafters read), draft (only <s>) and scores (logits after it).
+        """
         if needs.layers or needs.embeds:
             raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")
         states, sizes = inputs["states"], inputs["state_lengths"]
@@ -75,7 +77,6 @@ class UnitTarget:
         session.cache.length = session.rows.width
 
     def select(self, session: UnitSession, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The other rows have ended."""
         cache = session.cache
         cache.own = [(keys[live], values[live]) for keys, values in cache.own]
         cache.memories = [(keys[live], values[live]) for keys, values in cache.memories]

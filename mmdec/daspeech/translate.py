@@ -61,8 +61,11 @@ class Translation:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the English speech to a sound file, 16 bits per sample.
 
-        path: the file; its suffix chooses the format. If writing fails, an existing file stays as it was.
-        Returns: the path.
+        Args:
+            path: The file; its suffix chooses the format. If writing fails, an existing file stays as it was.
+
+        Returns:
+            The path.
         """
         return sound.save_audio(path, self.audio, self.sample_rate)
 
@@ -113,27 +116,33 @@ def translate_speech(
 ) -> Translation | list[Translation]:
     """Translate French speech into English speech and text.
 
-    audio: a path, a file object, or samples: (T,), (T, channels) or (channels, T), floats or integers up to 32 bit. A
-        list holds several recordings; on a CPU its results equal single calls exactly.
-    sample_rate: Hz of samples; None for files, whose header has it.
-    model: a shipped name, a directory, a hub id, or a translator from `load`.
-    strategy: lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None: the
-        model's own.
-    verify: True chooses the strategy "verified": exactly the autoregressive decoder's units, in few passes, because the
-        graph drafts them.
-    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
-    dtype: dtype of matrix products; the vocoder always uses float32. Default None: float32.
-    threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
-        `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
-    vocoder: published HiFi-GAN weights: a directory or a hub id. Default None: the model's own.
-    min_confidence: in [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
-    strict: reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest is
-        translated, and the translation's `note` says where the part is and how long.
-    on_pass: called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the graph;
-        for one recording only. An exception from it ends the call.
-    Returns: a `Translation`; for a list, a list of `Translation`s in the same order.
-    Raises: InputError for a recording that cannot be translated, also if the model finds no phone or word piece in it;
-        for a list, BatchError, which holds the results of the accepted recordings.
+    Args:
+        audio: A path, a file object, or samples: (T,), (T, channels) or (channels, T), floats or integers up to 32 bit.
+            A list holds several recordings; on a CPU its results equal single calls exactly.
+        sample_rate: Hz of samples; None for files, whose header has it.
+        model: A shipped name, a directory, a hub id, or a translator from `load`.
+        strategy: lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None:
+            the model's own.
+        verify: True chooses the strategy "verified": exactly the autoregressive decoder's units, in few passes, because
+            the graph drafts them.
+        device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+        dtype: Dtype of matrix products; the vocoder always uses float32. Default None: float32.
+        threads: torch's CPU threads for this call. Default None: the number from OMP_NUM_THREADS or
+            `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
+        vocoder: Published HiFi-GAN weights: a directory or a hub id. Default None: the model's own.
+        min_confidence: In [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
+        strict: Reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest
+            is translated, and the translation's `note` says where the part is and how long.
+        on_pass: Called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the
+            graph; for one recording only. An exception from it ends the call.
+
+    Returns:
+        A `Translation`; for a list, a list of `Translation`s in the same order.
+
+    Raises:
+        InputError: For a recording that cannot be translated, also if the model finds no phone or word piece in it; for
+            a list.
+        BatchError, which holds the results of the accepted recordings.
     """
     check_threads(threads)
     least = check_min_confidence(min_confidence)
@@ -166,16 +175,20 @@ def load(
     vocoder: str | os.PathLike[str] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> SpeechTranslator:
-    """Load a translator. It is loaded once for each folder, device, dtype and vocoder, and again if the folder's files
-    have changed.
+    """Load a translator.
 
-    model: a shipped name, a directory or a hub id.
-    device: None: a GPU if there is one.
-    vocoder: None: the model's own; or a directory or hub id of HiFi-GAN weights.
-    dtype: None: float32. bfloat16 and float16 apply to matrix products only; features, weights, the graph's
-        probabilities and the vocoder stay in float32.
-    Raises: InputError if model or vocoder is not found (the message says how to get it), is damaged, lies outside its
-        folder or has no safetensors, and for a device that this machine does not have.
+    It is loaded once for each folder, device, dtype and vocoder, and again if the folder's files have changed.
+
+    Args:
+        model: A shipped name, a directory or a hub id.
+        device: None: a GPU if there is one.
+        vocoder: None: the model's own; or a directory or hub id of HiFi-GAN weights.
+        dtype: None: float32. bfloat16 and float16 apply to matrix products only; features, weights, the graph's
+            probabilities and the vocoder stay in float32.
+
+    Raises:
+        InputError: If model or vocoder is not found (the message says how to get it), is damaged, lies outside its
+            folder or has no safetensors, and for a device that this machine does not have.
     """
     directory = resolve(model)
     checked, products = check_device(device), _products(dtype)
@@ -195,9 +208,12 @@ def as_translator(
 ) -> SpeechTranslator:
     """Convert the arguments of `translate_speech` to a translator.
 
-    model: a name, directory or hub id, which is loaded; or a loaded translator. For a loaded one, `vocoder` must be
-        None, and `device` and `dtype` must be None or those of the translator.
-    Raises: InputError if these arguments do not fit, or the model cannot be loaded.
+    Args:
+        model: A name, directory or hub id, which is loaded; or a loaded translator. For a loaded one, `vocoder` must be
+            None, and `device` and `dtype` must be None or those of the translator.
+
+    Raises:
+        InputError: If these arguments do not fit, or the model cannot be loaded.
     """
     if not isinstance(model, SpeechTranslator):
         return load(model, device, vocoder=vocoder, dtype=dtype)
@@ -218,8 +234,11 @@ def _products(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def resolve_strategy(strategy: str | None, verify: bool) -> str | None:
-    """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own. Raises
-    InputError for an unknown strategy, or if `verify` contradicts `strategy`."""
+    """Check the arguments `strategy` and `verify`, and combine them to one strategy; None: the model's own.
+
+    Raises:
+        InputError: For an unknown strategy, or if `verify` contradicts `strategy`.
+    """
     if check_switch("verify", verify) and strategy not in (None, "verified"):
         raise InputError(f"`strategy` must be left out with `verify`, but is {show(strategy)}. Choose one of the two.")
     if strategy is not None:
@@ -232,7 +251,9 @@ def _translate(
 ) -> list[Translation]:
     """Translate 16 kHz recordings (T,) of any length: cut each at pauses, translate the pieces, join the results.
 
-    strategy: None: the model's own. on_pass: called after each decoder pass.
+    Args:
+        strategy: None: the model's own.
+        on_pass: Called after each decoder pass.
     """
     pieces: list[Tensor] = []
     owners: list[int] = []
@@ -266,6 +287,5 @@ def _translate(
 
 
 def _mean_confidence(pieces: Sequence[SpokenTranslation]) -> float:
-    """Average the confidence of one recording's pieces, weighted by their numbers of units."""
     units = sum(len(piece.units) for piece in pieces)
     return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0

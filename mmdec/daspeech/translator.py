@@ -74,8 +74,10 @@ class Graph:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a decoder, as it is reported to the caller. It makes units final; but for strategy "verified", the
-    graph's pass only drafts units."""
+    """One pass of a decoder, as it is reported to the caller.
+
+    It makes units final; but for strategy "verified", the graph's pass only drafts units.
+    """
 
     piece: int  # index of the piece of the recording; long recordings are cut into pieces at pauses
     units: list[str]  # names of the units that this pass made final, in order
@@ -89,8 +91,10 @@ OnPass = Callable[[Pass], None]
 
 @final
 class PassListener:
-    """Reports the decoder passes of one utterance to the callback `on_pass`, with their times. Without a callback it
-    does nothing."""
+    """Reports the decoder passes of one utterance to the callback `on_pass`, with their times.
+
+    Without a callback it does nothing.
+    """
 
     def __init__(self, on_pass: OnPass | None, piece: int, units: Sequence[str], device: torch.device) -> None:
         self._on_pass, self._piece, self._units = on_pass, piece, list(units)
@@ -101,8 +105,11 @@ class PassListener:
         self._ended = False
 
     def tokens(self, tokens: Sequence[int], graph: Graph | None = None) -> None:
-        """Report a pass that made these unit ids final, special ones included. graph: the graph that the pass
-        predicted, or None."""
+        """Report a pass that made these unit ids final, special ones included.
+
+        Args:
+            graph: The graph that the pass predicted, or None.
+        """
         if self._on_pass is None:
             return
         self._seconds += self._stopwatch.lap()
@@ -114,8 +121,11 @@ class PassListener:
         self._stopwatch.lap()
 
     def step(self, tokens: Tensor) -> None:
-        """Report one step of `ArDecoder.generate`, which calls this function. tokens: (1,), the step's unit. Steps
-        after the row's end are skipped."""
+        """Report one step of `ArDecoder.generate`, which calls this function.
+
+        Args:
+            tokens: (1,), the step's unit. Steps after the row's end are skipped.
+        """
         if self._on_pass is not None and not self._ended:
             token = int(tokens)
             self._ended = token in (EOS, PAD)
@@ -124,10 +134,14 @@ class PassListener:
     def graph(
         self, emissions: Tensor, links: Tensor, tokens: Tensor | None = None, vertices: Tensor | None = None
     ) -> None:
-        """Report the graph of one row. If a path is given, its units are final.
+        """Report the graph of one row.
 
-        emissions: (L, V) log-probabilities of V units at L vertices. links: (L, L) log-probabilities. tokens, vertices:
-            (K,), unit and vertex of each of the path's K steps, padded with -1.
+        If a path is given, its units are final.
+
+        Args:
+            emissions: (L, V) log-probabilities of V units at L vertices.
+            links: (L, L) log-probabilities.
+            tokens, vertices: (K,), unit and vertex of each of the path's K steps, padded with -1.
         """
         if self._on_pass is None:
             return
@@ -138,11 +152,15 @@ class PassListener:
 
 
 def score_texts(decoder: Decoder, tokens: Sequence[Sequence[int]], source: EncodedSpeech) -> list[Reading]:
-    """Score the units of each row in one pass of the autoregressive decoder. Returns: for each row the ln P of its
-    units and of </s>, and whether each is the decoder's first choice.
+    """Score the units of each row in one pass of the autoregressive decoder.
 
-    decoder: function from units (B, M), encoder states and their lengths to logits (B, M, V). tokens: unit ids of each
-        row. source: the encoded recordings.
+    Args:
+        decoder: Function from units (B, M), encoder states and their lengths to logits (B, M, V).
+        tokens: Unit ids of each row.
+        source: The encoded recordings.
+
+    Returns:
+        For each row the ln P of its units and of </s>, and whether each is the decoder's first choice.
     """
     rows = [torch.tensor([BOS, *row, EOS], device=source.states.device) for row in tokens]
     said = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
@@ -157,15 +175,20 @@ def autoregressive_evidence(reading: Reading) -> dict[str, float]:
     """Compute evidence for the confidence from the autoregressive decoder's scores of one text: its log-probabilities
     of the units, and the share of units for which this decoder prefers another unit.
 
-    reading: the scores of one text, from `readings`.
+    Args:
+        reading: The scores of one text, from `readings`.
     """
     logprobs, agrees = reading
     return evidence(logprobs) | {"differs": math.log(1 - sum(agrees) / len(agrees) + UNCERTAINTY_OFFSET)}
 
 
 def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
-    """Compute evidence from the graph's path. scores: (B,), ln P of each row's path. lengths: (B,), the path's number
-    of vertices."""
+    """Compute evidence from the graph's path.
+
+    Args:
+        scores: (B,), ln P of each row's path.
+        lengths: (B,), the path's number of vertices.
+    """
     means: list[float] = (-scores / lengths).clamp(0, 30).tolist()
     return [{"graph": math.log(mean + UNCERTAINTY_OFFSET)} for mean in means]
 
@@ -173,17 +196,20 @@ def path_evidence(scores: Tensor, lengths: Tensor) -> Rows:
 def vertex_evidence(emissions: Tensor, vertices: Tensor, tokens: Tensor) -> Rows:
     """Compute evidence from the graph's probabilities of the units on each row's path.
 
-    emissions: (B, L, V) log-probabilities of V units at L vertices. vertices, tokens: (B, K), vertex and unit of each
-        of the path's K steps, padded with -1.
+    Args:
+        emissions: (B, L, V) log-probabilities of V units at L vertices.
+        vertices, tokens: (B, K), vertex and unit of each of the path's K steps, padded with -1.
     """
     rows = zip(emissions, vertices, tokens, strict=True)
     return [evidence(row[at[said >= 0], said[said >= 0]].tolist()) for row, at, said in rows]
 
 
 def head_evidence(source: EncodedSpeech) -> Rows:
-    """Compute evidence from the CTC head; empty without one. It has three parts: the head's probabilities of the
-    transcript's pieces; its probabilities of the best piece or blank at each frame; and the number of pieces per frame,
-    which is unusual for other languages and noise."""
+    """Compute evidence from the CTC head; empty without one.
+
+    It has three parts: the head's probabilities of the transcript's pieces; its probabilities of the best piece or
+    blank at each frame; and the number of pieces per frame, which is unusual for other languages and noise.
+    """
     heard = source.heard
     if heard is None:
         return [{} for _ in source.limits]
@@ -226,9 +252,13 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """parts: the networks and tables. calibrations: kind of decoding -> calibration of the confidence; None: use
-        token probabilities.
-        dtype: dtype of matrix products. The vocoder always uses float32, because bfloat16 would make its sound noisy.
+        """Initialize.
+
+        Args:
+            parts: The networks and tables.
+            calibrations: Kind of decoding -> calibration of the confidence; None: use token probabilities.
+            dtype: Dtype of matrix products. The vocoder always uses float32, because bfloat16 would make its sound
+                noisy.
         """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
@@ -244,19 +274,33 @@ class SpeechTranslator:
 
     @property
     def baseline(self) -> ArDecoder:
-        """Return the autoregressive decoder. Raises InputError for a model that has none."""
+        """Return the autoregressive decoder.
+
+        Raises:
+            InputError: For a model that has none.
+        """
         return self.model.baseline if isinstance(self.model, DASpeech) else self.model.ar
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> Path:
-        """Write the model's folder. If writing fails, an existing folder stays as it was.
+        """Write the model's folder.
 
-        The model card, calibrations and provenance are copied only if the weights were not changed. Raises: InputError
-        for a vocoder that is not the model's own, or if the folder holds other files.
+        If writing fails, an existing folder stays as it was.
+
+        The model card, calibrations and provenance are copied only if the weights were not changed.
+
+        Raises:
+            InputError: For a vocoder that is not the model's own, or if the folder holds other files.
         """
         return save_parts(directory, self.parts)
 
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
-        """Upload the model's folder to the hub. Returns the commit's address. Raises InputError if the upload fails."""
+        """Upload the model's folder to the hub.
+
+        Returns the commit's address.
+
+        Raises:
+            InputError: If the upload fails.
+        """
         with tempfile.TemporaryDirectory(prefix="mmdec-push-") as folder:
             return push_folder(self.save_pretrained(Path(folder) / self.name), repo_id, private=private, token=token)
 
@@ -269,10 +313,11 @@ class SpeechTranslator:
         GPU, utterances are padded into groups, whose time is divided equally among their rows. With `on_pass`,
         utterances are processed one by one on every device.
 
-        strategy: None: the model's own. "verified" gives the autoregressive decoder's greedy output in fewer passes:
-            the graph drafts, the autoregressive decoder verifies. "reranked" takes the graph's best text by both
-            decoders' scores.
-        on_pass: called after each pass of the linguistic decoder.
+        Args:
+            strategy: None: the model's own. "verified" gives the autoregressive decoder's greedy output in fewer
+                passes: the graph drafts, the autoregressive decoder verifies. "reranked" takes the graph's best text by
+                both decoders' scores.
+            on_pass: Called after each pass of the linguistic decoder.
         """
         strategy = self.checked(strategy)
         with reading(*self.networks):  # the model must not change between two groups
@@ -285,7 +330,11 @@ class SpeechTranslator:
             ]
 
     def checked(self, strategy: str | None) -> str:
-        """Return the strategy, or for None the model's own. Raises InputError if the model does not support it."""
+        """Return the strategy, or for None the model's own.
+
+        Raises:
+            InputError: If the model does not support it.
+        """
         if strategy is None:
             return self.decoding.strategy
         check_strategy(strategy)
@@ -305,10 +354,15 @@ class SpeechTranslator:
     def translate_batch(
         self, samples: Sequence[Tensor], strategy: str, on_pass: OnPass | None = None, piece: int = 0
     ) -> list[SpokenTranslation]:
-        """Translate one padded batch (on a CPU a single utterance). The caller must hold the model's lock.
+        """Translate one padded batch (on a CPU a single utterance).
 
-        The units of a row are the same as without the batch; its samples differ only by rounding. on_pass: only for a
-        batch of one utterance. piece: index of this utterance, which `on_pass` gets.
+        The caller must hold the model's lock.
+
+        The units of a row are the same as without the batch; its samples differ only by rounding.
+
+        Args:
+            on_pass: Only for a batch of one utterance.
+            piece: Index of this utterance, which `on_pass` gets.
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self._translate_batch(samples, strategy, on_pass, piece)
@@ -337,7 +391,10 @@ class SpeechTranslator:
     ) -> list[SpokenTranslation]:
         """Translate each row: text, units and speech, without timings.
 
-        source: the encoded recordings; no row may be empty. listener: reports the passes. clock: measures the stages.
+        Args:
+            source: The encoded recordings; no row may be empty.
+            listener: Reports the passes.
+            clock: Measures the stages.
         """
         with clock.stage("linguistic"):
             kind = AUTOREGRESSIVE if strategy in ("autoregressive", "verified") else GRAPH
@@ -434,10 +491,13 @@ class SpeechTranslator:
 
     def _rerank(self, paths: LatticePath, source: EncodedSpeech) -> tuple[LatticePath, list[Reading]]:
         """Choose the best of several paths for each row: the one with the highest sum of beam search score and ln P of
-        its text by the autoregressive decoder, which scores all texts in one pass. Returns: the chosen paths, and the
-        decoder's scores of their texts.
+        its text by the autoregressive decoder, which scores all texts in one pass.
 
-        Source: after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
+        Returns:
+            The chosen paths, and the decoder's scores of their texts.
+
+        References:
+            after noisy parallel decoding (Gu et al. 2018, "Non-autoregressive neural machine translation", 4.2).
         """
         rows = len(source.states)
         count = len(paths.scores) // rows
@@ -470,8 +530,11 @@ def _spoken_units(paths: LatticePath) -> tuple[list[Tensor], list[list[int]]]:
 
 
 def _cut_to_limits(rows: list[list[int]], limits: list[int]) -> list[list[int]]:
-    """Cut each translation (a list of unit ids) to its maximum length, and remove special units. limits: the maximum
-    number of units of each."""
+    """Cut each translation (a list of unit ids) to its maximum length, and remove special units.
+
+    Args:
+        limits: The maximum number of units of each.
+    """
     return [[token for token in row[:limit] if token >= SPECIALS] for row, limit in zip(rows, limits, strict=True)]
 
 

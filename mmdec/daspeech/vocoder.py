@@ -61,7 +61,14 @@ class ConvNextBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((channels,), scale))
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Apply the block to x (B, F, C). Returns: (B, F, C). keep: (B, F, 1), 1 at frames, 0 at padding."""
+        """Apply the block to x (B, F, C).
+
+        Args:
+            keep: (B, F, 1), 1 at frames, 0 at padding.
+
+        Returns:
+            (B, F, C).
+        """
         y = self.depthwise((x * keep).transpose(1, 2)).transpose(1, 2)
         return x + self.scale * self.down(F.gelu(self.up(self.norm(y))))
 
@@ -113,9 +120,11 @@ class Vocoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute samples (B, F * 256) and the predicted pitch (B, F) in Hz.
 
-        mel: (B, F, 80). lengths: (B,), numbers of frames; None: all F.
-        pitch: (B, F) in Hz, also at unvoiced frames, used instead of the prediction. noise: (B, F * 256), used instead
-            of the standard noise. Both are for training.
+        Args:
+            mel: (B, F, 80).
+            lengths: (B,), numbers of frames; None: all F.
+            pitch: (B, F) in Hz, also at unvoiced frames, used instead of the prediction.
+            noise: (B, F * 256), used instead of the standard noise. Both are for training.
         """
         batch, frames, _ = mel.shape
         keep = mel.new_ones(batch, frames, 1)
@@ -147,8 +156,11 @@ class Vocoder(nn.Module):
         return torch.fft.rfft(padded.unfold(1, WINDOW, HOP)[:, :-1] * self.window)
 
     def _overlap_add(self, spectrum: Tensor, keep: Tensor) -> Tensor:
-        """Invert the STFT (B, F, 513) by overlap-add, the least-squares solution: (B, F * 256). keep: (B, F, 1), 1 at
-        the frames to use, 0 at padding."""
+        """Invert the STFT (B, F, 513) by overlap-add, the least-squares solution: (B, F * 256).
+
+        Args:
+            keep: (B, F, 1), 1 at the frames to use, 0 at padding.
+        """
         batch, frames, _ = spectrum.shape
         pieces = (torch.fft.irfft(spectrum, n=WINDOW) * self.window).view(batch, frames, _OVERLAP, HOP)
         weights = self.window.square().view(_OVERLAP, HOP)
@@ -163,11 +175,13 @@ class Vocoder(nn.Module):
 
 
 def pulse_train(pitch: Tensor) -> Tensor:
-    """Make a pulse train (B, F * 256) of unit power without aliasing. pitch: (B, F) in Hz; frame f is at sample 256 f,
-    and the pitch is linear between frames.
+    """Make a pulse train (B, F * 256) of unit power without aliasing.
 
     The pulses are a sum of cosines: all harmonics below 7.5 kHz, in closed form, and a fraction of the next harmonic,
     so that no harmonic starts or stops with a click.
+
+    Args:
+        pitch: (B, F) in Hz; frame f is at sample 256 f, and the pitch is linear between frames.
     """
     following = torch.cat([pitch[:, 1:], pitch[:, -1:]], dim=1)
     step = torch.arange(HOP, device=pitch.device) / HOP
@@ -195,8 +209,10 @@ def standard_noise(size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MelKind:
-    """A kind of log-mel spectrogram. All kinds have 80 Slaney filters on STFT magnitudes with a window of 1024
-    samples."""
+    """A kind of log-mel spectrogram.
+
+    All kinds have 80 Slaney filters on STFT magnitudes with a window of 1024 samples.
+    """
 
     sample_rate: int = SAMPLE_RATE  # Hz
     hop: int = HOP  # samples between two frames

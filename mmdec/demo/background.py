@@ -32,9 +32,12 @@ class Tell(Protocol):
     """The callback by which work reports to the page. Without values, it only checks whether the work was stopped."""
 
     def __call__(self, *, first: bool = False, **values: Any) -> None:
-        """Report new values of the page's outputs, by name. Raises Stopped if the work was stopped.
+        """Report new values of the page's outputs, by name.
 
-        first: wait until the page has received the values, before the work goes on.
+        Raises Stopped if the work was stopped.
+
+        Args:
+            first: Wait until the page has received the values, before the work goes on.
         """
         ...
 

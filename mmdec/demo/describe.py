@@ -63,7 +63,11 @@ def drafters() -> dict[str, str]:
 
 
 def picture(path: str | Path | None) -> np.ndarray:
-    """Read an upload as (H, W, 3) uint8, and scale it down if it is large. Raises InputError."""
+    """Read an upload as (H, W, 3) uint8, and scale it down if it is large.
+
+    Raises:
+        InputError.
+    """
     require(bool(path), "Choose a picture, or press one of the samples first.")
     pixels = read_image(str(path), max_pixels=MAX_PIXELS)
     if max(pixels.shape) <= SIDE:
@@ -74,7 +78,11 @@ def picture(path: str | Path | None) -> np.ndarray:
 
 
 def check_question(question: str | None) -> str:
-    """Return a question without spaces around it. Raises InputError if it is empty or too long."""
+    """Return a question without spaces around it.
+
+    Raises:
+        InputError: If it is empty or too long.
+    """
     text = (question or "").strip()
     require(bool(text), "The question must be text, but is empty. Ask something about the picture.")
     require(
@@ -87,11 +95,15 @@ def check_question(question: str | None) -> str:
 def decode(
     tell: Tell, pixels: np.ndarray, question: str, drafter: str | None, live: bool = False
 ) -> tuple[Description, list[Round]]:
-    """Answer the question once, and return the answer and its rounds. Raises Stopped between rounds if the visitor
-    stopped the request.
+    """Answer the question once, and return the answer and its rounds.
 
-    tell: reports to the page. pixels: (H, W, 3) uint8. drafter: name of the drafter; None: plain decoding.
-    live: show the text as it is accepted.
+    Raises Stopped between rounds if the visitor stopped the request.
+
+    Args:
+        tell: Reports to the page.
+        pixels: (H, W, 3) uint8.
+        drafter: Name of the drafter; None: plain decoding.
+        live: Show the text as it is accepted.
     """
     rounds: list[Round] = []
     tokenizer = load_vlm(DEFAULT_MODEL).tokenizer
@@ -113,7 +125,11 @@ def question_html(question: str) -> str:
 
 
 def text_html(result: Description, question: str, truth: str = "") -> str:
-    """Write question and answer as HTML. truth: the right answer; "": not known."""
+    """Write question and answer as HTML.
+
+    Args:
+        truth: The right answer; "": not known.
+    """
     calibrated = bool(read_calibrations(load_vlm(DEFAULT_MODEL).directory))
     drawn = f'<p class="mm-note">Really drawn: {escape(truth)}</p>' if truth and truth != result.text else ""
     return (
@@ -126,7 +142,9 @@ def text_html(result: Description, question: str, truth: str = "") -> str:
 def work(tell: Tell, path: str | None, question: str | None, chosen: list[str]) -> None:
     """Answer a question about an upload, and report to the page by `tell`.
 
-    path: the uploaded file. chosen: names of the drafters to compare.
+    Args:
+        path: The uploaded file.
+        chosen: Names of the drafters to compare.
     """
     tell(status=status("Reading the picture …", "busy"), text="", race="")
     show_answer(tell, picture(path), Path(str(path)).name, check_question(question), chosen)
@@ -135,7 +153,9 @@ def work(tell: Tell, path: str | None, question: str | None, chosen: list[str]) 
 def sample_work(tell: Tell, number: int, chosen: list[str]) -> None:
     """Answer the question of a shipped sample, and report to the page by `tell`.
 
-    number: index of the sample. chosen: names of the drafters to compare.
+    Args:
+        number: Index of the sample.
+        chosen: Names of the drafters to compare.
     """
     sample = shipped.pictures()[number]
     tell(status=status("Looking …", "busy"), text="", race="", source=str(sample.path), question=sample.question)
@@ -149,11 +169,17 @@ def preview(tell: Tell, path: str | None) -> None:
 
 
 def show_answer(tell: Tell, pixels: np.ndarray, name: str, question: str, chosen: list[str], truth: str = "") -> None:
-    """Answer with the first drafter, showing the text as it is accepted. Then time all drafters and plain decoding in
-    turn, without showing text, because updates of the page would slow decoding down, and compare them (the race).
+    """Answer with the first drafter, showing the text as it is accepted.
 
-    tell: reports to the page. pixels: (H, W, 3) uint8. name: the picture's alternative text.
-    chosen: names of the drafters. truth: the right answer; "": not known.
+    Then time all drafters and plain decoding in turn, without showing text, because updates of the page would slow
+    decoding down, and compare them (the race).
+
+    Args:
+        tell: Reports to the page.
+        pixels: (H, W, 3) uint8.
+        name: The picture's alternative text.
+        chosen: Names of the drafters.
+        truth: The right answer; "": not known.
     """
     tell(picture=picture_html(pixels, name))
     first, _ = decode(tell, pixels, question, chosen[0] if chosen else None, live=True)
@@ -235,8 +261,11 @@ def grid_side(tokens: int) -> int | None:
 def visual_tokens_svg(kept: Sequence[float]) -> str:
     """Draw the grid of visual tokens as SVG, and darken those that the drafter uses less.
 
-    kept: for each visual token, row by row, how much of it the drafter uses, from 0 to 1.
-    Returns: "" if the tokens form no square grid.
+    Args:
+        kept: For each visual token, row by row, how much of it the drafter uses, from 0 to 1.
+
+    Returns:
+        "" if the tokens form no square grid.
     """
     side = grid_side(len(kept))
     if side is None:
@@ -254,8 +283,9 @@ def visual_tokens_svg(kept: Sequence[float]) -> str:
 def visual_tokens_sentence(compressor: str | None, kept: Sequence[float] | None, drafter: str) -> str:
     """Write a sentence on how many visual tokens the drafter uses.
 
-    compressor: name of the drafter's image compressor; None: it has none.
-    kept: for each visual token, how much of it the drafter uses, from 0 to 1; None: it uses all.
+    Args:
+        compressor: Name of the drafter's image compressor; None: it has none.
+        kept: For each visual token, how much of it the drafter uses, from 0 to 1; None: it uses all.
     """
     if kept is None:
         return f"{drafter} reads every visual token."
@@ -270,8 +300,9 @@ def visual_tokens_sentence(compressor: str | None, kept: Sequence[float] | None,
 def read_html(drafted: Sequence[tuple[str, str | None, Sequence[float] | None]]) -> str:
     """Write what each drafter reads of the picture as HTML, folded up; "" without a drafter.
 
-    drafted: for each drafter its name, its image compressor's name or None, and for each visual token how much of it
-        the drafter uses, from 0 to 1; None: it uses all.
+    Args:
+        drafted: For each drafter its name, its image compressor's name or None, and for each visual token how much of
+            it the drafter uses, from 0 to 1; None: it uses all.
     """
     if not drafted:
         return ""
@@ -287,7 +318,11 @@ def read_html(drafted: Sequence[tuple[str, str | None, Sequence[float] | None]])
 
 
 def picture_html(pixels: np.ndarray, name: str) -> str:
-    """Write the picture (H, W, 3) as HTML. name: its alternative text."""
+    """Write the picture (H, W, 3) as HTML.
+
+    Args:
+        name: Its alternative text.
+    """
     height, width = pixels.shape[:2]
     return (
         f'<figure class="mm-figure"><img src="{data_address(pixels)}" '

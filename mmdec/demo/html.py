@@ -52,8 +52,9 @@ def output_html(text: str) -> str:
 def confidence_html(value: float | None, what: str, calibrated: bool) -> str:
     """Write a confidence, 0 to 1, in words; "" if there is none.
 
-    what: the unit that is right or wrong, "words" or "answers". calibrated: whether the confidence was fitted to data
-        with known answers.
+    Args:
+        what: The unit that is right or wrong, "words" or "answers".
+        calibrated: Whether the confidence was fitted to data with known answers.
     """
     if value is None:
         return ""
@@ -77,9 +78,10 @@ def require(condition: bool, text: str) -> None:
 def status(text: str, kind: str = "note") -> str:
     """Write the status line above the results as HTML.
 
-    kind: "note", "busy" (with a spinner), "done" or "error".
-
     Screen readers announce an error at once. Other kinds are announced by the element around the line.
+
+    Args:
+        kind: "note", "busy" (with a spinner), "done" or "error".
     """
     role = ' role="alert"' if kind == "error" else ""
     mark = {"busy": WHEEL, "error": '<strong class="mm-mark">Cannot do that. </strong>'}.get(kind, "")

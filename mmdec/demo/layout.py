@@ -59,8 +59,11 @@ class Controls:
 
 
 def recording(path: str | Path | None) -> Tensor:
-    """Read an uploaded recording as samples (T,), 16 kHz mono. Raises InputError if it is missing, damaged or too
-    long."""
+    """Read an uploaded recording as samples (T,), 16 kHz mono.
+
+    Raises:
+        InputError: If it is missing, damaged or too long.
+    """
     require(bool(path), "Record something, choose a file, or press one of the samples first.")
     return read_audio(str(path), max_seconds=MAX_SECONDS)
 
@@ -71,10 +74,13 @@ def playable(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def handler(work: Work, outputs: Mapping[str, Any]) -> Callable[..., Iterator[Any]]:
-    """Wrap work as a handler for Gradio: a generator of new values by component. Closing the generator stops the work.
+    """Wrap work as a handler for Gradio: a generator of new values by component.
 
-    work: takes `tell` and the values of the inputs. outputs: the name under which the work reports a value ->
-        component.
+    Closing the generator stops the work.
+
+    Args:
+        work: Takes `tell` and the values of the inputs.
+        outputs: The name under which the work reports a value -> component.
     """
 
     def handle(*values: Any) -> Iterator[Any]:
@@ -89,10 +95,14 @@ def handler(work: Work, outputs: Mapping[str, Any]) -> Callable[..., Iterator[An
 
 
 def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str, Any]) -> Any:
-    """Call work on an event of a component, in the queue that all decoding shares. Returns Gradio's event.
+    """Call work on an event of a component, in the queue that all decoding shares.
 
-    event: a method such as `button.click`. work: takes `tell` and the values of the components `inputs`.
-    outputs: the name under which the work reports a value -> component.
+    Returns Gradio's event.
+
+    Args:
+        event: A method such as `button.click`.
+        work: Takes `tell` and the values of the components `inputs`.
+        outputs: The name under which the work reports a value -> component.
     """
     return event(
         handler(work, outputs),
@@ -109,9 +119,11 @@ def connect(event: Any, work: Work, inputs: Sequence[Any], outputs: Mapping[str,
 def say_waiting(event: Any, line: Any, results: str = "") -> None:
     """Show in the browser, at once after a click, that a request waits.
 
-    event: a method such as `button.click`. line: the component of the status line.
-    results: id of the element to scroll to, because on a small screen the results are below the button; "": do not
-        scroll.
+    Args:
+        event: A method such as `button.click`.
+        line: The component of the status line.
+        results: Id of the element to scroll to, because on a small screen the results are below the button; "": do not
+            scroll.
     """
     event(
         None,
@@ -132,7 +144,8 @@ def status_line(text: str) -> Any:
 def bind_stop(button: Any, line: Any, events: Sequence[Any]) -> None:
     """Let a button stop these events of Gradio after the current round of decoding.
 
-    line: the component that then shows that the request was stopped.
+    Args:
+        line: The component that then shows that the request was stopped.
     """
     button.click(
         lambda: status("Stopped. Nothing is being decoded for you any more."),
@@ -156,7 +169,11 @@ def sample_button(label: str, picture: Path | None = None) -> Any:
 
 
 def recording_input(tab: str, language: str) -> Any:
-    """Add the component for recording or uploading speech. tab: prefix of its elements' ids."""
+    """Add the component for recording or uploading speech.
+
+    Args:
+        tab: Prefix of its elements' ids.
+    """
     return gr.Audio(
         sources=["upload", "microphone"],
         type="filepath",
@@ -167,7 +184,11 @@ def recording_input(tab: str, language: str) -> Any:
 
 
 def run_and_stop(tab: str, label: str) -> tuple[Any, Any]:
-    """Add the buttons Run and Stop, side by side, and return both. label: the words on Run."""
+    """Add the buttons Run and Stop, side by side, and return both.
+
+    Args:
+        label: The words on Run.
+    """
     with gr.Row():
         run = gr.Button(label, variant="primary", elem_id=f"{tab}-go")
         return run, gr.Button("Stop", variant="stop", min_width=90, scale=0)
@@ -183,10 +204,12 @@ def bind(
 ) -> None:
     """Connect a tab's buttons with its work.
 
-    tab: prefix of its elements' ids. outputs: the name under which work reports a value -> component.
-    work: takes `tell`, and the values of `controls.own` and `controls.settings`.
-    sample_work: takes `tell`, the sample's index, and the values of `controls.settings`.
-    others: further events of Gradio that Stop ends.
+    Args:
+        tab: Prefix of its elements' ids.
+        outputs: The name under which work reports a value -> component.
+        work: Takes `tell`, and the values of `controls.own` and `controls.settings`.
+        sample_work: Takes `tell`, the sample's index, and the values of `controls.settings`.
+        others: Further events of Gradio that Stop ends.
     """
     # this handler is bound first, because the browser runs a click's handlers in the order of binding
     for button in (*controls.samples, controls.run):

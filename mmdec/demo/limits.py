@@ -43,13 +43,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class RequestGuard:
     """An ASGI application that checks requests and passes them to another ASGI application.
 
-    host: the address that the server listens on. names: function that returns further host names of the page, such as a
-        proxy's; it is called for each request. This machine's own names, and the address at which a request arrived,
-        are always accepted.
-    total: the most bytes that may be stored.
-
     Another site can reach a server on its visitor's machine in two ways: by a host name of that site that points to
     this machine (another `Host`), or by a form that it sends here (another `Origin`).
+
+    Args:
+        host: The address that the server listens on.
+        names: Function that returns further host names of the page, such as a proxy's; it is called for each request.
+            This machine's own names, and the address at which a request arrived, are always accepted.
+        total: The most bytes that may be stored.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class RequestGuard:
     async def _limit_request(self, scope: Scope, receive: Receive, send: Send, path: str, length: int | None) -> None:
         """Pass on a request unless it is too large, or an upload for which the server has stored too much.
 
-        path: the request's path. length: bytes that the request declares for its body; None: not a number.
+        Args:
+            path: The request's path.
+            length: Bytes that the request declares for its body; None: not a number.
         """
         upload = path == UPLOAD
         most = MAX_BYTES + MAX_FORM if upload else MAX_MESSAGE
@@ -108,8 +111,10 @@ class RequestGuard:
 
 
 def _length(headers: MutableMapping[str, str]) -> int | None:
-    """Return the bytes that a request declares for its body; None if they are not a number. The server enforces this
-    length."""
+    """Return the bytes that a request declares for its body; None if they are not a number.
+
+    The server enforces this length.
+    """
     said = headers.get("content-length", "0").strip()
     return int(said) if said.isascii() and said.isdigit() and len(said) < 20 else None
 
@@ -155,10 +160,12 @@ def uploads_folder() -> Path:
 
 
 def clean_uploads(folder: Path, now: Callable[[], float] = time.time) -> int:
-    """Count the bytes of all files in the folder, at least a disk block for each. Also delete remains of broken uploads
-    that are older than `AGE` seconds, because Gradio does not delete them.
+    """Count the bytes of all files in the folder, at least a disk block for each.
 
-    now: function that returns the time in seconds, counted like the files' modification times.
+    Also delete remains of broken uploads that are older than `AGE` seconds, because Gradio does not delete them.
+
+    Args:
+        now: Function that returns the time in seconds, counted like the files' modification times.
     """
     total = 0
     for place, _, names in os.walk(folder):

@@ -48,10 +48,13 @@ def build() -> gr.Blocks:
 
 
 def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return options for Gradio's `launch`. The server gives out only uploads and samples, and `Guard` refuses requests
-    of other sites.
+    """Return options for Gradio's `launch`.
 
-    host: the address to listen on. names: further host names under which the page is reached.
+    The server gives out only uploads and samples, and `RequestGuard` refuses requests of other sites.
+
+    Args:
+        host: The address to listen on.
+        names: Further host names under which the page is reached.
     """
 
     def known() -> Iterable[str]:
@@ -82,10 +85,11 @@ def warm() -> None:
 def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
     """Warm the models, build the page and serve it until interrupted.
 
-    host: the address to listen on; "0.0.0.0" allows requests from other machines. names: further host names of the
-        page, such as a Space's or a proxy's. Requests to other names are refused.
-
     Raises MmdecError, before a model is loaded, if no page can be served at this address.
+
+    Args:
+        host: The address to listen on; "0.0.0.0" allows requests from other machines.
+        names: Further host names of the page, such as a Space's or a proxy's. Requests to other names are refused.
     """
     with private_uploads():
         with ExitStack() as kept:
@@ -97,9 +101,12 @@ def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Open a socket that reserves the address while the models are loaded. The caller must close it before serving.
+    """Open a socket that reserves the address while the models are loaded.
 
-    Raises: MmdecError if the host is not an address of this machine, or the port is not free.
+    The caller must close it before serving.
+
+    Raises:
+        MmdecError: If the host is not an address of this machine, or the port is not free.
     """
     # browsers put an IPv6 address in brackets
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host

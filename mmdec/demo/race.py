@@ -98,8 +98,13 @@ def duration(steps: Sequence[Step]) -> float:
 def run_in_turn(tell: Tell, head: str, ways: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
     """Run each way of decoding once without counting it, then all of them in turn, up to `TURNS` times.
 
-    tell: reports the progress to the page. head: begins the status line. ways: name -> function that decodes once.
-    Returns: name -> results of the counted runs.
+    Args:
+        tell: Reports the progress to the page.
+        head: Begins the status line.
+        ways: Name -> function that decodes once.
+
+    Returns:
+        Name -> results of the counted runs.
     """
     results: dict[str, list[Run]] = {name: [] for name in ways}
     tell(status=status(f"{head} The race warms up …", "busy"))
@@ -116,9 +121,12 @@ def run_in_turn(tell: Tell, head: str, ways: Mapping[str, Callable[[], Run]]) ->
 
 
 def lane_of(name: str, note: str, runs: Sequence[list[Step]], **more: Any) -> Lane:
-    """Make a lane from the steps of all counted runs. Of an even number, the faster middle run is shown.
+    """Make a lane from the steps of all counted runs.
 
-    more: further fields of `Lane`.
+    Of an even number, the faster middle run is shown.
+
+    Args:
+        more: Further fields of `Lane`.
     """
     ordered = sorted(runs, key=duration)
     return Lane(name, note, ordered[(len(ordered) - 1) // 2], [duration(run) for run in runs], **more)
@@ -126,15 +134,17 @@ def lane_of(name: str, note: str, runs: Sequence[list[Step]], **more: Any) -> La
 
 def pace(lanes: Sequence[Lane]) -> float:
     """Choose how much slower than real time the page shows the race: the largest factor from `PACES` with which no way
-    of decoding takes more than `SHOWN` seconds."""
+    of decoding takes more than `MAX_ANIMATION_SECONDS` seconds."""
     longest = max((lane.seconds for lane in lanes), default=0.0)
     return max((factor for factor in PACES if factor * longest <= MAX_ANIMATION_SECONDS), default=PACES[0])
 
 
 def race_html(lanes: Sequence[Lane], unit: str, start: str = "") -> str:
-    """Write the race as HTML. start: a sentence on when the clock starts.
+    """Write the race as HTML.
 
-    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    Args:
+        start: A sentence on when the clock starts.
+        unit: What the pieces are called, in the plural: "tokens" or "pieces".
     """
     drawn = [lane for lane in lanes if not lane.brief]
     factor = pace(drawn)
@@ -170,9 +180,10 @@ def turns_words(lanes: Sequence[Lane]) -> str:
 def lane_html(lane: Lane, unit: str, factor: float, longest: float) -> str:
     """Write the strip of one way of decoding as HTML: its name, pieces of text, bar and figures.
 
-    unit: what the pieces are called, in the plural: "tokens" or "pieces".
-    factor: the animation is this many times slower than decoding. longest: seconds of the slowest way of decoding,
-        which has the full bar.
+    Args:
+        unit: What the pieces are called, in the plural: "tokens" or "pieces".
+        factor: The animation is this many times slower than decoding.
+        longest: Seconds of the slowest way of decoding, which has the full bar.
     """
     seconds = lane.seconds * factor
     width = 100 * lane.seconds / longest
@@ -199,7 +210,11 @@ def comparison_html(lane: Lane) -> str:
 
 
 def table_html(lanes: Sequence[Lane], unit: str) -> str:
-    """Write the brief lanes as a table; "" if there are none. unit: what the pieces are called, in the plural."""
+    """Write the brief lanes as a table; "" if there are none.
+
+    Args:
+        unit: What the pieces are called, in the plural.
+    """
     if not lanes:
         return ""
     rows = "".join(
@@ -213,7 +228,8 @@ def table_html(lanes: Sequence[Lane], unit: str) -> str:
 def figures(lane: Lane, unit: str) -> str:
     """Write the figures of one way of decoding as HTML: number of passes, time with its range, and pieces per pass.
 
-    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    Args:
+        unit: What the pieces are called, in the plural: "tokens" or "pieces".
     """
     passes, pieces = lane.passes or len(lane.steps), sum(step.count for step in lane.steps)
     per_pass = lane.per_pass if lane.per_pass is not None else pieces / passes if passes else None
@@ -238,10 +254,13 @@ def span(least: float, most: float) -> str:
 
 
 def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
-    """Write pieces of text as HTML, in the colour of their pass. A piece appears when its pass has ended.
+    """Write pieces of text as HTML, in the colour of their pass.
 
-    unit: what the pieces are called, in the plural: "tokens" or "pieces".
-    factor: the animation is this many times slower than decoding; 0: show all at once.
+    A piece appears when its pass has ended.
+
+    Args:
+        unit: What the pieces are called, in the plural: "tokens" or "pieces".
+        factor: The animation is this many times slower than decoding; 0: show all at once.
     """
     spans = []
     for number, step in enumerate(steps, 1):
@@ -257,7 +276,11 @@ def pieces_html(steps: Sequence[Step], unit: str, factor: float = 1.0) -> str:
 
 def chart_html(steps: Sequence[Step], unit: str) -> str:
     """Draw the bar chart with a line that says what it shows; "" where each pass accepted one piece, or there is one
-    pass. unit: what the pieces are called, in the plural: "tokens" or "pieces"."""
+    pass.
+
+    Args:
+        unit: What the pieces are called, in the plural: "tokens" or "pieces".
+    """
     svg = steps_svg(steps, unit)
     if not svg or max(step.count for step in steps) < 2:
         return ""
@@ -272,7 +295,8 @@ def chart_html(steps: Sequence[Step], unit: str) -> str:
 def steps_svg(steps: Sequence[Step], unit: str) -> str:
     """Draw a bar chart of the number of pieces that each pass accepted, with the numbers; "" for fewer than two passes.
 
-    unit: what the pieces are called, in the plural: "tokens" or "pieces".
+    Args:
+        unit: What the pieces are called, in the plural: "tokens" or "pieces".
     """
     if len(steps) < 2:
         return ""
@@ -298,10 +322,13 @@ def steps_svg(steps: Sequence[Step], unit: str) -> str:
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    """Return the text that each token adds. Tokens that add no text are left out: special tokens, and parts of a
-    character.
+    """Return the text that each token adds.
 
-    tokens: token ids. before: token ids of the text before these tokens.
+    Tokens that add no text are left out: special tokens, and parts of a character.
+
+    Args:
+        tokens: Token ids.
+        before: Token ids of the text before these tokens.
     """
     seen = list(before)
     text: str = tokenizer.decode(seen, skip_special_tokens=True).rstrip(BROKEN)
@@ -321,8 +348,10 @@ def pieces(tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()) ->
 
 
 def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
-    """Convert the rounds of a batch of one to steps. The time of a step is the sum of the drafter's, the target's and
-    all other seconds of the rounds so far."""
+    """Convert the rounds of a batch of one to steps.
+
+    The time of a step is the sum of the drafter's, the target's and all other seconds of the rounds so far.
+    """
     seconds, before = 0.0, list[int]()
     timeline: list[Step] = []
     for round_ in rounds:
@@ -336,8 +365,9 @@ def steps(tokenizer: Any, rounds: Iterable[Round]) -> list[Step]:
 def round_listener(tell: Tell, tokenizer: Any, rounds: list[Round], head: str | None = None) -> Callable[[Round], None]:
     """Make a callback for decoding that stores every round in `rounds`, and raises Stopped if the work was stopped.
 
-    tell: reports to the page.
-    head: HTML to show above the text, which is then shown as it is accepted; None: show no text.
+    Args:
+        tell: Reports to the page.
+        head: HTML to show above the text, which is then shown as it is accepted; None: show no text.
     """
     told = -REFRESH
 
@@ -361,8 +391,9 @@ def compare_with_plain(
     """Make a `Lane` for each drafter, with a comparison with plain decoding; and, as the last one, a `Lane` for plain
     decoding.
 
-    drafted: for each drafter its name, a note in words, and (result, rounds) of each of its runs.
-    plain: (result, rounds) of each run of plain decoding.
+    Args:
+        drafted: For each drafter its name, a note in words, and (result, rounds) of each of its runs.
+        plain: (result, rounds) of each run of plain decoding.
     """
 
     def timelines(runs: Sequence[tuple[DecodingResult, Sequence[Round]]]) -> list[list[Step]]:

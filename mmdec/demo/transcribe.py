@@ -51,11 +51,15 @@ ID = "mm-transcribe"
 
 
 def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False) -> tuple[Transcript, list[Round]]:
-    """Transcribe the recording once, and return the transcript and its rounds. Raises Stopped between rounds if the
-    visitor stopped the request.
+    """Transcribe the recording once, and return the transcript and its rounds.
 
-    tell: reports to the page. samples: (T,) of 16 kHz. drafter: name of the drafter; None: plain decoding.
-    live: show the text as it is accepted.
+    Raises Stopped between rounds if the visitor stopped the request.
+
+    Args:
+        tell: Reports to the page.
+        samples: (T,) of 16 kHz.
+        drafter: Name of the drafter; None: plain decoding.
+        live: Show the text as it is accepted.
     """
     rounds: list[Round] = []
     tokenizer = load_transcriber().tokenizer
@@ -68,7 +72,11 @@ def decode(tell: Tell, samples: Tensor, drafter: str | None, live: bool = False)
 
 
 def text_html(result: Transcript, spoken: str = "") -> str:
-    """Write the text as HTML, with the time that decoding took. spoken: the correct text; "": not known."""
+    """Write the text as HTML, with the time that decoding took.
+
+    Args:
+        spoken: The correct text; "": not known.
+    """
     calibrated = bool(read_calibrations(load_transcriber().directory))
     truth = f'<p class="mm-note">Really said: {escape(spoken)}</p>' if spoken and spoken != result.text else ""
     return (
@@ -102,10 +110,15 @@ def sample_work(tell: Tell, number: int) -> None:
 
 
 def show_transcription(tell: Tell, samples: Tensor, spoken: str = "") -> None:
-    """Show the text as it is accepted. Then time decoding with drafts and plain decoding in turn, without showing text,
-    because updates of the page would slow decoding down, and compare them (the race).
+    """Show the text as it is accepted.
 
-    tell: reports to the page. samples: (T,) of 16 kHz. spoken: the correct text; "": not known.
+    Then time decoding with drafts and plain decoding in turn, without showing text, because updates of the page would
+    slow decoding down, and compare them (the race).
+
+    Args:
+        tell: Reports to the page.
+        samples: (T,) of 16 kHz.
+        spoken: The correct text; "": not known.
     """
     fast, _ = decode(tell, samples, AUTO, live=True)
     tell(text=text_html(fast, spoken))
@@ -174,8 +187,10 @@ class LiveRecording:
     ended: bool = False  # whether `live` was ended
 
     def add(self, updates: Iterable[StreamUpdate]) -> None:
-        """Add updates of the transcriber. Final text of low confidence is replaced by a note; provisional text is
-        hidden."""
+        """Add updates of the transcriber.
+
+        Final text of low confidence is replaced by a note; provisional text is hidden.
+        """
         for update in updates:
             sure = (update.transcript.confidence or 0.0) >= MIN_SHOWN_CONFIDENCE
             self.provisional = update.text if sure and not update.final else ""
@@ -191,7 +206,6 @@ class LiveRecording:
 
 
 def _final(result: Transcript) -> str:
-    """Write a final text as HTML, with its confidence where that is low."""
     low = (result.confidence or 0.0) < UNSURE_CONFIDENCE
     return output_html(result.text) + (confidence_html(result.confidence, "words", result.calibrated) if low else "")
 
@@ -199,8 +213,12 @@ def _final(result: Transcript) -> str:
 def transcribe_piece(sound: Sound | None, talk: LiveRecording | None) -> tuple[str, str, LiveRecording | None]:
     """Transcribe a piece of sound from the microphone.
 
-    sound: (rate in Hz, samples); None: nothing arrived. talk: the recording so far; None: this is its first piece.
-    Returns: the status line and the text, both as HTML, and the recording so far; None after an error.
+    Args:
+        sound: (rate in Hz, samples); None: nothing arrived.
+        talk: The recording so far; None: this is its first piece.
+
+    Returns:
+        The status line and the text, both as HTML, and the recording so far; None after an error.
     """
     try:
         if sound is None:
@@ -219,7 +237,8 @@ def transcribe_piece(sound: Sound | None, talk: LiveRecording | None) -> tuple[s
 def end_recording(talk: LiveRecording | None) -> tuple[str, str, None]:
     """End a recording: decode the sound that is left.
 
-    Returns: the status line and the text, both as HTML, and None, so that the next recording begins anew.
+    Returns:
+        The status line and the text, both as HTML, and None, so that the next recording begins anew.
     """
     if talk is None:
         return status(READY), "", None
@@ -230,7 +249,11 @@ def end_recording(talk: LiveRecording | None) -> tuple[str, str, None]:
 
 
 def microphone(tab: str) -> None:
-    """Add the microphone, its status and its text. tab: prefix of its elements' ids."""
+    """Add the microphone, its status and its text.
+
+    Args:
+        tab: Prefix of its elements' ids.
+    """
     gr.HTML("<h3>Or speak, and read along</h3>")
     source: Any = gr.Audio(
         sources=["microphone"], type="numpy", streaming=True, elem_id=f"{tab}-live", label=f"Up to {MAX_SECONDS:g} s"

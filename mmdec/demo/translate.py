@@ -68,10 +68,13 @@ SPACE = "▁"  # SentencePiece's mark for a piece that begins a word
 
 
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
-    """Translate samples (T,) of 16 kHz. Returns the translation, and a record of each of the decoder's passes.
+    """Translate samples (T,) of 16 kHz.
 
-    tell: called with the progress after each pass; it raises Stopped if the page's user has stopped the request.
-    strategy: a value of `WAYS`.
+    Returns the translation, and a record of each of the decoder's passes.
+
+    Args:
+        tell: Called with the progress after each pass; it raises Stopped if the page's user has stopped the request.
+        strategy: A value of `WAYS`.
     """
     passes: list[Pass] = []
 
@@ -83,8 +86,11 @@ def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, lis
 
 
 def steps(passes: Sequence[Pass]) -> list[Step]:
-    """Convert passes to steps on one clock. A long recording is cut into parts that are decoded one after another; each
-    part's clock starts at 0, so the times of earlier parts are added."""
+    """Convert passes to steps on one clock.
+
+    A long recording is cut into parts that are decoded one after another; each part's clock starts at 0, so the times
+    of earlier parts are added.
+    """
     timeline: list[Step] = []
     before, last = 0.0, 0.0
     piece = 0
@@ -99,10 +105,12 @@ def steps(passes: Sequence[Pass]) -> list[Step]:
 
 
 def lanes(runs: Mapping[str, Sequence[list[Pass]]]) -> list[Lane]:
-    """Make a `Lane`, which the page compares with others, for each way of decoding. Autoregressive decoding is the
-    baseline, and the last one. Only verified decoding must write the baseline's pieces.
+    """Make a `Lane`, which the page compares with others, for each way of decoding.
 
-    runs: strategy -> the passes of each of its runs.
+    Autoregressive decoding is the baseline, and the last one. Only verified decoding must write the baseline's pieces.
+
+    Args:
+        runs: Strategy -> the passes of each of its runs.
     """
 
     def written(strategy: str) -> list[list[str]]:
@@ -141,7 +149,11 @@ def _others(same: bool) -> str:
 
 
 def text_html(result: Translation, french: str = "") -> str:
-    """Write the text in both languages, and the seconds of each stage, as HTML. french: the correct French text."""
+    """Write the text in both languages, and the seconds of each stage, as HTML.
+
+    Args:
+        french: The correct French text.
+    """
     heard = f'<p class="mm-from" lang="fr">{escape(french)}</p>' if french else ""
     rows = "".join(
         f"<tr><td>{stage}</td><td>{milliseconds(value)}</td></tr>" for stage, value in result.timings.items()
@@ -157,14 +169,21 @@ def text_html(result: Translation, french: str = "") -> str:
 
 
 def work(tell: Tell, path: str | None, way: str) -> None:
-    """Translate the upload at `path`, and report to the page by `tell`. way: a key of `WAYS`, the way of decoding to
-    show first."""
+    """Translate the upload at `path`, and report to the page by `tell`.
+
+    Args:
+        way: A key of `WAYS`, the way of decoding to show first.
+    """
     tell(status=status("Reading the recording …", "busy"), text="", speech=None, race="", graph="")
     show_translation(tell, recording(path), way)
 
 
 def sample_work(tell: Tell, number: int, way: str) -> None:
-    """Translate the shipped sample with this index, and report to the page by `tell`. way: a key of `WAYS`."""
+    """Translate the shipped sample with this index, and report to the page by `tell`.
+
+    Args:
+        way: A key of `WAYS`.
+    """
     sample = shipped.french()[number]
     samples = recording(sample.path)
     tell(status=status("Translating …", "busy"), text="", speech=None, race="", graph="")
@@ -173,11 +192,15 @@ def sample_work(tell: Tell, number: int, way: str) -> None:
 
 
 def show_translation(tell: Tell, samples: Tensor, way: str, french: str = "") -> None:
-    """Show sound and text of the chosen way first. Then decode in several ways in turn, to compare their speed (the
-    race), and draw the graph.
+    """Show sound and text of the chosen way first.
 
-    tell: reports to the page. samples: (T,) of 16 kHz. way: a key of `WAYS`.
-    french: the correct French text; "": not known.
+    Then decode in several ways in turn, to compare their speed (the race), and draw the graph.
+
+    Args:
+        tell: Reports to the page.
+        samples: (T,) of 16 kHz.
+        way: A key of `WAYS`.
+        french: The correct French text; "": not known.
     """
     chosen = WAYS[way]
     result, passes = decode(tell, samples, chosen)
@@ -334,11 +357,17 @@ def graph_svg(drawn: list[Vertex]) -> str:
 def arc(
     link: tuple[int, int], at: Sequence[float], middle: float, room: float, strength: float, order: int | None = None
 ) -> str:
-    """Draw a link as an arc. Longer links get higher arcs.
+    """Draw a link as an arc.
 
-    link: indices of its two vertices. at: x of each vertex. middle: y of their row.
-    room: the greatest height in pixels; negative: the arc is above the row, else below.
-    strength: the link's probability. order: the link's index on the chosen path; None: the link is not on it.
+    Longer links get higher arcs.
+
+    Args:
+        link: Indices of its two vertices.
+        at: X of each vertex.
+        middle: Y of their row.
+        room: The greatest height in pixels; negative: the arc is above the row, else below.
+        strength: The link's probability.
+        order: The link's index on the chosen path; None: the link is not on it.
     """
     start, end = link
     from_x, to_x = at[start], at[end]
@@ -354,9 +383,13 @@ def arc(
 
 
 def dot(vertex: Vertex, x: float, middle: float) -> str:
-    """Draw a vertex: a dot, or a label if it is on the path. Its tooltip has the pieces that it may write.
+    """Draw a vertex: a dot, or a label if it is on the path.
 
-    x: centre of the vertex. middle: y of the row of vertices.
+    Its tooltip has the pieces that it may write.
+
+    Args:
+        x: Centre of the vertex.
+        middle: Y of the row of vertices.
     """
     title = f"<title>{escape(vertex.title)}</title>"
     if vertex.chosen is None:
@@ -377,8 +410,10 @@ def width_of(vertex: Vertex) -> float:
 
 
 def centres(drawn: Sequence[Vertex]) -> list[float]:
-    """Place the vertices so that labels do not touch. Returns the x coordinate of each vertex, and, as the last item,
-    the total width."""
+    """Place the vertices so that labels do not touch.
+
+    Returns the x coordinate of each vertex, and, as the last item, the total width.
+    """
     found, edge = [], float(RADIUS)
     for vertex in drawn:
         room = max(STEP, width_of(vertex) + 2 * DOT)

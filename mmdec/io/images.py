@@ -49,11 +49,15 @@ def read_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Read an image as RGB, (H, W, 3) uint8, and undo its EXIF rotation.
 
     Transparent images are drawn over white, 16 bits become 8 (see `_white`), and an animation gives its first frame.
-    source: a path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3).
-    max_pixels: maximum number of pixels. A larger image raises an error before it is decoded. A larger JPEG file of at
-        most MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small enough.
-    Raises: InputError if the file is missing, empty, no image, cut off or too large, and for a URL: nothing is
-        downloaded.
+
+    Args:
+        source: A path; a file's bytes; a PIL image; or an array, uint8, (H, W, 3).
+        max_pixels: Maximum number of pixels. A larger image raises an error before it is decoded. A larger JPEG file of
+            at most MAX_PIXELS is decoded at a half, a quarter or an eighth of its sides instead, if that is small
+            enough.
+
+    Raises:
+        InputError: If the file is missing, empty, no image, cut off or too large, and for a URL: nothing is downloaded.
     """
     if isinstance(source, np.ndarray):
         return _array(source, "image", max_pixels)
@@ -111,11 +115,14 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
 
 def _call_decoder(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:
     """Call `decode`, which uses PIL, and convert any exception to an InputError.
-    decode: decodes the image and returns its pixels, (H, W, 3) uint8. what: the image's name in errors. size: the
-        file's size in bytes; None if the image is not from a file.
+
+    Args:
+        decode: Decodes the image and returns its pixels, (H, W, 3) uint8.
+        what: The image's name in errors.
+        size: The file's size in bytes; None if the image is not from a file.
     """
     with warnings.catch_warnings():
-        # PIL warns of large images, which `_bound` rejects with an error, and of unusual metadata, which does no harm
+        # PIL warns of large images, which `_check_size` rejects, and of unusual metadata, which does no harm
         warnings.simplefilter("ignore")
         try:
             return decode()
@@ -143,8 +150,10 @@ def _check_size(width: int, height: int, what: str, max_pixels: int) -> None:
 
 
 def _shrink(image: Image.Image, max_pixels: int) -> None:
-    """If a JPEG is too large, make PIL decode it at 1/2, 1/4 or 1/8 of its sides, if that is small enough. Images in
-    other formats are not changed."""
+    """If a JPEG is too large, make PIL decode it at 1/2, 1/4 or 1/8 of its sides, if that is small enough.
+
+    Images in other formats are not changed.
+    """
     width, height = image.size
     if max_pixels < width * height <= MAX_PIXELS:
         parts = (part for part in (2, 4, 8) if -(-width // part) * -(-height // part) <= max_pixels)
@@ -153,7 +162,11 @@ def _shrink(image: Image.Image, max_pixels: int) -> None:
 
 
 def _decode(image: Image.Image, what: str, max_pixels: int, content: bytes = b"") -> np.ndarray:
-    """Decode an image to RGB, (H, W, 3) uint8. content: its file; b"" if there is none."""
+    """Decode an image to RGB, (H, W, 3) uint8.
+
+    Args:
+        content: Its file; b"" if there is none.
+    """
     if 0 in image.size:
         raise InputError(f"{what} must have pixels, but is {image.size[0]} x {image.size[1]}. Give another.")
     _check_size(*image.size, what, max_pixels)  # before anything is decoded, because a bomb would fill the memory
@@ -239,7 +252,9 @@ def _white(image: Image.Image, largest: int, bits: Sequence[int]) -> int:
     numbers stay within it. Otherwise it is 65535, so that a 16-bit picture keeps its brightness. But if the numbers fit
     into 12 bits, or exceed 16, the largest number is white.
 
-    largest: the channels' largest number. bits: their significant bits as a PNG file states them.
+    Args:
+        largest: The channels' largest number.
+        bits: Their significant bits as a PNG file states them.
     """
     if image.mode == "I" and image.format is None and largest <= 255:
         return 255  # a caller's own image of 8-bit numbers
@@ -272,8 +287,13 @@ def _significant_bits(content: bytes) -> bytes:
 
 
 def _upright(image: Image.Image, source: Image.Image | None = None) -> Image.Image:
-    """Undo an image's EXIF rotation. If the metadata is damaged, the image is returned as it is. source: the image that
-    has the metadata; None: `image`."""
+    """Undo an image's EXIF rotation.
+
+    If the metadata is damaged, the image is returned as it is.
+
+    Args:
+        source: The image that has the metadata; None: `image`.
+    """
     try:
         turn = _TURNS.get((source or image).getexif().get(_ORIENTATION, 1))
     except MemoryError:

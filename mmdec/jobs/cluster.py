@@ -30,8 +30,11 @@ class Actor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Process some parts of the list.
 
-        batch: a column `number` with the index of each part, and a column `rows` with its rows. Returns: columns `rows`
-            and `failed`, with each part's number of rows and number of failed rows.
+        Args:
+            batch: A column `number` with the index of each part, and a column `rows` with its rows.
+
+        Returns:
+            Columns `rows` and `failed`, with each part's number of rows and number of failed rows.
         """
         done = [self._worker.do(part) for part in zip(map(int, batch["number"]), batch["rows"], strict=True)]
         return {"rows": [rows for rows, _ in done], "failed": [failed for _, failed in done]}
@@ -40,10 +43,15 @@ class Actor:
 def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) -> Iterator[tuple[int, int]]:
     """Process parts of a list on the Ray cluster that the environment variable RAY_ADDRESS names, else on this machine.
 
-    work: what to do with each row. parts: (index, rows) of each part.
-    workers: number of actors; each loads the model. None: one for each GPU, or without GPUs one for each CPU.
     Yields: for each part, the number of its rows and the number of rows that failed.
-    Raises: InputError if Ray is not installed, or a model or an option is wrong.
+
+    Args:
+        work: What to do with each row.
+        parts: (index, rows) of each part.
+        workers: Number of actors; each loads the model. None: one for each GPU, or without GPUs one for each CPU.
+
+    Raises:
+        InputError: If Ray is not installed, or a model or an option is wrong.
     """
     if not parts:
         return

@@ -28,7 +28,11 @@ MARK = "\ufeff"  # byte order mark, which some editors write at the beginning of
 @final
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One input of a list. options: arguments of the call for this row only, as (name, value)."""
+    """One input of a list.
+
+    Args:
+        options: Arguments of the call for this row only, as (name, value).
+    """
 
     index: int  # position in the list, from 0
     path: str  # path of the input file, as the list has it
@@ -43,12 +47,18 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
 
 
 def read_manifest(path: Path, options: Sequence[str] = ()) -> list[Row]:
-    """Read a list. Returns: all rows in order, also those that cannot be used.
+    """Read a list.
 
-    path: a .tsv with column names in its first line, a .jsonl or a .parquet. A row has `path` (or `file`, `audio`,
-        `image`, `input`), and may have `id` and the columns in `options`; other columns are ignored.
-    options: names of columns that are arguments of the call.
-    Raises: InputError if the file cannot be read, has no row, or no column of paths; if pyarrow is missing.
+    Args:
+        path: A .tsv with column names in its first line, a .jsonl or a .parquet. A row has `path` (or `file`, `audio`,
+            `image`, `input`), and may have `id` and the columns in `options`; other columns are ignored.
+        options: Names of columns that are arguments of the call.
+
+    Returns:
+        All rows in order, also those that cannot be used.
+
+    Raises:
+        InputError: If the file cannot be read, has no row, or no column of paths; if pyarrow is missing.
     """
     read = {".tsv": _tsv, ".jsonl": _jsonl, ".parquet": _parquet}[path.suffix.lower()]
     rows = [_row(index, values, options) for index, values in enumerate(read(path, [*PATHS, "id", *options]))]
@@ -67,8 +77,13 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def _row(index: int, values: Mapping[str, Any] | str, options: Sequence[str]) -> Row:
-    """Make a row. index: its position in the list. values: the row's columns by name, or a text: the reason why the row
-    cannot be read. options: names of columns that are arguments of the call."""
+    """Make a row.
+
+    Args:
+        index: Its position in the list.
+        values: The row's columns by name, or a text: the reason why the row cannot be read.
+        options: Names of columns that are arguments of the call.
+    """
     if isinstance(values, str):
         return Row(index, "", refusal=values)
     wrong = next((name for name, value in values.items() if not isinstance(value, (str, int))), None)
@@ -115,8 +130,10 @@ def _jsonl(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any] | str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file, without blank ones. For a line that is too long or not UTF-8, yield a NUL character
-    followed by the reason."""
+    """Yield the lines of a file, without blank ones.
+
+    For a line that is too long or not UTF-8, yield a NUL character followed by the reason.
+    """
     with open_regular(path, "manifest") as descriptor, open(descriptor, "rb", closefd=False) as file:
         while raw := file.readline(MAX_LINE):
             if len(raw) == MAX_LINE and not raw.endswith(b"\n"):
@@ -156,7 +173,11 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def pyarrow_parquet() -> Any:
-    """Import pyarrow's module for Parquet. Raises InputError if it is missing."""
+    """Import pyarrow's module for Parquet.
+
+    Raises:
+        InputError: If it is missing.
+    """
     try:
         return import_module("pyarrow.parquet")
     except ImportError as error:

@@ -63,8 +63,12 @@ class Work:
     def begin(self, rows: Sequence[Row]) -> None:
         """Write run.json, or if it exists, check that it describes the same computation.
 
-        rows: the whole list. Raises: InputError if run.json describes another computation; OSError if the folder cannot
-            be written.
+        Args:
+            rows: The whole list.
+
+        Raises:
+            InputError: If run.json describes another computation.
+            OSError: If the folder cannot be written.
         """
         if self.table not in TABLES:
             raise InputError(f"`table` must be {' or '.join(TABLES)}, but is {self.table!r}. Choose one.")
@@ -87,8 +91,12 @@ class Work:
             write_atomically(file, (json_text(settings, 2) + "\n").encode())
 
     def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
-        """Return the parts of a shard that have no results yet. rows: the whole list. shard: (number of the shard from
-        1, number of shards)."""
+        """Return the parts of a shard that have no results yet.
+
+        Args:
+            rows: The whole list.
+            shard: (number of the shard from 1, number of shards).
+        """
         folder = self.output / "results"
         done = set(os.listdir(folder)) if folder.is_dir() else set[str]()
         mine = self.parts(rows, shard)
@@ -96,13 +104,21 @@ class Work:
 
     @staticmethod
     def parts(rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
-        """Return all parts of a shard. rows: the whole list. shard: (number of the shard from 1, number of shards)."""
+        """Return all parts of a shard.
+
+        Args:
+            rows: The whole list.
+            shard: (number of the shard from 1, number of shards).
+        """
         numbers = range(shard[0] - 1, -(-len(rows) // PART), shard[1])
         return [(number, rows[number * PART : (number + 1) * PART]) for number in numbers]
 
     def failures(self, shard: tuple[int, int] = (1, 1)) -> Iterator[dict[str, Any]]:
-        """Yield the failed rows of a shard's parts, as they are recorded in `failed/`. shard: (number of the shard from
-        1, number of shards)."""
+        """Yield the failed rows of a shard's parts, as they are recorded in `failed/`.
+
+        Args:
+            shard: (number of the shard from 1, number of shards).
+        """
         for file in sorted((self.output / "failed").glob("[0-9]*.jsonl")):
             if int(file.stem) % shard[1] == shard[0] - 1:
                 yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
@@ -113,17 +129,27 @@ class PartWorker:
     """Processes parts of a list. Holds the model, which is loaded once."""
 
     def __init__(self, work: Work, call: Call | None = None) -> None:
-        """work: what to compute. call: function that decodes a list of paths with given options; None: the public call
-        of `work.verb`.
+        """Initialize.
 
-        Raises: InputError if there is no such model, or an option is wrong.
+        Args:
+            work: What to compute.
+            call: Function that decodes a list of paths with given options; None: the public call of `work.verb`.
+
+        Raises:
+            InputError: If there is no such model, or an option is wrong.
         """
         self._work = work
         self._call = _public_call(work) if call is None else call
 
     def do(self, part: Part) -> tuple[int, int]:
-        """Process a part and write its files. Returns: the number of its rows, and the number of rows that failed.
-        Raises OSError if a file cannot be written."""
+        """Process a part and write its files.
+
+        Returns:
+            The number of its rows, and the number of rows that failed.
+
+        Raises:
+            OSError: If a file cannot be written.
+        """
         number, rows = part
         results, good, bad = self._results(rows), list[dict[str, Any]](), list[dict[str, Any]]()
         for row in rows:
@@ -146,7 +172,11 @@ class PartWorker:
         return len(rows), len(bad)
 
     def _results(self, rows: Sequence[Row]) -> dict[int, Any]:
-        """Decode rows. Returns: row index -> result, or the reason why there is none (a text)."""
+        """Decode rows.
+
+        Returns:
+            Row index -> result, or the reason why there is none (a text).
+        """
         results: dict[int, Any] = {row.index: row.refusal for row in rows if row.refusal}
         alike: dict[tuple[tuple[str, str], ...], list[Row]] = defaultdict(list)
         for row in rows:
@@ -167,8 +197,17 @@ class PartWorker:
         return results
 
     def _save_result(self, number: int, row: Row, result: Any) -> dict[str, Any]:
-        """Write a result's file, if files are wanted. Returns: the result's columns in the table. number: index of the
-        part. Raises InputError if the file format cannot hold the result."""
+        """Write a result's file, if files are wanted.
+
+        Args:
+            number: Index of the part.
+
+        Returns:
+            The result's columns in the table.
+
+        Raises:
+            InputError: If the file format cannot hold the result.
+        """
         work, columns = self._work, dict[str, Any](output=None)
         if work.files:
             columns["output"] = f"files/{number:06d}/{row.index:08d}{work.files}"
@@ -181,15 +220,19 @@ class PartWorker:
 
 
 def run_locally(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    """Process parts one after another in this process. Yields for each part the number of its rows, and the number of
-    rows that failed."""
+    """Process parts one after another in this process.
+
+    Yields for each part the number of its rows, and the number of rows that failed.
+    """
     if parts:
         yield from map(PartWorker(work).do, parts)
 
 
 def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """Decode a batch. Returns for each input its result, or an error message. If the batch fails, each input is decoded
-    by itself."""
+    """Decode a batch.
+
+    Returns for each input its result, or an error message. If the batch fails, each input is decoded by itself.
+    """
     from mmdec.tasks.batch import BatchError
 
     try:
@@ -232,8 +275,10 @@ def _json_lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Write rows as a Parquet table. All files have the same columns; values without a column of their own are JSON in
-    the column `more`."""
+    """Write rows as a Parquet table.
+
+    All files have the same columns; values without a column of their own are JSON in the column `more`.
+    """
     pyarrow: Any = import_module("pyarrow")
     parquet, kinds = pyarrow_parquet(), {"row": pyarrow.int64(), "confidence": pyarrow.float64()}
     names = ("row", "id", "input", "output", "text", "confidence")

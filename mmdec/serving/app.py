@@ -36,8 +36,11 @@ GRACE = 120  # seconds that open requests get to finish after the server receive
 
 
 def build(server: Server, origins: Sequence[str] = ()) -> FastAPI:
-    """Build the ASGI application of a server. origins: web pages that may call it from a browser, such as
-    "https://example.org"; "*": all."""
+    """Build the ASGI application of a server.
+
+    Args:
+        origins: Web pages that may call it from a browser, such as "https://example.org"; "*": all.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -74,7 +77,11 @@ async def models(request: Request) -> JSONResponse:
 
 
 async def model(request: Request, name: str) -> JSONResponse:
-    """Return one of the models that are served. name: as in the list; a hub id may hold slashes."""
+    """Return one of the models that are served.
+
+    Args:
+        name: As in the list; a hub id may hold slashes.
+    """
     server = server_of(request)
     if name not in server.models:
         listed = ", ".join(server.models)
@@ -126,10 +133,12 @@ async def _http_error_response(_: Request, error: Exception) -> JSONResponse:
 
 @contextmanager
 def listening_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """Context manager that yields sockets which listen at an address, and closes them at the end. Connections are
-    queued as soon as the block begins, even if the server starts later.
+    """Context manager that yields sockets which listen at an address, and closes them at the end.
 
-    Raises: MmdecError if the address cannot be used.
+    Connections are queued as soon as the block begins, even if the server starts later.
+
+    Raises:
+        MmdecError: If the address cannot be used.
     """
 
     async def bind() -> list[socket.socket]:
@@ -160,15 +169,25 @@ def make_server(
     placed: tuple[str | None, Any] = (None, None),
     origins: Sequence[str] = (),
 ) -> tuple[uvicorn.Server, list[str]]:
-    """Load models and make a server. To start it, call its method `run` with the sockets of `bound`. It runs until it
-    receives a signal to stop, then finishes the open requests.
+    """Load models and make a server.
 
-    names: names, folders or hub ids of models; empty: the shipped models. token: the access token that clients must
-        send; None: all clients are accepted. limits: limits on requests; None: the defaults.
-    rows: maximum batch size. threads: torch's CPU threads for decoding. placed: (device, dtype) of the models.
-    origins: web pages that may call the server from a browser, such as "https://example.org"; "*": all.
-    Returns: the server, and the names of the models.
-    Raises: InputError for a model that cannot be loaded, or two models of the same name.
+    To start it, call its method `run` with the sockets of `bound`. It runs until it receives a signal to stop, then
+    finishes the open requests.
+
+    Args:
+        names: names, folders or hub ids of models; empty: the shipped models.
+        token: The access token that clients must send; None: all clients are accepted.
+        limits: Limits on requests; None: the defaults.
+        rows: Maximum batch size.
+        threads: torch's CPU threads for decoding.
+        placed: (device, dtype) of the models.
+        origins: Web pages that may call the server from a browser, such as "https://example.org"; "*": all.
+
+    Returns:
+        The server, and the names of the models.
+
+    Raises:
+        InputError: For a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=GRACE, log_level="warning")
     how = EngineOptions(rows, threads, mmdec.DecodingStatistics())

@@ -52,8 +52,10 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 class Address(BaseModel):
-    """The address of a picture: a data: URL, which contains the picture itself. Other URLs are rejected, because the
-    server downloads nothing."""
+    """The address of a picture: a data: URL, which contains the picture itself.
+
+    Other URLs are rejected, because the server downloads nothing.
+    """
 
     url: str
     detail: str | None = None
@@ -84,8 +86,11 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """The body of a request. Null is the same as a field that is left out. Other fields than these are refused, because
-    they might change the answer."""
+    """The body of a request.
+
+    Null is the same as a field that is left out. Other fields than these are refused, because they might change the
+    answer.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -114,7 +119,11 @@ class ChatRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral_fields(cls, body: Any) -> Any:
-        """Drop fields that ask for nothing. Raises ApiError for a field that asks for what nothing here can do."""
+        """Drop fields that ask for nothing.
+
+        Raises:
+            ApiError: For a field that asks for what nothing here can do.
+        """
         if not isinstance(body, dict):
             return body
         given = {name: value for name, value in body.items() if value is not None}
@@ -159,8 +168,14 @@ async def completions(request: Request, body: ChatRequest) -> Response:
 
 
 def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """Convert the messages to the format of chat templates. Returns: the messages, and the bytes of their pictures in
-    order. Raises ApiError."""
+    """Convert the messages to the format of chat templates.
+
+    Returns:
+        The messages, and the bytes of their pictures in order.
+
+    Raises:
+        ApiError.
+    """
     pictures, turns = list[bytes](), list[dict[str, Any]]()
     for message in messages:
         content = message.content
@@ -185,8 +200,14 @@ def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
 
 
 def _picture(url: str) -> bytes:
-    """Return the bytes in a data: URL. As browsers do, it takes any letter case, parameters such as a charset, line
-    breaks, percent-encoding and base64 without padding. Raises ApiError."""
+    """Return the bytes in a data: URL.
+
+    As browsers do, it takes any letter case, parameters such as a charset, line breaks, percent-encoding and base64
+    without padding.
+
+    Raises:
+        ApiError.
+    """
     head = DATA.match(url)
     if head is None:
         raise ApiError(
@@ -210,8 +231,16 @@ class _Answer:
     def __init__(
         self, model: str, stops: tuple[str, ...], engine: AnswerEngine, prompt: int, limit: int, wanted: int | None
     ) -> None:
-        """model: the model's name. stops: strings at which the text ends. engine: of the model. prompt: number of
-        prompt tokens. limit: the server's maximum of new tokens. wanted: the client's; None: it set none."""
+        """Initialize.
+
+        Args:
+            model: The model's name.
+            stops: Strings at which the text ends.
+            engine: Of the model.
+            prompt: Number of prompt tokens.
+            limit: The server's maximum of new tokens.
+            wanted: The client's; None: it set none.
+        """
         self._by_client = wanted is not None and wanted <= limit
         self._remedy = "; set max_completion_tokens" if (wanted or limit) < limit else ", the server's maximum"
         self._stops, self._engine, self._prompt = stops, engine, prompt
@@ -225,8 +254,11 @@ class _Answer:
         return content | self._confidence_fields(result)
 
     async def chunks(self, server: Server, request: Request, job: Job, usage: bool) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks of a streamed response, each as a dict. usage: whether a last chunk with the token counts
-        follows."""
+        """Yield the chunks of a streamed response, each as a dict.
+
+        Args:
+            usage: Whether a last chunk with the token counts follows.
+        """
         job.streams, begun = True, False
         async for kind, value in server.events(request, job):
             if not begun:

@@ -43,11 +43,17 @@ class EngineOptions:
 
 @final
 class TextDeltas:
-    """Divides a growing text into pieces for streaming. Holds how much of the text was sent; text that was sent never
-    changes."""
+    """Divides a growing text into pieces for streaming.
+
+    Holds how much of the text was sent; text that was sent never changes.
+    """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """stops: strings at which the text ends. The first of them, and what follows it, is not sent."""
+        """Initialize.
+
+        Args:
+            stops: Strings at which the text ends. The first of them, and what follows it, is not sent.
+        """
         self._stops, self._sent = stops, 0
 
     def cut(self, text: str) -> str:
@@ -55,16 +61,23 @@ class TextDeltas:
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
     def next_delta(self, text: str) -> str:
-        """Return the part of the text that can be sent now and was not sent before. text: the whole text so far.
+        """Return the part of the text that can be sent now and was not sent before.
 
         Not yet sent: trailing spaces, an incomplete character, and an end that may be the beginning of a stop string.
+
+        Args:
+            text: The whole text so far.
         """
         text = self.cut(text.lstrip())
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return self._new(text[: len(text) - max(ends, default=0)].rstrip(WITHHELD_CHARACTERS))
 
     def end(self, text: str) -> str:
-        """Return the part of the final text that was not sent before. text: the whole text."""
+        """Return the part of the final text that was not sent before.
+
+        Args:
+            text: The whole text.
+        """
         return self._new(text)
 
     def _new(self, text: str) -> str:
@@ -88,7 +101,11 @@ class TranscriptionEngine:
         return not isinstance(own, LoadedAudioLm) and can_translate(own.model.generation_config)
 
     def job(self, samples: Any, **options: Any) -> Job:
-        """Make a job of 16 kHz samples (T,). options: for `mmdec.transcribe`; an option that is None is left out."""
+        """Make a job of 16 kHz samples (T,).
+
+        Args:
+            options: For `mmdec.transcribe`; an option that is None is left out.
+        """
         chosen = {name: value for name, value in options.items() if value is not None}
         if isinstance(self.loaded, LoadedAudioLm):  # without `do_sample`, the model's settings would decide it
             chosen["do_sample"] = "temperature" in chosen
@@ -99,12 +116,23 @@ class TranscriptionEngine:
         return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
 
     def live(self, **options: Any) -> LiveTranscriber:
-        """Make a live transcriber. options: for `mmdec.transcribe_stream`. Raises InputError for a wrong option."""
+        """Make a live transcriber.
+
+        Args:
+            options: For `mmdec.transcribe_stream`.
+
+        Raises:
+            InputError: For a wrong option.
+        """
         how = self._how
         return LiveTranscriber(model=self.loaded, threads=how.threads, statistics=how.statistics, **options)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Transcribe the jobs as one batch. Returns: for each job a `Transcript` or an exception."""
+        """Transcribe the jobs as one batch.
+
+        Returns:
+            For each job a `Transcript` or an exception.
+        """
         kind, *given = jobs[0].key  # type: ignore[misc] # `job` makes such keys
         options: dict[str, Any] = dict(given)
         # Text is streamed only if it cannot change later. It can change in two cases: windows of a long recording may
@@ -158,8 +186,13 @@ class TranslationEngine:
         return Job(self, (), samples, self._rows, len(samples) / RATE)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Translate the jobs. On a GPU they are one batch; on a CPU there is only one job. Returns: for each job a
-        `Translation` or an exception."""
+        """Translate the jobs.
+
+        On a GPU they are one batch; on a CPU there is only one job.
+
+        Returns:
+            For each job a `Translation` or an exception.
+        """
 
         def heard(_: Any) -> None:
             if jobs[0].gone:
@@ -173,8 +206,10 @@ class TranslationEngine:
 
 @final
 class AnswerEngine:
-    """The engine for questions about pictures. A job holds a `Dialogue`; its key holds the options of
-    `mmdec.describe`."""
+    """The engine for questions about pictures.
+
+    A job holds a `Dialogue`; its key holds the options of `mmdec.describe`.
+    """
 
     task = "answer"
 
@@ -184,7 +219,11 @@ class AnswerEngine:
         self.calibrated = ANSWER in read_calibrations(vlm.directory)
 
     def job(self, dialogue: Dialogue, **options: Any) -> Job:
-        """Make a job that continues a dialogue. options: for `mmdec.describe`; an option that is None is left out."""
+        """Make a job that continues a dialogue.
+
+        Args:
+            options: For `mmdec.describe`; an option that is None is left out.
+        """
         chosen = {name: value for name, value in options.items() if value is not None}
         # random numbers depend on the row's index in the batch, so only a batch of one row gives the same answer for a
         # seed
@@ -192,8 +231,11 @@ class AnswerEngine:
         return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Answer the jobs as one batch. Returns: for each job a `Description`, whose text ends before the first stop
-        string, or an exception."""
+        """Answer the jobs as one batch.
+
+        Returns:
+            For each job a `Description`, whose text ends before the first stop string, or an exception.
+        """
         options: dict[str, Any] = dict(jobs[0].key)  # type: ignore[call-overload] # `job` makes such keys
         stops = options.pop("stop_strings", ())
         options |= {"stop_strings": list(stops)} if stops else {}
@@ -228,8 +270,17 @@ AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine
 
 
 def load_engine(model: str, how: EngineOptions, device: str | None, dtype: Any) -> tuple[str, AnyEngine]:
-    """Load a model by name, folder or hub id. how: decoding options. Returns: the model's name for clients, and its
-    engine. Raises InputError."""
+    """Load a model by name, folder or hub id.
+
+    Args:
+        how: Decoding options.
+
+    Returns:
+        The model's name for clients, and its engine.
+
+    Raises:
+        InputError.
+    """
     loaded = mmdec.load(model, device, dtype=dtype)
     name = Path(model).resolve().name if os.path.isdir(model) else model
     if isinstance(loaded, LoadedTranscriber):
@@ -240,8 +291,10 @@ def load_engine(model: str, how: EngineOptions, device: str | None, dtype: Any) 
 
 
 def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """Call `call`, which decodes a batch, and return a result for each input. An input that was rejected has its
-    exception as result."""
+    """Call `call`, which decodes a batch, and return a result for each input.
+
+    An input that was rejected has its exception as result.
+    """
     try:
         return call()
     except mmdec.BatchError as error:

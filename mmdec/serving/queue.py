@@ -50,13 +50,22 @@ class Metrics:
         self._buckets: dict[tuple[str, Labels], list[float]] = {}
 
     def add(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """Add a value to a counter. name: a key of `COUNTERS`. labels: the counter's labels, such as
-        endpoint="/v1/models"."""
+        """Add a value to a counter.
+
+        Args:
+            name: A key of `COUNTERS`.
+            labels: The counter's labels, such as endpoint="/v1/models".
+        """
         with self._lock:
             self._counts[name, tuple(sorted(labels.items()))] += value
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add a value to a histogram. name: a key of `HISTOGRAMS`. labels: the histogram's labels."""
+        """Add a value to a histogram.
+
+        Args:
+            name: A key of `HISTOGRAMS`.
+            labels: The histogram's labels.
+        """
         key, bounds = (name, tuple(sorted(labels.items()))), HISTOGRAMS[name][1]
         with self._lock:
             # for each upper bound, the number of values up to it; then the number and the sum of all values
@@ -67,8 +76,12 @@ class Metrics:
             row[-1] += value
 
     def decoded(self, task: str, result: Any, seconds: float) -> None:
-        """Count one result of `transcribe`, `describe` or `translate_speech`. task: label of the counters. seconds:
-        duration of the audio."""
+        """Count one result of `transcribe`, `describe` or `translate_speech`.
+
+        Args:
+            task: Label of the counters.
+            seconds: Duration of the audio.
+        """
         for stage, spent in result.timings.items():
             if stage != "total":
                 self.add("stage_seconds_total", spent, task=task, stage=stage)
@@ -78,8 +91,11 @@ class Metrics:
         self.add("rounds_total", result.passes if written is None else result.rounds, task=task)
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Write all counters in Prometheus' text format. gauges: further values, name -> (description, current
-        value)."""
+        """Write all counters in Prometheus' text format.
+
+        Args:
+            gauges: Further values, name -> (description, current value).
+        """
         lines: list[str] = []
         with self._lock:
             for name, told in COUNTERS.items():
@@ -118,20 +134,30 @@ class Engine(Protocol):
     def task(self) -> str: ...
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Decode jobs with equal keys as one batch. Returns: for each job, in order, a result or an exception. A result
-        of None is not counted in the metrics."""
+        """Decode jobs with equal keys as one batch.
+
+        Returns:
+            For each job, in order, a result or an exception. A result of None is not counted in the metrics.
+        """
         ...
 
 
 @final
 class Job:
-    """One request: what to decode, and a queue of events for the handler that waits. Must be made in the handler's
-    event loop."""
+    """One request: what to decode, and a queue of events for the handler that waits.
+
+    Must be made in the handler's event loop.
+    """
 
     def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
-        """engine: decodes the job. key: the decoding options; jobs of one engine with equal keys may be decoded
-        together. rows: maximum size of such a batch.
-        given: what to decode, such as samples. seconds: duration of the audio, for the metrics.
+        """Initialize.
+
+        Args:
+            engine: Decodes the job.
+            key: The decoding options; jobs of one engine with equal keys may be decoded together.
+            rows: Maximum size of such a batch.
+            given: What to decode, such as samples.
+            seconds: Duration of the audio, for the metrics.
         """
         self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
         self.gone = False  # whether the client has disconnected; then the job's row of the batch ends early
@@ -142,7 +168,11 @@ class Job:
         self._loop = asyncio.get_running_loop()
 
     def tell(self, kind: str, value: Any) -> None:
-        """Put an event into the queue of the handler. kind: "text", "result" or "error". Any thread may call this."""
+        """Put an event into the queue of the handler.
+
+        Args:
+            kind: "text", "result" or "error". Any thread may call this.
+        """
         with suppress(RuntimeError):  # the event loop is already closed: the server was killed
             self._loop.call_soon_threadsafe(self.events.put_nowait, (kind, value))
 
@@ -173,7 +203,12 @@ class DecodingWorker:
     """Holds the queue of waiting jobs, and runs the threads that decode them, the oldest jobs first."""
 
     def __init__(self, metrics: Metrics, decoders: int = 1) -> None:
-        """metrics: counts the decoded work. decoders: number of threads; each decodes one batch at a time."""
+        """Initialize.
+
+        Args:
+            metrics: Counts the decoded work.
+            decoders: Number of threads; each decodes one batch at a time.
+        """
         self._metrics, self._changed = metrics, threading.Condition()
         self._waiting: deque[Job] = deque()
         self._decoding: list[Job] = []
@@ -241,8 +276,10 @@ class DecodingWorker:
                 self._decoding = [job for job in self._decoding if job not in jobs]
 
     def _next(self) -> Sequence[Job]:
-        """Wait for jobs, and take the next batch: the oldest job, and jobs that can be decoded with it. Returns an
-        empty sequence if the worker is closed and the queue is empty."""
+        """Wait for jobs, and take the next batch: the oldest job, and jobs that can be decoded with it.
+
+        Returns an empty sequence if the worker is closed and the queue is empty.
+        """
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -253,7 +290,9 @@ class DecodingWorker:
 
     def _batch(self, first: Job) -> Sequence[Job]:
         """Take a batch from the queue: the job `first` and jobs with the same key, at most this thread's share of them.
-        Returns an empty sequence if other threads took them meanwhile."""
+
+        Returns an empty sequence if other threads took them meanwhile.
+        """
         # clients that were answered together often send their next requests at the same time
         if self._last > 1 and not self._closed:
             self._changed.wait_for(lambda: len(self._alike(first)) >= min(self._last, first.rows), GATHER_SECONDS)

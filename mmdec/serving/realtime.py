@@ -33,8 +33,10 @@ TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 @final
 class LiveEngine:
-    """The engine of live sessions. Its jobs are functions that feed audio to a transcriber; they run in the server's
-    decoding threads."""
+    """The engine of live sessions.
+
+    Its jobs are functions that feed audio to a transcriber; they run in the server's decoding threads.
+    """
 
     task = "live transcription"
 
@@ -46,8 +48,10 @@ class LiveEngine:
 
 @final
 class LiveSession:
-    """One client's live transcription over a WebSocket. Holds its options, its transcriber, and audio that waits for
-    decoding."""
+    """One client's live transcription over a WebSocket.
+
+    Holds its options, its transcriber, and audio that waits for decoding.
+    """
 
     def __init__(self, socket: WebSocket, server: Server) -> None:
         self._socket, self._server, self._feeding = socket, server, LiveEngine()
@@ -113,8 +117,10 @@ class LiveSession:
             raise ApiError(400, f"`type` must be a known event, but is {kind!r:.80}.", param="type")
 
     def _update(self, session: dict[str, Any]) -> None:
-        """Apply the settings of a `session.update` event, in the form of OpenAI's current API. Null is the same as a
-        field that is left out."""
+        """Apply the settings of a `session.update` event, in the form of OpenAI's current API.
+
+        Null is the same as a field that is left out.
+        """
         if self._live is not None or self._sound:
             raise ApiError(400, "`session` must be set before the sound begins.", param="session")
         source = (session.get("audio") or {}).get("input") or {}
@@ -167,8 +173,11 @@ class LiveSession:
                 self._changed.notify_all()
 
     async def _run(self, work: Callable[[], Iterable[StreamUpdate]]) -> None:
-        """Run `work` in a decoding thread and send each update to the client at once. work: a function that returns an
-        iterable of updates."""
+        """Run `work` in a decoding thread and send each update to the client at once.
+
+        Args:
+            work: A function that returns an iterable of updates.
+        """
         job: Job
 
         def decode() -> None:

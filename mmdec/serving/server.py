@@ -53,9 +53,13 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
     ) -> None:
-        """status: the HTTP status. message: the text for the client. kind, code: the fields "type" and "code" of
-        OpenAI's errors.
-        more: `param`, the name of the wrong parameter; `headers`, further headers of the response.
+        """Initialize.
+
+        Args:
+            status: The HTTP status.
+            message: The text for the client.
+            kind, code: The fields "type" and "code" of OpenAI's errors.
+            more: `param`, the name of the wrong parameter; `headers`, further headers of the response.
         """
         self.status, self.headers = status, more.get("headers")
         self.content = {"error": {"message": message, "type": kind, "param": more.get("param"), "code": code}}
@@ -82,8 +86,13 @@ class Server:
     """The state that all requests share: models by name, the worker that decodes, limits and counters."""
 
     def __init__(self, models: Mapping[str, AnyEngine], limits: ServerLimits, token: str | None = None) -> None:
-        """models: the engines by model name. limits: what is accepted. token: clients must send it in the header
-        `Authorization: Bearer`; None: all clients are accepted."""
+        """Initialize.
+
+        Args:
+            models: The engines by model name.
+            limits: What is accepted.
+            token: Clients must send it in the header `Authorization: Bearer`; None: all clients are accepted.
+        """
         self.models, self.limits, self.metrics = models, limits, Metrics()
         self.worker = DecodingWorker(self.metrics, limits.decoders)
         self.began = int(time.time())
@@ -96,9 +105,15 @@ class Server:
         return self._token is None or hmac.compare_digest(headers.get(b"authorization", b""), self._token)
 
     def engine(self, name: str | None, *kinds: type[Engine]) -> Engine:
-        """Return the engine of the model `name`. kinds: classes of engines that can handle the request.
+        """Return the engine of the model `name`.
 
-        If `name` is None, the first model with such an engine is used. Raises: ApiError if there is no such model.
+        If `name` is None, the first model with such an engine is used.
+
+        Args:
+            kinds: Classes of engines that can handle the request.
+
+        Raises:
+            ApiError: If there is no such model.
         """
         fitting = {own: model for kind in kinds for own, model in self.models.items() if isinstance(model, kind)}
         if name is None and fitting:
@@ -114,10 +129,14 @@ class Server:
             return await asyncio.to_thread(function)
 
     async def events(self, request: Request, job: Job) -> AsyncIterator[tuple[str, Any]]:
-        """Submit a job. Yields ("text", piece of text) while it is decoded, then ("result", the result).
+        """Submit a job.
 
-        The job is cancelled if its client disconnects or the answer takes too long. Raises: ApiError if the job fails
-        or is cancelled.
+        Yields ("text", piece of text) while it is decoded, then ("result", the result).
+
+        The job is cancelled if its client disconnects or the answer takes too long.
+
+        Raises:
+            ApiError: If the job fails or is cancelled.
         """
         gone = asyncio.ensure_future(_wait_for_disconnect(request))
         end = time.monotonic() + self.limits.wait
@@ -148,7 +167,11 @@ class Server:
             gone.cancel()
 
     async def result(self, request: Request, job: Job) -> Any:
-        """Submit a job, and return its result when it is decoded. Raises ApiError."""
+        """Submit a job, and return its result when it is decoded.
+
+        Raises:
+            ApiError.
+        """
         async for kind, value in self.events(request, job):
             if kind == "result":
                 return value
@@ -161,15 +184,23 @@ class Server:
 
 
 def confidence_warning(confidence: float | None, calibrated: bool) -> dict[str, str]:
-    """Return {"warning": what to tell the client} if an output is likely wrong, else {}. confidence: of the output;
-    None: it has none, such as silence. calibrated: whether the confidence is calibrated for the model."""
+    """Return {"warning": what to tell the client} if an output is likely wrong, else {}.
+
+    Args:
+        confidence: Of the output; None: it has none, such as silence.
+        calibrated: Whether the confidence is calibrated for the model.
+    """
     if confidence is None or not calibrated or confidence >= LIKELY_WRONG:
         return {}
     return {"warning": f"The text is likely wrong: its confidence is {confidence:.2f}, below {LIKELY_WRONG}."}
 
 
 def api_note(note: str, remedy: str = "") -> str:
-    """Return a result's note without the library's remedy for a text that was cut. remedy: the API's, in its place."""
+    """Return a result's note without the library's remedy for a text that was cut.
+
+    Args:
+        remedy: The API's, in its place.
+    """
     return note.replace(RAISE_LENGTH, remedy)
 
 
@@ -191,8 +222,10 @@ class EventStream(StreamingResponse):
 
     @classmethod
     async def of(cls, events: AsyncIterator[Mapping[str, Any]]) -> EventStream:
-        """Make the response to a stream of events, when the first event is known. An exception before the first event
-        is raised here, so that the client gets an ordinary error response."""
+        """Make the response to a stream of events, when the first event is known.
+
+        An exception before the first event is raised here, so that the client gets an ordinary error response.
+        """
         return cls(_lines(await anext(events), events), media_type="text/event-stream", headers=UNCACHED)
 
 
@@ -213,12 +246,18 @@ def _data(event: Mapping[str, Any]) -> str:
 
 @final
 class AccessMiddleware:
-    """ASGI middleware for all requests to /v1/. It rejects requests without the right token, and requests that exceed
-    `Limits`: too many, too large or too slow. It also rejects WebSockets of web pages that may not call the server,
-    because browsers do not apply CORS to WebSockets."""
+    """ASGI middleware for all requests to /v1/.
+
+    It rejects requests without the right token, and requests that exceed `Limits`: too many, too large or too slow. It
+    also rejects WebSockets of web pages that may not call the server, because browsers do not apply CORS to WebSockets.
+    """
 
     def __init__(self, app: ASGIApp, server: Server, origins: Sequence[str] = ()) -> None:
-        """origins: web pages that may open a WebSocket, such as "https://example.org"; "*": all."""
+        """Initialize.
+
+        Args:
+            origins: Web pages that may open a WebSocket, such as "https://example.org"; "*": all.
+        """
         self._app, self._server, self._origins = app, server, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -26,8 +26,10 @@ NULL = ("", "null")  # how a form says null
 
 
 async def check_fields(request: Request) -> None:
-    """Refuse a field of the form that the endpoint does not know, because the endpoint would silently ignore it. An
-    empty field is the same as one that is left out."""
+    """Refuse a field of the form that the endpoint does not know, because the endpoint would silently ignore it.
+
+    An empty field is the same as one that is left out.
+    """
     known = {field.alias for field in request.scope["route"].dependant.body_params}
     given = (await request.form()).multi_items()
     name = next((name for name, value in given if name not in known and value not in NULL), None)
@@ -157,8 +159,14 @@ async def spoken_translations(
 
 
 async def _read(server: Server, file: UploadFile, strict: bool | None, silence: bool = False) -> audio.Recording:
-    """Read an uploaded file as 16 kHz mono samples (T,), with a note about what could not be read. silence: whether a
-    silent recording is accepted. Raises InputError."""
+    """Read an uploaded file as 16 kHz mono samples (T,), with a note about what could not be read.
+
+    Args:
+        silence: Whether a silent recording is accepted.
+
+    Raises:
+        InputError.
+    """
     content = await file.read()
     limit = server.limits.seconds
     return await server.read(partial(read_recording, content, max_seconds=limit, silence=silence, strict=bool(strict)))
@@ -194,8 +202,11 @@ async def _deltas(server: Server, request: Request, job: Job, note: str) -> Asyn
 def _format_response(result: mmdec.Transcript, kind: Kind, task: str, timed: set[str], temperature: float) -> Response:
     """Convert a transcript to a response in one of OpenAI's formats.
 
-    kind: the format. task: "transcribe" or "translate". timed: which times the client asked for: "word", "segment".
-        temperature: the sampling temperature, which is part of the response.
+    Args:
+        kind: The format.
+        task: "transcribe" or "translate".
+        timed: Which times the client asked for: "word", "segment".
+        temperature: The sampling temperature, which is part of the response.
     """
     note = api_note(result.note)
     if kind == "text":
@@ -238,6 +249,9 @@ def _format_response(result: mmdec.Transcript, kind: Kind, task: str, timed: set
 
 def _compression(text: str) -> float:
     """Return a text's compression ratio (bytes before and after zlib); it is high for a text that repeats itself.
-    Source: Radford et al. 2022, section 4.5."""
+
+    References:
+        Radford et al. 2022, section 4.5.
+    """
     content = text.encode()
     return round(len(content) / len(zlib.compress(content)), 3)

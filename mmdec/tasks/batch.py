@@ -60,8 +60,10 @@ Loaded = TypeVar("Loaded")
 
 
 class BatchError(InputError):
-    """Raised if some inputs of a list were rejected. Holds the results of the accepted inputs (`results`) and the
-    errors of the rejected ones (`errors`)."""
+    """Raised if some inputs of a list were rejected.
+
+    Holds the results of the accepted inputs (`results`) and the errors of the rejected ones (`errors`).
+    """
 
     def __init__(self, results: list[Any], errors: dict[int, InputError], what: str = "recordings") -> None:
         self.results = results  # results in the order of the inputs; None for rejected inputs
@@ -78,8 +80,13 @@ class InputBatch(Generic[Given]):
     """The inputs of one call, a single one or a list, and the errors of those that were rejected."""
 
     def __init__(self, given: Sequence[Given], single: bool, what: str = "recordings") -> None:
-        """given: the inputs. single: whether the caller gave one input instead of a list. what: the inputs' name in
-        errors."""
+        """Initialize.
+
+        Args:
+            given: The inputs.
+            single: Whether the caller gave one input instead of a list.
+            what: The inputs' name in errors.
+        """
         self.given, self.single, self.what = given, single, what
         self.errors: dict[int, InputError] = {}  # index of a rejected input -> its error
 
@@ -89,15 +96,21 @@ class InputBatch(Generic[Given]):
     def check_listener(self, name: str, function: object, rule: str, remedy: str) -> None:
         """Raise InputError if a callback is not callable, or is given for a list of inputs, where it is not supported.
 
-        name: the argument's name. rule, remedy: for the message: what the argument must be, and what the caller can do.
+        Args:
+            name: The argument's name.
+            rule, remedy: For the message: what the argument must be, and what the caller can do.
         """
         check_callable(name, function, rule)
         if function is not None and not self.single:
             raise InputError(f"`{name}` must be None for a list of {self.what}, but is given. {remedy}")
 
     def read(self, read: Callable[[Given], Read]) -> dict[int, Read]:
-        """Call the function `read` for each input. Returns: input index -> its result. If it raises InputError for an
-        input, the input is left out, and the error is added to `errors`."""
+        """Call the function `read` for each input.
+
+        Returns:
+            Input index -> its result. If it raises InputError for an input, the input is left out, and the error is
+            added to `errors`.
+        """
         inputs: dict[int, Read] = {}
         for index, item in enumerate(self.given):
             try:
@@ -109,13 +122,22 @@ class InputBatch(Generic[Given]):
     def finish(
         self, results: Mapping[int, Output], least: float | None, arguments: Mapping[int, str] | None = None
     ) -> Output | list[Output]:
-        """Reject unsure results, and return what the public call returns. A result of an input with an error is left
-        out.
+        """Reject unsure results, and return what the public call returns.
 
-        results: input index -> its result. least: the argument `min_confidence`. arguments: input index -> the name of
-            the call's argument, for the error about an unsure result; None: "audio" for all.
-        Returns: a single result, or the list of results.
-        Raises: the InputError of a single input; BatchError if some inputs of a list were rejected.
+        A result of an input with an error is left out.
+
+        Args:
+            results: Input index -> its result.
+            least: The argument `min_confidence`.
+            arguments: Input index -> the name of the call's argument, for the error about an unsure result; None:
+                "audio" for all.
+
+        Returns:
+            A single result, or the list of results.
+
+        Raises:
+            the InputError of a single input.
+            BatchError: If some inputs of a list were rejected.
         """
         for index, result in results.items():
             refusal = confidence_error(result.confidence, least, "audio" if arguments is None else arguments[index])
@@ -162,12 +184,15 @@ def as_loaded(
 ) -> Loaded:
     """Convert the arguments of a public call to a loaded model with its processor.
 
-    model: a shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
-    processor: the processor of a loaded model; otherwise None.
-    device: None: a GPU if there is one. dtype: None: float32. For a loaded model, `device` and `dtype` must each be
-        None or equal the model's.
-    Raises: InputError if there is no such model, files are damaged, the processor is missing, superfluous or another
-        model's, or a loaded model has another device or dtype.
+    Args:
+        model: A shipped name, a directory or a hub id (loaded once for each device and dtype), or a loaded model.
+        processor: The processor of a loaded model; otherwise None.
+        device: None: a GPU if there is one.
+        dtype: None: float32. For a loaded model, `device` and `dtype` must each be None or equal the model's.
+
+    Raises:
+        InputError: If there is no such model, files are damaged, the processor is missing, superfluous or another
+            model's, or a loaded model has another device or dtype.
     """
     wanted = check_dtype(dtype, system.integers)
     if isinstance(model, (str, bytes, os.PathLike)):
@@ -191,8 +216,11 @@ def as_loaded(
 
 
 def check_placement(model: Any, device: str | torch.device | None, dtype: Any, remedy: str = "Leave it out.") -> None:
-    """Raise InputError if `device` or `dtype` is not None and differs from the loaded model's. remedy: last sentence of
-    the message about `device`."""
+    """Raise InputError if `device` or `dtype` is not None and differs from the loaded model's.
+
+    Args:
+        remedy: Last sentence of the message about `device`.
+    """
     if device is not None and check_device(device).type != model.device.type:
         raise InputError(
             f"`device` must be that of the loaded `model`, {model.device}, but is {show(str(device))}. {remedy}"
@@ -203,9 +231,12 @@ def check_placement(model: Any, device: str | torch.device | None, dtype: Any, r
 def load_speculation(options: DecodingOptions, model: PreTrainedModel, known: set[str] | None = None) -> Speculation:
     """Make the decoding loop from the options: load the drafter, and check that it fits the model.
 
-    known: names of drafters that passed the check for this model before. For these the check is skipped, because it
-        takes a large part of the time of a short answer. A new drafter's name is added.
-    Raises: InputError if the drafter does not fit.
+    Args:
+        known: Names of drafters that passed the check for this model before. For these the check is skipped, because it
+            takes a large part of the time of a short answer. A new drafter's name is added.
+
+    Raises:
+        InputError: If the drafter does not fit.
     """
     speculation, known = Speculation(options), set() if known is None else known
     drafter = speculation.drafter_for(model)
@@ -226,7 +257,9 @@ def as_drafter(loaded: LanguageModel, drafter: DrafterChoice) -> DrafterChoice:
 
     "auto" becomes the drafter that `auto_drafter` finds. The name, folder or hub id of a drafter with weights becomes
     that drafter, loaded once on the model's device and in its precision. Other values are returned unchanged.
-    Raises: InputError if weights are missing, damaged, or were trained for another model.
+
+    Raises:
+        InputError: If weights are missing, damaged, or were trained for another model.
     """
     if isinstance(drafter, PreTrainedModel):
         # a small model with the same vocabulary needs no change: `Speculation` makes the drafter, and locks the model
@@ -287,8 +320,10 @@ def _missing_weights_error(loaded: LanguageModel, name: str) -> InputError:
 def check_reserved(options: Mapping[str, Any], reserved: Mapping[str, str], otherwise: str) -> None:
     """Raise InputError if the caller passed options of `generate` that the task sets itself.
 
-    options: what the caller passed. reserved: option -> the task's argument that sets it, or "" if there is none.
-        otherwise: name of a call that accepts the option, for the message.
+    Args:
+        options: What the caller passed.
+        reserved: Option -> the task's argument that sets it, or "" if there is none.
+        otherwise: Name of a call that accepts the option, for the message.
     """
     for name in options:
         if name in reserved:
@@ -302,8 +337,10 @@ def sets_length(options: Mapping[str, Any]) -> bool:
 
 
 def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    """Return the options without those that are None. `max_new_tokens` is added, unless the options limit the length or
-    the model's generation config has it."""
+    """Return the options without those that are None.
+
+    `max_new_tokens` is added, unless the options limit the length or the model's generation config has it.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     config: Any = model.generation_config
     if not sets_length(given) and config.max_new_tokens is None:
@@ -314,8 +351,10 @@ def with_length(options: Mapping[str, Any], model: PreTrainedModel) -> dict[str,
 def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, remedy: str) -> dict[int, InputError]:
     """Return an error for each prompt that is longer than the model's maximum: row -> error.
 
-    inputs: inputs of `generate`. rule: beginning of the message, in which `{most}` stands for the maximum. remedy: last
-        sentence of the message.
+    Args:
+        inputs: Inputs of `generate`.
+        rule: Beginning of the message, in which `{most}` stands for the maximum.
+        remedy: Last sentence of the message.
     """
     most = max_positions(model.config.get_text_config(decoder=True))
     # fast check: a prompt never needs more positions than it has tokens
@@ -333,7 +372,8 @@ def length_errors(model: PreTrainedModel, inputs: Mapping[str, Any], rule: str, 
 def renumber_rounds(on_round: Callable[[Round], None] | None, indices: Sequence[int]) -> Callable[[Round], None] | None:
     """Wrap the callback `on_round` for one batch, so that the rows of each round are indices in the whole call.
 
-    indices: index in the call of each input of the batch.
+    Args:
+        indices: Index in the call of each input of the batch.
     """
     if on_round is None:
         return None
@@ -356,7 +396,12 @@ class Usage:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # stage of decoding -> seconds
 
     def count(self, round_: Round, index: int, drafts: bool) -> None:
-        """Add one round. index: the input's index among the rows of the round. drafts: whether there is a drafter."""
+        """Add one round.
+
+        Args:
+            index: The input's index among the rows of the round.
+            drafts: Whether there is a drafter.
+        """
         tokens = round_.tokens[index]
         self.rounds += 1
         self.tokens += tokens
@@ -370,8 +415,12 @@ class Usage:
             self.seconds["drafter"] += round_.drafter / len(round_.rows)
 
     def clock(self, round_: Round, index: int, drafts: bool) -> None:
-        """Add one round of a language model: counts, log-probabilities, and the seconds of each stage. index: the
-        input's index among the rows of the round. drafts: whether there is a drafter."""
+        """Add one round of a language model: counts, log-probabilities, and the seconds of each stage.
+
+        Args:
+            index: The input's index among the rows of the round.
+            drafts: Whether there is a drafter.
+        """
         self.count(round_, index, drafts)
         if any(round_.cut[index : index + 1]):
             self.note_cut(len(self.tokens))
@@ -406,8 +455,12 @@ class Usage:
 
     def limit_confidence(self, sure: float, by_caller: bool) -> float:
         """Return the confidence of the text, at most `CUT_CONFIDENCE` if it was cut at a length that the caller did not
-        set. sure: the confidence of what was written. by_caller: whether the caller set the length, and so knows that
-        the text may be cut."""
+        set.
+
+        Args:
+            sure: The confidence of what was written.
+            by_caller: Whether the caller set the length, and so knows that the text may be cut.
+        """
         return min(sure, CUT_CONFIDENCE) if self.cut and not by_caller else sure
 
     @property

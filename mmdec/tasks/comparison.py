@@ -19,7 +19,9 @@ def speedup_words(seconds: float, baseline: float) -> str:
 def comparison_words(seconds: float, baseline: float, same: bool, output: str = "text") -> str:
     """Compare the two ways of decoding in words, such as "2.9 times faster, same text".
 
-    seconds, baseline: times with and without drafts. same: whether both outputs are equal. output: what the output is
-        called.
+    Args:
+        seconds, baseline: Times with and without drafts.
+        same: Whether both outputs are equal.
+        output: What the output is called.
     """
     return f"{speedup_words(seconds, baseline)}, {'same' if same else 'not the same'} {output}"

@@ -53,8 +53,13 @@ Output = TypeVar("Output", bound=Sure)
 def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
     """Compute evidence from the log-probabilities (nats) of an output's tokens.
 
-    A token's uncertainty is its negative log-probability, at most 30 nats. name: prefix of the keys.
-    Returns: natural logarithms of three numbers: under "mean" the mean uncertainty, under "worst" the highest mean
+    A token's uncertainty is its negative log-probability, at most 30 nats.
+
+    Args:
+        name: Prefix of the keys.
+
+    Returns:
+        Natural logarithms of three numbers: under "mean" the mean uncertainty, under "worst" the highest mean
         uncertainty of `STRETCH` consecutive tokens, under "count" the number of tokens.
     """
     costs = [max(-value, 0.0) for value in logprobs if not math.isnan(value)] or [math.inf]
@@ -74,8 +79,10 @@ def evidence(logprobs: Sequence[float], name: str = "") -> dict[str, float]:
 class Calibration:
     """A logistic regression: confidence = sigmoid(bias + sum of weight * evidence).
 
-    weights: name of the evidence -> weight. typical: name of the evidence -> its mean over good development outputs; it
-        replaces evidence that an output lacks (such as evidence from images, for a question without images). Default 0.
+    Args:
+        weights: Name of the evidence -> weight.
+        typical: Name of the evidence -> its mean over good development outputs; it replaces evidence that an output
+            lacks (such as evidence from images, for a question without images). Default 0.
     """
 
     weights: Mapping[str, float]
@@ -90,7 +97,11 @@ class Calibration:
 
 def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
     """Read the calibrations in a model's folder: kind of decoding (such as "transcript") -> calibration; {} if there
-    are none. Raises InputError if the file is damaged."""
+    are none.
+
+    Raises:
+        InputError: If the file is damaged.
+    """
     if folder is None or not (folder / FILE).is_file():
         return {}
     path = folder / FILE
@@ -111,10 +122,13 @@ def read_calibrations(folder: Path | None) -> dict[str, Calibration]:
 
 
 def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], measured: Mapping[str, Any]) -> Path:
-    """Write confidence.json to a folder. If writing fails, an existing file stays as it was.
+    """Write confidence.json to a folder.
 
-    calibrations: kind of decoding -> calibration. measured: the calibrations' scores on held-out data, which the file
-        stores, too.
+    If writing fails, an existing file stays as it was.
+
+    Args:
+        calibrations: Kind of decoding -> calibration.
+        measured: The calibrations' scores on held-out data, which the file stores, too.
     """
     content = {
         "format": FORMAT,
@@ -130,8 +144,11 @@ def write_calibrations(folder: Path, calibrations: Mapping[str, Calibration], me
 def confidence(seen: Evidence, calibrations: Mapping[str, Calibration], kind: str) -> float:
     """Return an output's confidence in [0, 1].
 
-    seen: the output's evidence by name. calibrations: kind of decoding -> calibration. kind: the kind of decoding; if
-        it has no calibration, the confidence is the geometric mean of the token probabilities.
+    Args:
+        seen: The output's evidence by name.
+        calibrations: Kind of decoding -> calibration.
+        kind: The kind of decoding; if it has no calibration, the confidence is the geometric mean of the token
+            probabilities.
     """
     if kind in calibrations:
         return calibrations[kind](seen)
@@ -149,9 +166,14 @@ def check_min_confidence(value: float | None) -> float | None:
 
 
 def confidence_error(value: float | None, least: float | None, what: str) -> InputError | None:
-    """Return an error if the confidence is too low, else None. value: the confidence; None: there is none, because the
-    input was silent, which is no reason to refuse the output. least: the minimum; None: no minimum.
-    what: name of the call's argument that holds the input."""
+    """Return an error if the confidence is too low, else None.
+
+    Args:
+        value: The confidence; None: there is none, because the input was silent, which is no reason to refuse the
+            output.
+        least: The minimum; None: no minimum.
+        what: Name of the call's argument that holds the input.
+    """
     if least is None or value is None or value >= least:
         return None
     return InputError(

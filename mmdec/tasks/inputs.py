@@ -38,8 +38,14 @@ MAX_CHANNELS = 8
 
 
 def as_batch(audio: Audio | Sequence[Audio], sample_rate: int | None) -> InputBatch[Audio]:
-    """Collect the recordings of one call in a `Batch`. sample_rate: in Hz, for recordings that are arrays. Raises
-    InputError if a sample rate is given although no recording is an array."""
+    """Collect the recordings of one call in a `Batch`.
+
+    Args:
+        sample_rate: In Hz, for recordings that are arrays.
+
+    Raises:
+        InputError: If a sample rate is given although no recording is an array.
+    """
     single = not isinstance(audio, (list, tuple))
     items: list[Audio] = [cast(Audio, audio)] if single else list(cast(Sequence[Audio], audio))
     arrays = any(isinstance(item, (np.ndarray, Tensor)) for item in items)
@@ -57,10 +63,15 @@ def read_audio(
     max_seconds: float = sound.MAX_SECONDS,
     silence: bool = False,
 ) -> Tensor:
-    """Convert one recording in any accepted form to 16 kHz mono samples (T,). Raises InputError.
+    """Convert one recording in any accepted form to 16 kHz mono samples (T,).
 
-    sample_rate: Hz of an array. max_seconds: maximum duration of a file. silence: whether a silent recording is
-        accepted.
+    Args:
+        sample_rate: Hz of an array.
+        max_seconds: Maximum duration of a file.
+        silence: Whether a silent recording is accepted.
+
+    Raises:
+        InputError.
     """
     return read_recording(audio, sample_rate, max_seconds, silence).samples
 
@@ -73,7 +84,11 @@ def read_recording(
     strict: bool = False,
 ) -> sound.Recording:
     """Convert one recording as `read` does, with a note about what of a file could not be read, and about channels that
-    cancel. strict: whether a file of which a part cannot be read is rejected."""
+    cancel.
+
+    Args:
+        strict: Whether a file of which a part cannot be read is rejected.
+    """
     try:
         recording = _recording(audio, sample_rate, max_seconds, strict)
     except PASSED_ON:
@@ -95,8 +110,11 @@ def read_recording(
 
 
 def with_notes(results: Mapping[int, Noted], inputs: Mapping[int, sound.Recording]) -> dict[int, Noted]:
-    """Add to each result the note of its recording, before its own. inputs: index of the recording in the call ->
-    recording."""
+    """Add to each result the note of its recording, before its own.
+
+    Args:
+        inputs: Index of the recording in the call -> recording.
+    """
     return {index: with_note(result, inputs[index].note) for index, result in results.items()}
 
 
@@ -123,8 +141,13 @@ def describe_silence(samples: Tensor) -> str:
 
 
 def _recording(audio: Audio, sample_rate: int | None, max_seconds: float, strict: bool) -> sound.Recording:
-    """Convert one recording in any accepted form to 16 kHz mono samples (T,) and a note. sample_rate: Hz of an array.
-    max_seconds: maximum duration of a file. strict: whether a file is rejected if a part of it cannot be read."""
+    """Convert one recording in any accepted form to 16 kHz mono samples (T,) and a note.
+
+    Args:
+        sample_rate: Hz of an array.
+        max_seconds: Maximum duration of a file.
+        strict: Whether a file is rejected if a part of it cannot be read.
+    """
     if isinstance(audio, (np.ndarray, Tensor)):
         return _from_array(audio, sample_rate)
     if isinstance(audio, Mapping):
@@ -141,7 +164,11 @@ def _recording(audio: Audio, sample_rate: int | None, max_seconds: float, strict
 
 def _from_dict(audio: Mapping[str, Any], max_seconds: float, strict: bool) -> sound.Recording:
     """Read a recording as the package datasets gives it: {"array", "sampling_rate"}, or not decoded {"bytes", "path"}.
-    max_seconds: maximum duration of a file. strict: whether a file is rejected if a part of it cannot be read."""
+
+    Args:
+        max_seconds: Maximum duration of a file.
+        strict: Whether a file is rejected if a part of it cannot be read.
+    """
     if audio.get("array") is not None:
         array, rate = audio["array"], audio.get("sampling_rate")
         if rate is None:
@@ -163,10 +190,14 @@ def _from_array(audio: np.ndarray | Tensor, sample_rate: int | None) -> sound.Re
 
 
 def from_array(audio: np.ndarray | Tensor, sample_rate: int | None, notes: list[str] | None = None) -> Tensor:
-    """Convert an array to 16 kHz mono samples (T,). The array is (T,), (T, channels) or (channels, T), of floats, or of
-    integers, which are scaled by the range of their type.
+    """Convert an array to 16 kHz mono samples (T,).
 
-    sample_rate: the array's, in Hz. notes: a list to which remarks about the recording are added.
+    The array is (T,), (T, channels) or (channels, T), of floats, or of integers, which are scaled by the range of their
+    type.
+
+    Args:
+        sample_rate: The array's, in Hz.
+        notes: A list to which remarks about the recording are added.
     """
     if sample_rate is None:
         raise InputError(
@@ -193,14 +224,19 @@ def from_array(audio: np.ndarray | Tensor, sample_rate: int | None, notes: list[
 
 
 def split_channels(audio: np.ndarray | Tensor) -> np.ndarray:
-    """Convert an array of floats or integers, (T,), (T, channels) or (channels, T), to samples (T, channels). Integers
-    are scaled by the range of their type. Values are not checked."""
+    """Convert an array of floats or integers, (T,), (T, channels) or (channels, T), to samples (T, channels).
+
+    Integers are scaled by the range of their type. Values are not checked.
+    """
     return _channels(_as_numpy(audio) if isinstance(audio, Tensor) else audio)
 
 
 def _as_numpy(audio: Tensor) -> np.ndarray:
-    """Convert a tensor to a NumPy array. Raises InputError for kinds of tensors that NumPy does not have: sparse,
-    quantised, float8, meta."""
+    """Convert a tensor to a NumPy array.
+
+    Raises:
+        InputError: For kinds of tensors that NumPy does not have: sparse, quantised, float8, meta.
+    """
     try:
         array = audio.detach().cpu().resolve_conj().resolve_neg()
         return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
@@ -212,8 +248,11 @@ def _as_numpy(audio: Tensor) -> np.ndarray:
 
 
 def integer_rate(sample_rate: object) -> int:
-    """Return the sample rate as an int in Hz; 16000.0 and NumPy's numbers are accepted. Raises InputError for other
-    values."""
+    """Return the sample rate as an int in Hz; 16000.0 and NumPy's numbers are accepted.
+
+    Raises:
+        InputError: For other values.
+    """
     number = sample_rate.item() if isinstance(sample_rate, np.generic) else sample_rate
     if type(number) is float and number.is_integer():
         number = int(number)
@@ -252,8 +291,10 @@ def _channels(array: np.ndarray) -> np.ndarray:
 
 
 def peak(samples: Tensor) -> float:
-    """Return the largest absolute deviation of samples (T,) from their mean. The mean is subtracted, because a
-    microphone may add a constant."""
+    """Return the largest absolute deviation of samples (T,) from their mean.
+
+    The mean is subtracted, because a microphone may add a constant.
+    """
     return float((samples - samples.mean()).abs().max())
 
 

@@ -32,8 +32,13 @@ _kept = False  # whether `keep_threads` was called; then the number of threads i
 
 
 def choose_threads(parameters: int, idle: int, most: int) -> int:
-    """Choose torch's number of CPU threads for one call. parameters: number of the model's parameters. idle: number of
-    idle processors. most: torch's default number of threads."""
+    """Choose torch's number of CPU threads for one call.
+
+    Args:
+        parameters: Number of the model's parameters.
+        idle: Number of idle processors.
+        most: torch's default number of threads.
+    """
     return max(1, min(most, MIN_THREADS + parameters // PARAMETERS, idle))
 
 
@@ -41,8 +46,12 @@ def choose_threads(parameters: int, idle: int, most: int) -> int:
 def with_threads(threads: int | None, *networks: nn.Module) -> Iterator[None]:
     """Context manager that sets torch's number of CPU threads inside the block, for this Python thread only.
 
-    threads: the number. None: if the user has set a number, keep it; else choose a number from the sizes of those
-        `networks` that are on a CPU. Raises: InputError for an invalid number.
+    Args:
+        threads: The number. None: if the user has set a number, keep it; else choose a number from the sizes of those
+            `networks` that are on a CPU.
+
+    Raises:
+        InputError: For an invalid number.
     """
     count, before = check_threads(threads), torch.get_num_threads()
     if count is None:
@@ -68,8 +77,10 @@ def is_default(
 ) -> bool:
     """Return whether torch's number of threads is its default and not an explicit setting.
 
-    count: torch's number of threads. environment: environment variables. defaults: the numbers that torch may choose by
-        default; None: this machine's numbers of cores and of processors.
+    Args:
+        count: torch's number of threads.
+        environment: Environment variables.
+        defaults: The numbers that torch may choose by default; None: this machine's numbers of cores and of processors.
     """
     if any(environment.get(name) for name in VARIABLES):
         return False

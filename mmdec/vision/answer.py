@@ -77,10 +77,11 @@ SUMMARY_BATCH_SIZE = 32  # maximum number of pictures in one pass of the vision 
 class Description:
     """The answer to one question.
 
-    timings: stage -> seconds: `read` (the processor makes tensors of pixels and text), `vision` (the vision encoder),
-        `prompt` (the rest of the pass over the prompt), `decoder` (all later passes), `drafter`, `core` (verification,
-        cache) and `total`, which includes other time. The time of a batch is divided among its questions: vision by
-        numbers of images, each round equally among its rows, everything else equally.
+    Args:
+        timings: Stage -> seconds: `read` (the processor makes tensors of pixels and text), `vision` (the vision
+            encoder), `prompt` (the rest of the pass over the prompt), `decoder` (all later passes), `drafter`, `core`
+            (verification, cache) and `total`, which includes other time. The time of a batch is divided among its
+            questions: vision by numbers of images, each round equally among its rows, everything else equally.
     """
 
     text: str
@@ -130,10 +131,14 @@ class DescriptionRequest:
     ) -> DescriptionRequest:
         """Make a request, and check all that can be checked before an image is read.
 
-        decoding: the drafter and the options of `Speculation`; its `on_round` is called with each round and its text.
-        options: arguments of `generate`. on_text: called with each accepted piece of text.
-        Raises: InputError if the drafter does not fit the model, or for options of `generate` that `describe` sets
-            itself.
+        Args:
+            decoding: The drafter and the options of `Speculation`; its `on_round` is called with each round and its
+                text.
+            options: Arguments of `generate`.
+            on_text: Called with each accepted piece of text.
+
+        Raises:
+            InputError: If the drafter does not fit the model, or for options of `generate` that `describe` sets itself.
         """
         speculation = load_speculation(decoding, vlm.model, vlm.checked)
         check_reserved(options, RESERVED_HERE, "mmdec.generate")
@@ -142,7 +147,9 @@ class DescriptionRequest:
     def rounds(self, inputs: Mapping[str, Any], speculation: Speculation) -> Iterator[Round]:
         """Decode one batch, and yield each round.
 
-        inputs: the inputs of `generate`. speculation: the request's decoding loop, or a copy with a wrapped drafter.
+        Args:
+            inputs: The inputs of `generate`.
+            speculation: The request's decoding loop, or a copy with a wrapped drafter.
         """
         options = with_length(self.options, self.vlm.model)
         if self.on_text or speculation.options.on_round or "stop_strings" in options:
@@ -152,8 +159,10 @@ class DescriptionRequest:
 
 @final
 class CompressionRecorder(ForwardingDrafter):
-    """Wraps a drafter for one generate() call. Records how it compressed the image of each row, if the drafter's state
-    tells this in a field `info`."""
+    """Wraps a drafter for one generate() call.
+
+    Records how it compressed the image of each row, if the drafter's state tells this in a field `info`.
+    """
 
     def __init__(self, drafter: Drafter, rows: int) -> None:
         super().__init__(drafter)
@@ -181,12 +190,17 @@ def describe_batch(
     count: int = 0,
     indices: Sequence[int] | None = None,
 ) -> list[Description]:
-    """Answer a batch of questions. Returns: a `Description` for each.
+    """Answer a batch of questions.
 
-    inputs: the batch, as inputs of `generate`. pictures: the pictures of each question, (H, W, 3) uint8. read: seconds
-        that it took to make the inputs.
-    earlier, count: for a chat: the evidence from the `count` pictures of earlier turns.
-    indices: index of each question in the call, for `on_round`. Default None: its index in the batch.
+    Args:
+        inputs: The batch, as inputs of `generate`.
+        pictures: The pictures of each question, (H, W, 3) uint8.
+        read: Seconds that it took to make the inputs.
+        earlier, count: For a chat: the evidence from the `count` pictures of earlier turns.
+        indices: Index of each question in the call, for `on_round`. Default None: its index in the batch.
+
+    Returns:
+        A `Description` for each.
     """
     vlm, speculation = request.vlm, request.speculation
     on_round = renumber_rounds(speculation.options.on_round, range(len(pictures)) if indices is None else indices)
@@ -239,9 +253,11 @@ def _distances(familiar: FamiliarPictures, summaries: Tensor, counts: Sequence[i
     """Return how different each question's pictures are from the training pictures: a list of distances for each
     question.
 
-    familiar: statistics of the training pictures. summaries: (N, F), the vision encoder's features of each picture.
-        counts: number of pictures of each question. If a chat had to compute its cache again, `summaries` begins with
-        pictures of earlier turns, which are skipped.
+    Args:
+        familiar: Statistics of the training pictures.
+        summaries: (N, F), the vision encoder's features of each picture.
+        counts: Number of pictures of each question. If a chat had to compute its cache again, `summaries` begins with
+            pictures of earlier turns, which are skipped.
     """
     new = familiar.distance(summaries[len(summaries) - sum(counts) :]).tolist()
     ends = list(accumulate(counts))
@@ -272,10 +288,14 @@ def picture_evidence(
     """Compute the evidence from a question's pictures: the mean logarithms of `structure` and of `distance`, under
     these names.
 
-    pictures: (H, W, 3) uint8 each. distances: one for each picture, or empty if unknown.
-    earlier, count: the evidence from the `count` pictures of earlier turns of a chat; the question may be about these
-        pictures.
-    Returns: {} without pictures.
+    Args:
+        pictures: (H, W, 3) uint8 each.
+        distances: One for each picture, or empty if unknown.
+        earlier, count: The evidence from the `count` pictures of earlier turns of a chat; the question may be about
+            these pictures.
+
+    Returns:
+        {} without pictures.
     """
     logarithms = {
         STRUCTURE: [math.log(min(structure(pixels), MAX_STRUCTURE) + STRUCTURE_OFFSET) for pixels in pictures]
@@ -294,9 +314,12 @@ def picture_evidence(
 @torch.inference_mode()
 def picture_summaries(vlm: LoadedVlm, sources: Sequence[ImageSource]) -> Tensor | None:
     """Compute the features of N pictures from which `FamiliarPictures` measures the distance to the training pictures.
-    Returns: (N, F); None if the vision encoder's output does not show which states belong to which picture.
 
-    sources: the pictures, as paths, bytes or arrays.
+    Args:
+        sources: The pictures, as paths, bytes or arrays.
+
+    Returns:
+        (N, F); None if the vision encoder's output does not show which states belong to which picture.
     """
     processor: Any = vlm.processor
     model: Any = vlm.model
@@ -328,8 +351,10 @@ def structure(pixels: np.ndarray) -> float:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Average values (h, w) over squares of `SQUARE` pixels; incomplete squares at the edges are left out. In smaller
-    images the squares are smaller."""
+    """Average values (h, w) over squares of `SQUARE` pixels; incomplete squares at the edges are left out.
+
+    In smaller images the squares are smaller.
+    """
     high, wide = (min(SQUARE, side) for side in values.shape)
     rows, columns = values.shape[0] // high, values.shape[1] // wide
     return values[: rows * high, : columns * wide].reshape(rows, high, columns, wide).mean((1, 3))

@@ -60,8 +60,14 @@ class Chat:
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        """Load the model and its drafter. options: those of `mmdec.describe`, except batch_size, on_text and on_round.
-        Raises InputError if an option is rejected."""
+        """Load the model and its drafter.
+
+        Args:
+            options: Those of `mmdec.describe`, except batch_size, on_text and on_round.
+
+        Raises:
+            InputError: If an option is rejected.
+        """
         remaining: dict[str, Any] = {**options}
         for name in UNSUPPORTED_OPTIONS:
             if name in remaining:
@@ -99,12 +105,17 @@ class Chat:
 
         If the question is refused or the answer is interrupted, the dialogue stays as it was before.
 
-        prompt: the question, or a tuple of texts with an image between each two, as for `describe`.
-        image: the images that come with this question, as for `describe`: one, or a tuple. Default (): no image.
-        on_text: called with each accepted piece of the answer. An exception from it ends the call.
-        Returns: the `Description` of the answer.
-        Raises: InputError if the question is refused, the dialogue exceeds the model's positions, or the answer's
-            confidence is below the chat's `min_confidence`.
+        Args:
+            prompt: The question, or a tuple of texts with an image between each two, as for `describe`.
+            image: The images that come with this question, as for `describe`: one, or a tuple. Default (): no image.
+            on_text: Called with each accepted piece of the answer. An exception from it ends the call.
+
+        Returns:
+            The `Description` of the answer.
+
+        Raises:
+            InputError: If the question is refused, the dialogue exceeds the model's positions, or the answer's
+                confidence is below the chat's `min_confidence`.
         """
         check_callable("on_text", on_text, "a function of a piece of text")
         with self._lock, with_threads(self._threads, self._request.vlm.model):
@@ -136,7 +147,9 @@ class Chat:
         """Make the model's inputs: token ids of the whole dialogue, and the images of this turn (of all turns if there
         is no cache).
 
-        question: this turn's question with its images. message: the same question in the format of chat templates.
+        Args:
+            question: This turn's question with its images.
+            message: The same question in the format of chat templates.
         """
         vlm = self._request.vlm
         text = render_chat(vlm, [message]) if not self._messages else self._turn(message)
@@ -157,8 +170,13 @@ class Chat:
         return inputs
 
     def _turn(self, message: Message) -> str:
-        """Return what the chat template adds to the text for this turn. It is the end of the last answer, the new
-        question, and the beginning of the next answer. message: the question, in the format of chat templates."""
+        """Return what the chat template adds to the text for this turn.
+
+        It is the end of the last answer, the new question, and the beginning of the next answer.
+
+        Args:
+            message: The question, in the format of chat templates.
+        """
         mark = "(answer)"
         while any(mark in part.get("text", "") for part in message["content"]):
             mark += ")"
@@ -194,10 +212,12 @@ class Dialogue:
     def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
         """Read and check a dialogue.
 
-        messages: in the format of chat templates, the content of each as a list of parts. images: in the order of the
-            image parts.
-        Raises: InputError if the template or the processor rejects the dialogue, or it exceeds the model's maximum
-            length.
+        Args:
+            messages: In the format of chat templates, the content of each as a list of parts.
+            images: In the order of the image parts.
+
+        Raises:
+            InputError: If the template or the processor rejects the dialogue, or it exceeds the model's maximum length.
         """
         pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
         question = Question("", pictures, _render_dialogue(vlm, messages))
@@ -212,8 +232,11 @@ class Dialogue:
 
 
 def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Write a dialogue as text by the chat template. Raises InputError if the template rejects it or leaves out a
-    text."""
+    """Write a dialogue as text by the chat template.
+
+    Raises:
+        InputError: If the template rejects it or leaves out a text.
+    """
     texts = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
     try:
         text = render_chat(vlm, messages)
@@ -229,11 +252,19 @@ def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
 def answer_dialogues(
     vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]
 ) -> list[Description]:
-    """Continue several dialogues as one batch. The answers equal those of `model.generate`.
+    """Continue several dialogues as one batch.
 
-    options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
-        arguments of `generate`.
-    Returns: a `Description` for each dialogue, in order. Raises: InputError if an option is rejected.
+    The answers equal those of `model.generate`.
+
+    Args:
+        options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
+            arguments of `generate`.
+
+    Returns:
+        A `Description` for each dialogue, in order.
+
+    Raises:
+        InputError: If an option is rejected.
     """
     given: dict[str, Any] = {**options}
     threads = given.pop("threads", None)

@@ -74,8 +74,10 @@ class Question:
 
 
 def user_message(question: Question) -> Message:
-    """Make the user's message in the format of chat templates. Images stand between the texts of a tuple, else all
-    before the text."""
+    """Make the user's message in the format of chat templates.
+
+    Images stand between the texts of a tuple, else all before the text.
+    """
     image, prompt = {"type": "image"}, question.prompt
     if isinstance(prompt, str):
         return {"role": "user", "content": [image] * len(question.pictures) + [{"type": "text", "text": prompt}]}
@@ -87,8 +89,13 @@ def user_message(question: Question) -> Message:
 
 
 def render_chat(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Write a dialogue as text by the chat template, up to where the model continues. Special tokens in the messages
-    are hidden: what `tensors` makes of them is text. Raises InputError if the template leaves out an image."""
+    """Write a dialogue as text by the chat template, up to where the model continues.
+
+    Special tokens in the messages are hidden: what `tensors` makes of them is text.
+
+    Raises:
+        InputError: If the template leaves out an image.
+    """
     hidden = [_hidden(vlm, message) for message in messages]
     text: str = vlm.processor.apply_chat_template(hidden, add_generation_prompt=True, tokenize=False)
     images = [part for message in messages for part in message["content"] if part["type"] == "image"]
@@ -111,9 +118,14 @@ def model_inputs(
 ) -> dict[str, Any]:
     """Make the inputs of `generate` for a batch, padded on the left, on the model's device and in its precision.
 
-    texts: prompts written by `render`. questions: their images. begins: whether the texts begin a dialogue;
-        then the tokenizer's start token is added if the template did not write it.
-    Raises: any exception of the processor for images that it rejects.
+    Args:
+        texts: Prompts written by `render_chat`.
+        questions: Their images.
+        begins: Whether the texts begin a dialogue; then the tokenizer's start token is added if the template did not
+            write it.
+
+    Raises:
+        any exception of the processor for images that it rejects.
     """
     pictures = [[to_pil(pixels) for pixels in question.pictures] for question in questions]
     begin = vlm.tokenizer.bos_token
@@ -132,8 +144,12 @@ def model_inputs(
 
 
 def prompt_errors(vlm: LoadedVlm, inputs: Mapping[str, Any], remedy: str) -> dict[int, InputError]:
-    """Return an error for each prompt that is longer than the model's maximum: row -> error. inputs: from `tensors`.
-    remedy: last sentence of the message."""
+    """Return an error for each prompt that is longer than the model's maximum: row -> error.
+
+    Args:
+        inputs: From `tensors`.
+        remedy: Last sentence of the message.
+    """
     rule = "`prompt` must take at most the model's {most} positions, its pictures and the chat template included"
     return call.length_errors(vlm.model, inputs, rule, remedy)
 
@@ -207,35 +223,43 @@ def describe(
 ) -> Description | list[Description]:
     """Ask a vision-language model about images: exactly the answer of `model.generate`, in fewer passes of the model.
 
-    image: a path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question (it
-        may be empty). A list holds one such value for each of several questions.
-    prompt: the question; for a list of images, one question for all, or a list of questions of the same length. A
-        tuple of texts has an image between each two: ("Is", "larger than", "?") about two images, or ("", "", "Which?")
-        to begin with both. Else all images stand before the question. Special tokens in it ("<image>") are text.
-    model: the shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
-        `processor`).
-    processor: the processor of a loaded model; None otherwise.
-    drafter: the name of a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside the
-        model's folder, or <model>-eagle beside the model's folder), "lookup", "recycling" or another registered name, a
-        drafter's folder or hub id, "vlm-scenes/eagle" for a shipped one, a dotted path "package.module:Class", a
-        smaller model, an `mmdec.types.Drafter`, or None for plain decoding. Default "auto": the first drafter with
-        weights in or beside the model's folder, else one shipped for the model's weights, else "lookup".
-    batch_size: number of questions answered together. Default 8.
-    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed, and acceptance rates
-        measured in earlier calls, as for `mmdec.generate`.
-    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
-    dtype: precision of a model given by name. Default None: float32.
-    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a number
-        chosen from the model's size and the number of idle processors.
-    on_text: called with each accepted piece of the answer; for one question only. An exception from it ends the call.
-    on_round: called with each decoding round (a `Round`) and its text; its `rows` are indices of the questions in the
-        call. An exception from it ends the call.
-    min_confidence: in [0, 1]: reject answers whose `confidence` is lower. Default None: reject none.
-    options: arguments of `generate`: max_new_tokens (512 if the model's generation config has none), do_sample,
-        temperature and so on.
-    Returns: a `Description`; for a list of images, a list of `Description`s in the same order.
-    Raises: InputError if an argument or an image is rejected, or a prompt exceeds the model's maximum length; for a
-        list, BatchError, which holds the results of the accepted questions.
+    Args:
+        image: A path, a file's bytes, a PIL image or a uint8 array (H, W, 3). A tuple holds all images of one question
+            (it may be empty). A list holds one such value for each of several questions.
+        prompt: The question; for a list of images, one question for all, or a list of questions of the same length. A
+            tuple of texts has an image between each two: ("Is", "larger than", "?") about two images, or ("", "",
+            "Which?") to begin with both. Else all images stand before the question. Special tokens in it ("<image>")
+            are text.
+        model: The shipped "vlm-scenes", a directory or hub id of a LLaVA or a Qwen-VL, or a loaded model (then give its
+            `processor`).
+        processor: The processor of a loaded model; None otherwise.
+        drafter: The name of a drafter with weights for this model ("eagle", "msd", ...: a folder of that name inside
+            the model's folder, or <model>-eagle beside the model's folder), "lookup", "recycling" or another registered
+            name, a drafter's folder or hub id, "vlm-scenes/eagle" for a shipped one, a dotted path
+            "package.module:Class", a smaller model, an `mmdec.types.Drafter`, or None for plain decoding. Default
+            "auto": the first drafter with weights in or beside the model's folder, else one shipped for the model's
+            weights, else "lookup".
+        batch_size: Number of questions answered together. Default 8.
+        rule, num_speculative_tokens, seed, statistics: Verification rule, draft size, random seed, and acceptance rates
+            measured in earlier calls, as for `mmdec.generate`.
+        device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+        dtype: Precision of a model given by name. Default None: float32.
+        threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a
+            number chosen from the model's size and the number of idle processors.
+        on_text: Called with each accepted piece of the answer; for one question only. An exception from it ends the
+            call.
+        on_round: Called with each decoding round (a `Round`) and its text; its `rows` are indices of the questions in
+            the call. An exception from it ends the call.
+        min_confidence: In [0, 1]: reject answers whose `confidence` is lower. Default None: reject none.
+        options: Arguments of `generate`: max_new_tokens (512 if the model's generation config has none), do_sample,
+            temperature and so on.
+
+    Returns:
+        A `Description`; for a list of images, a list of `Description`s in the same order.
+
+    Raises:
+        InputError: If an argument or an image is rejected, or a prompt exceeds the model's maximum length; for a list.
+        BatchError, which holds the results of the accepted questions.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
@@ -260,8 +284,14 @@ def describe(
 
 
 def read_question(images: Any, prompt: object) -> Question:
-    """Read the images of one question, and check its prompt. images: one image, or a tuple of images. Raises InputError
-    if an image or the prompt is rejected."""
+    """Read the images of one question, and check its prompt.
+
+    Args:
+        images: One image, or a tuple of images.
+
+    Raises:
+        InputError: If an image or the prompt is rejected.
+    """
     sources = images if isinstance(images, tuple) else (images,)
     if len(sources) > MAX_IMAGES:
         raise InputError(f"`image` must have at most {MAX_IMAGES} images, but has {len(sources)}. Ask about fewer.")
@@ -282,7 +312,11 @@ def read_question(images: Any, prompt: object) -> Question:
 
 
 def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
-    """Pair images and prompts. Returns: (images, prompt) of each question; images are not read yet."""
+    """Pair images and prompts.
+
+    Returns:
+        (images, prompt) of each question; images are not read yet.
+    """
     if not isinstance(image, list):
         return [(image, prompt)]
     if not isinstance(prompt, list):
@@ -297,9 +331,14 @@ def _questions(image: Any, prompt: Any) -> list[tuple[Any, object]]:
 def _in_batches(
     request: DescriptionRequest, questions: Mapping[int, Question], batch_size: int, errors: dict[int, InputError]
 ) -> dict[int, Description]:
-    """Answer questions, `batch_size` at a time. Returns: index -> `Description`.
+    """Answer questions, `batch_size` at a time.
 
-    questions: index -> question. errors: index -> error; questions that the processor rejects are added.
+    Args:
+        questions: Index -> question.
+        errors: Index -> error; questions that the processor rejects are added.
+
+    Returns:
+        Index -> `Description`.
     """
     descriptions: dict[int, Description] = {}
     indices = list(questions)
@@ -320,11 +359,15 @@ def _tensors(
     batch: Sequence[int],
     errors: dict[int, InputError],
 ) -> tuple[dict[str, Any], Sequence[int]]:
-    """Make the model's inputs for a batch. Returns: the inputs, and the indices of the questions that the processor
-    accepts.
+    """Make the model's inputs for a batch.
 
-    questions: index -> question. batch: indices of the batch's questions. errors: index -> error; questions that the
-        processor rejects are added.
+    Args:
+        questions: Index -> question.
+        batch: Indices of the batch's questions.
+        errors: Index -> error; questions that the processor rejects are added.
+
+    Returns:
+        The inputs, and the indices of the questions that the processor accepts.
     """
     vlm, chosen = request.vlm, [questions[index] for index in batch]
     try:
@@ -354,8 +397,10 @@ def _tensors(
 
 
 def available_drafters(vlm: LoadedVlm) -> dict[str, str]:
-    """List the drafters with weights that belong to this model: name -> description in one line. They are in the order
-    in which "auto" prefers them."""
+    """List the drafters with weights that belong to this model: name -> description in one line.
+
+    They are in the order in which "auto" prefers them.
+    """
     names = [name for name in auto_names() if find_drafter_folder(vlm, name) is not None]
     entries = {name: drafter_entry(name) for name in names}
     return {name: entry.note for name, entry in entries.items() if entry is not None}

@@ -79,12 +79,17 @@ class AudioLmRequest:
         recordings: int,
         spoken: TextOptions,
     ) -> AudioLmRequest:
-        """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
-        support.
+        """Check the options of a call of `transcribe`.
 
-        heard: the audio language model with its processor. decoding: options of decoding, with a drafter from
-            `as_drafter`. options: further arguments of `generate`. recordings: number of recordings. spoken: options
-            about language and text.
+        Args:
+            heard: The audio language model with its processor.
+            decoding: Options of decoding, with a drafter from `as_drafter`.
+            options: Further arguments of `generate`.
+            recordings: Number of recordings.
+            spoken: Options about language and text.
+
+        Raises:
+            InputError: For an option that this model does not support.
         """
         name = type(heard.model).__name__
         whisper = "Leave it out, or use a Whisper."
@@ -122,13 +127,20 @@ class AudioLmRequest:
         return self.heard.check(samples)
 
     def language(self, index: int) -> str | None:
-        """Return the language that the caller gave for a recording, or None. index: index of the recording in the
-        call."""
+        """Return the language that the caller gave for a recording, or None.
+
+        Args:
+            index: Index of the recording in the call.
+        """
         languages = self.languages
         return languages if languages is None or isinstance(languages, str) else languages[index]
 
     def inputs(self, samples: Mapping[int, Tensor]) -> dict[str, Any]:
-        """Make the inputs of `generate`. samples: index of the recording in the call -> samples (T,)."""
+        """Make the inputs of `generate`.
+
+        Args:
+            samples: Index of the recording in the call -> samples (T,).
+        """
         languages = None if self.languages is None else [self.language(index) for index in samples]
         return self.heard.inputs([*samples.values()], self.prompt, languages)
 
@@ -141,11 +153,16 @@ def transcribe_with_audio_lm(
     on_transcript: Callable[[int, Transcript], None] | None,
     errors: dict[int, InputError],
 ) -> dict[int, Transcript]:
-    """Transcribe recordings, `batch_size` at a time. Returns: index -> transcript.
+    """Transcribe recordings, `batch_size` at a time.
 
-    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
-        called with each index and transcript, in order. errors: index -> error; recordings that exceed the model's
-        maximum length are added.
+    Args:
+        samples: Index -> 16 kHz samples (T,).
+        progress: Called with the seconds of audio done and in total.
+        on_transcript: Called with each index and transcript, in order.
+        errors: Index -> error; recordings that exceed the model's maximum length are added.
+
+    Returns:
+        Index -> transcript.
     """
     transcripts = silent_transcripts(request.languages, samples)
     tell = ordered_reporter(samples, transcripts, on_transcript)
@@ -233,8 +250,14 @@ def _transcript(
 def _languages(
     heard: LoadedAudioLm, language: str | Sequence[str] | None, recordings: int
 ) -> str | Sequence[str] | None:
-    """Check the languages of a call: the processor is called with each of them. Raises InputError for an unknown
-    language. recordings: number of recordings."""
+    """Check the languages of a call: the processor is called with each of them.
+
+    Args:
+        recordings: Number of recordings.
+
+    Raises:
+        InputError: For an unknown language.
+    """
     if language is None:
         return None
     if "language" not in heard.requests:

@@ -49,11 +49,13 @@ class _Request:
             return self.several(parts)
 
     def answer(self) -> tuple[Any, float]:
-        """Compute this job's request alone. Returns: the result, or the exception that was raised; and the seconds that
-        it took.
+        """Compute this job's request alone.
 
         If another thread may compute the request (`apart`), torch always uses one thread, so that all threads give the
         same bits.
+
+        Returns:
+            The result, or the exception that was raised; and the seconds that it took.
         """
         stopwatch = Stopwatch()
         try:
@@ -65,8 +67,10 @@ class _Request:
 
 @final
 class _Job(Generic[T]):
-    """One job: its thread, its present request (`wish`) and its result. The thread runs only while the caller waits in
-    `go_on`."""
+    """One job: its thread, its present request (`wish`) and its result.
+
+    The thread runs only while the caller waits in `go_on`.
+    """
 
     def __init__(self, function: Callable[[], T], current: threading.local) -> None:
         self.wish: _Request | None = None  # the computation that the job waits for; None: the job has ended
@@ -83,10 +87,13 @@ class _Job(Generic[T]):
         self._thread.start()
 
     def go_on(self, answer: Any = None, seconds: float = 0.0) -> None:
-        """Continue the job until it asks for a computation or ends. If the job raised an exception, raise it here.
+        """Continue the job until it asks for a computation or ends.
 
-        answer: the result of the job's last computation, or an exception, which is then raised in the job. seconds: the
-            job's share of the time that the computation took.
+        If the job raised an exception, raise it here.
+
+        Args:
+            answer: The result of the job's last computation, or an exception, which is then raised in the job.
+            seconds: The job's share of the time that the computation took.
         """
         self._answer = answer, seconds
         self._mine.release()
@@ -130,32 +137,50 @@ class _Job(Generic[T]):
 
 @final
 class PassBatcher:
-    """Runs jobs, for example one `generate` call for each recording. A job hands its computations over by `alone` and
-    `pass_of`; the thread that called `run` computes them."""
+    """Runs jobs, for example one `generate` call for each recording.
+
+    A job hands its computations over by `alone` and `run_in_shared_pass`; the thread that called `run` computes them.
+    """
 
     def __init__(self, width: int) -> None:
-        """width: maximum number of jobs at a time."""
+        """Initialize.
+
+        Args:
+            width: Maximum number of jobs at a time.
+        """
         self._width, self._current = width, threading.local()
 
     def run_alone(self, function: Callable[[], T], apart: bool = False) -> T:
-        """Called by a job: let the thread that called `run` compute `function()`. Returns its result. apart: whether a
-        further thread may compute it, at the same time as passes of other jobs."""
+        """Called by a job: let the thread that called `run` compute `function()`.
+
+        Returns its result.
+
+        Args:
+            apart: Whether a further thread may compute it, at the same time as passes of other jobs.
+        """
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
             _Request(lambda parts: [part() for part in parts], function, False, apart, inference)
         )
 
     def run_in_shared_pass(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
-        """Called by a job: take part in a pass that several jobs share. Returns this job's result.
+        """Called by a job: take part in a pass that several jobs share.
 
-        several: computes the pass: the jobs' inputs -> their results. part: this job's input.
+        Returns this job's result.
+
+        Args:
+            several: Computes the pass: the jobs' inputs -> their results.
+            part: This job's input.
         """
         return self._current.job.wait(_Request(several, part, True, False, torch.is_inference_mode_enabled()))
 
     def run(self, functions: Iterable[Callable[[], T]]) -> Generator[tuple[int, T]]:
-        """Run each function as a job, at most `width` at a time. Yields (index of the function, result) as jobs end.
+        """Run each function as a job, at most `width` at a time.
 
-        Raises: the exception of a job; the other jobs are then ended.
+        Yields (index of the function, result) as jobs end.
+
+        Raises:
+            the exception of a job; the other jobs are then ended.
         """
         threads = torch.get_num_threads()
         if threads == 1:
@@ -235,8 +260,11 @@ def _reclaim_pending(jobs: Iterable[_Job[T]]) -> _Job[T] | None:
 
 
 def _serve(job: _Job[Any], other: ThreadPoolExecutor | None) -> None:
-    """Compute a job's requests until it waits for a pass that jobs share, waits for the other thread, or ends. other:
-    computes requests that may run apart; None: there is no other thread."""
+    """Compute a job's requests until it waits for a pass that jobs share, waits for the other thread, or ends.
+
+    Args:
+        other: Computes requests that may run apart; None: there is no other thread.
+    """
     while (wish := job.wish) is not None and not wish.shared:
         if wish.apart and other is not None:
             job.later = other.submit(wish.answer)

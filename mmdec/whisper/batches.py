@@ -74,10 +74,15 @@ def transcribe_in_batches(
     progress: Progress | None = None,
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
-    """Transcribe recordings, `batch_size` at a time. Returns: index -> transcript.
+    """Transcribe recordings, `batch_size` at a time.
 
-    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
-        called with each index and transcript, in order.
+    Args:
+        samples: Index -> 16 kHz samples (T,).
+        progress: Called with the seconds of audio done and in total.
+        on_transcript: Called with each index and transcript, in order.
+
+    Returns:
+        Index -> transcript.
     """
     transcripts = silent_transcripts(request.languages, samples)
     tell = ordered_reporter(samples, transcripts, on_transcript)
@@ -102,11 +107,18 @@ def transcribe_in_pieces(
     progress: Progress | None = None,
     on_transcript: OnTranscript | None = None,
 ) -> dict[int, Transcript]:
-    """Transcribe recordings. Recordings longer than one window (30 s) are cut at pauses into pieces. Up to `batch_size`
-    pieces are decoded at the same time. Returns: index -> transcript.
+    """Transcribe recordings.
 
-    samples: index -> 16 kHz samples (T,). progress: called with the seconds of audio done and in total. on_transcript:
-        called with each index and transcript, in order.
+    Recordings longer than one window (30 s) are cut at pauses into pieces. Up to `batch_size` pieces are decoded at the
+    same time.
+
+    Args:
+        samples: Index -> 16 kHz samples (T,).
+        progress: Called with the seconds of audio done and in total.
+        on_transcript: Called with each index and transcript, in order.
+
+    Returns:
+        Index -> transcript.
     """
     transcripts = silent_transcripts(request.languages, samples)
     most = request.whisper.extractor.n_samples
@@ -143,8 +155,12 @@ def transcribe_in_pieces(
 
 
 def _join_pieces(parts: Sequence[tuple[int, DecodedPiece]], samples: int) -> DecodedPiece:
-    """Join the decoded pieces of one recording. parts: (index of the first sample in the recording, decoded piece) for
-    each. samples: the recording's number of samples."""
+    """Join the decoded pieces of one recording.
+
+    Args:
+        parts: (index of the first sample in the recording, decoded piece) for each.
+        samples: The recording's number of samples.
+    """
     if len(parts) == 1 and parts[0][1].samples == samples:
         return parts[0][1]
     usage = Usage()
@@ -162,7 +178,9 @@ def ordered_reporter(
     """Return a function that passes new transcripts to the callback `on_transcript`, each once, in the order of the
     recordings.
 
-    wanted: index -> recording (T,). found: index -> finished transcript; the caller adds transcripts to it.
+    Args:
+        wanted: Index -> recording (T,).
+        found: Index -> finished transcript; the caller adds transcripts to it.
     """
     left = list(wanted)
 
@@ -175,8 +193,12 @@ def ordered_reporter(
 
 
 def silent_transcripts(languages: Languages, samples: Mapping[int, Tensor]) -> dict[int, Transcript]:
-    """Return an empty transcript for each silent recording: index -> transcript. languages: the argument `language` of
-    the call. samples: index -> recording (T,)."""
+    """Return an empty transcript for each silent recording: index -> transcript.
+
+    Args:
+        languages: The argument `language` of the call.
+        samples: Index -> recording (T,).
+    """
     levels = {index: describe_silence(recording) for index, recording in samples.items()}
     return {
         index: _empty_transcript(languages, index, samples[index], level) for index, level in levels.items() if level
@@ -187,8 +209,10 @@ def _empty_transcript(languages: Languages, index: int, samples: Tensor, level: 
     """Make an empty transcript of a recording without speech, which is not decoded, because the model would invent
     words.
 
-    languages: the argument `language` of the call. index: index of the recording. level: the end of the note "the
-        recording is ...".
+    Args:
+        languages: The argument `language` of the call.
+        index: Index of the recording.
+        level: The end of the note "the recording is ...".
     """
     return Transcript(
         text="",
@@ -211,11 +235,14 @@ def transcribe_batch(
     recordings: Sequence[Tensor],
     on_window: Callable[[Tensor], None] | None,
 ) -> list[Transcript]:
-    """Transcribe one batch of 16 kHz recordings (T,). All must be at most one window long, or all must be longer.
+    """Transcribe one batch of 16 kHz recordings (T,).
 
-    indices: index of each recording in the call, by which its language is selected.
-    on_window: called before each window with a tensor (B, 2): for each recording the frames done and the frames in
-        total.
+    All must be at most one window long, or all must be longer.
+
+    Args:
+        indices: Index of each recording in the call, by which its language is selected.
+        on_window: Called before each window with a tensor (B, 2): for each recording the frames done and the frames in
+            total.
     """
     with _decoding(request):
         return [_transcript(request, one) for one in _decode_batch(request, indices, recordings, on_window)]
@@ -230,8 +257,10 @@ def _decode_batch(
 ) -> list[DecodedPiece]:
     """Decode one batch of recordings (T,); the caller must hold the locks of `_decoding`.
 
-    indices: index of each recording in the call. on_window: called before each window with (B, 2): frames done and
-        frames in total. together: lets several calls of `generate` share decoder passes; None: this call shares none.
+    Args:
+        indices: Index of each recording in the call.
+        on_window: Called before each window with (B, 2): frames done and frames in total.
+        together: Lets several calls of `generate` share decoder passes; None: this call shares none.
     """
     model = request.whisper.model
     stopwatch = Stopwatch(model.device)
@@ -292,8 +321,11 @@ def _transcript(request: TranscriptionRequest, decoded: DecodedPiece) -> Transcr
 
 
 def _generate(request: TranscriptionRequest, meter: UsageMeter, arguments: Mapping[str, Any]) -> Any:
-    """Call `generate` with these arguments, and `meter` as its decoding loop. Raises InputError for an option that
-    `generate` rejects; exceptions of the caller's callbacks are passed on unchanged."""
+    """Call `generate` with these arguments, and `meter` as its decoding loop.
+
+    Raises:
+        InputError: For an option that `generate` rejects; exceptions of the caller's callbacks are passed on unchanged.
+    """
     try:
         return meter.model.generate(**arguments, custom_generate=meter, monitor_progress=meter.window)
     except PASSED_ON:
@@ -309,7 +341,11 @@ def _generate(request: TranscriptionRequest, meter: UsageMeter, arguments: Mappi
 
 
 def _advice(whisper: LoadedWhisper, sure: float) -> str:
-    """Return a note on a transcript that a model of English alone is unsure of; else "". sure: the confidence."""
+    """Return a note on a transcript that a model of English alone is unsure of; else "".
+
+    Args:
+        sure: The confidence.
+    """
     english = not getattr(whisper.model.generation_config, "is_multilingual", True)
     if not english or sure >= ADVICE_CONFIDENCE:
         return ""
@@ -318,17 +354,24 @@ def _advice(whisper: LoadedWhisper, sure: float) -> str:
 
 
 def _rate(tokens: Sequence[int], first: int, samples: int) -> float:
-    """Compute the natural logarithm of the text tokens per second of audio. first: id of the first timestamp token;
-    timestamp tokens are not counted. samples: number of samples."""
+    """Compute the natural logarithm of the text tokens per second of audio.
+
+    Args:
+        first: Id of the first timestamp token; timestamp tokens are not counted.
+        samples: Number of samples.
+    """
     return math.log((sum(token < first for token in tokens) + 1) * SAMPLE_RATE / samples)
 
 
 def log_compression_ratio(text: str) -> float:
-    """Compute the natural logarithm of a text's compression ratio by zlib, at least 0. It is high for a text that
-    repeats itself. Models write such text where there is no speech.
+    """Compute the natural logarithm of a text's compression ratio by zlib, at least 0.
+
+    It is high for a text that repeats itself. Models write such text where there is no speech.
 
     Characters are numbered as they occur, so that no script counts for more bytes than another.
-    Source: after Radford et al. 2022 (Whisper), section 4.5, where the ratio of the text in UTF-8 decides whether it is
+
+    References:
+        after Radford et al. 2022 (Whisper), section 4.5, where the ratio of the text in UTF-8 decides whether it is
         decoded again.
     """
     numbers = {sign: number % 256 for number, sign in enumerate(dict.fromkeys(text))}
@@ -336,8 +379,13 @@ def log_compression_ratio(text: str) -> float:
 
 
 def timings(usage: Usage, features: float, rest: float) -> dict[str, float]:
-    """Return a transcript's time by stage, in seconds. usage: counts and times of its rounds. features: seconds for
-    computing features. rest: seconds outside all stages."""
+    """Return a transcript's time by stage, in seconds.
+
+    Args:
+        usage: Counts and times of its rounds.
+        features: Seconds for computing features.
+        rest: Seconds outside all stages.
+    """
     parts = {"features": features, **{stage: usage.seconds[stage] for stage in ("encoder", "decoder", "drafter")}}
     return {**parts, "total": sum(parts.values()) + rest}
 
@@ -346,10 +394,13 @@ def _segments(
     request: TranscriptionRequest, timed: Sequence[dict[str, Any]], language: str | None, seconds: float
 ) -> list[Segment]:
     """Convert transformers' segments to `Segment`s: add their text and, if word timestamps were requested, their words.
+
     The times of words and segments are made consistent.
 
-    timed: transformers' segments, with times in seconds. seconds: duration of the recording. No segment ends after this
-        time, although the model also reads the silence after the recording.
+    Args:
+        timed: transformers' segments, with times in seconds.
+        seconds: Duration of the recording. No segment ends after this time, although the model also reads the silence
+            after the recording.
     """
     tokenizer, first = request.whisper.tokenizer, first_timestamp_token(request.whisper.model)
     special = set(tokenizer.all_special_ids)
@@ -377,8 +428,11 @@ def _segments(
 
 
 def _languages(whisper: LoadedWhisper, prompts: Sequence[Sequence[int]]) -> list[str | None]:
-    """Return each recording's language code: that of the token after the start token in its prompt. prompts: token ids
-    of each recording's prompt."""
+    """Return each recording's language code: that of the token after the start token in its prompt.
+
+    Args:
+        prompts: Token ids of each recording's prompt.
+    """
     settings: Any = whisper.model.generation_config
     codes = {number: token[2:-2] for token, number in (getattr(settings, "lang_to_id", None) or {}).items()}
     start: int = settings.decoder_start_token_id
@@ -409,10 +463,13 @@ def _wrap_callback(function: Callable[..., None] | None) -> Callable[..., None] 
 
 
 def _window_progress(progress: Progress, done: float, total: float, whisper: LoadedWhisper) -> Callable[[Tensor], None]:
-    """Return a callback `on_window`, as `transcribe_batch` takes it. It converts the frames done to seconds of audio,
-    and passes them to `progress`.
+    """Return a callback `on_window`, as `transcribe_batch` takes it.
 
-    done: seconds of audio in earlier batches. total: seconds of audio in all batches.
+    It converts the frames done to seconds of audio, and passes them to `progress`.
+
+    Args:
+        done: Seconds of audio in earlier batches.
+        total: Seconds of audio in all batches.
     """
     seconds = whisper.extractor.hop_length / SAMPLE_RATE
     return lambda frames: progress(min(done + float(frames.amin(1).sum()) * seconds, total), total)
@@ -434,9 +491,10 @@ def _attention(
     """Context manager for one call of `generate`: holds the locks of the model and of the drafter's networks
     (`others`).
 
-    words: whether word timestamps are wanted; then a warning of NumPy 2 is silenced. If a module's `forward` was
-        replaced, `generate` switches the model's attention to "eager" and does not switch it back. Then the lock is
-        exclusive, because an attention mask made for one implementation of attention must not be used by another.
+    Args:
+        words: Whether word timestamps are wanted; then a warning of NumPy 2 is silenced. If a module's `forward` was
+            replaced, `generate` switches the model's attention to "eager" and does not switch it back. Then the lock is
+            exclusive, because an attention mask made for one implementation of attention must not be used by another.
     """
     if not words:
         with reading(model, *others):

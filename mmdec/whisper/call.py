@@ -5,7 +5,7 @@ The copies share the model's weights. A call changes nothing that other threads 
 
 For the provisional text of a stream, the encoder reads only the sound and a margin of silence, instead of always 30 s.
 This changes results, because the model was trained on windows of 30 s. The decoder needs some silence to end its text;
-without silence, the decoder repeats itself. `runs_away` recognises such texts.
+without silence, the decoder repeats itself. `is_runaway` recognises such texts.
 """
 
 from __future__ import annotations
@@ -41,14 +41,19 @@ BLOCK = 64  # the number of mel frames that are computed is a multiple of this n
 
 
 def recording_features(extractor: WhisperFeatureExtractor, samples: Tensor, rate: int, long: bool) -> dict[str, Tensor]:
-    """Compute the same features of a recording as transformers' extractor, bit for bit. Short recordings take a fifth
-    of the extractor's time.
+    """Compute the same features of a recording as transformers' extractor, bit for bit.
+
+    Short recordings take a fifth of the extractor's time.
 
     Frames of the silence that fills a window are all alike: they are not computed, but copied from the last computed
     frame.
 
-    samples: (T,) of the recording, with `rate` samples a second. long: keep the whole recording, instead of one window.
-    Returns: input_features (1, mels, F) and attention_mask (1, F), by name.
+    Args:
+        samples: (T,) of the recording, with `rate` samples a second.
+        long: Keep the whole recording, instead of one window.
+
+    Returns:
+        input_features (1, mels, F) and attention_mask (1, F), by name.
     """
     call = partial(extractor, sampling_rate=rate, return_tensors="pt", return_attention_mask=True)
     if long:
@@ -104,13 +109,16 @@ def with_caching_encoder(
     each fallback temperature. With the copy, the encoder runs once. The model itself is not changed, so other threads
     may use it meanwhile. Attentions of the encoder are not returned.
 
-    on_pass: called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if stored states
-        were returned.
-    own_config: whether the copy gets a copy of the configuration, so that `generate` may set it to "eager" attention
-        for word timestamps.
-    margin: a single window is encoded only up to this many seconds after its sound; None: to its end.
-    together: computes the encoder's passes in another thread; None: they are computed in this thread.
-    Returns: the copy, and the object that replaces its encoder's `forward`.
+    Args:
+        on_pass: Called each time with the features (B, mels, T) and the seconds of the encoder's pass; 0 if stored
+            states were returned.
+        own_config: Whether the copy gets a copy of the configuration, so that `generate` may set it to "eager"
+            attention for word timestamps.
+        margin: A single window is encoded only up to this many seconds after its sound; None: to its end.
+        together: Computes the encoder's passes in another thread; None: they are computed in this thread.
+
+    Returns:
+        The copy, and the object that replaces its encoder's `forward`.
     """
     outer, inner, encoder = shallow_copy(model), shallow_copy(model.model), shallow_copy(model.model.encoder)
     for name in HOOK_TABLES:
@@ -126,8 +134,10 @@ def with_caching_encoder(
 
 @final
 class CachingEncoder:
-    """Replaces the `forward` of an encoder, and stores the features and states of the last windows. If all rows equal
-    stored windows, it returns their states without running the encoder."""
+    """Replaces the `forward` of an encoder, and stores the features and states of the last windows.
+
+    If all rows equal stored windows, it returns their states without running the encoder.
+    """
 
     def __init__(
         self,
@@ -136,9 +146,13 @@ class CachingEncoder:
         margin: float | None,
         together: PassBatcher | None = None,
     ) -> None:
-        """on_pass: called with features (B, mels, T) and seconds of each call. margin: a single window is encoded up to
-        this many seconds after its sound; None: to its end. together: computes passes in another thread; None: not
-        used."""
+        """Initialize.
+
+        Args:
+            on_pass: Called with features (B, mels, T) and seconds of each call.
+            margin: A single window is encoded up to this many seconds after its sound; None: to its end.
+            together: Computes passes in another thread; None: not used.
+        """
         self._on_pass, self._together = on_pass, together
         own = not can_shorten(encoder)
         self._margin = None if own else margin
@@ -219,7 +233,8 @@ def context_frames(features: Tensor, margin: float) -> int:
 
     Frames at the end that equal the last frame are padding or digital silence.
 
-    features: (1, mels, T).
+    Args:
+        features: (1, mels, T).
     """
     sounds = (features != features[..., -1:]).any(1)[0].nonzero()[:, 0]
     heard = int(sounds[-1]) + 1 if len(sounds) else 0

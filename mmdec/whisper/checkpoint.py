@@ -62,8 +62,11 @@ class LoadedWhisper:
     _drafters: LoadedModels[Drafter] = field(default_factory=LoadedModels, repr=False)
 
     def __post_init__(self) -> None:
-        """Check model and processor. Raises InputError if the processor belongs to another model, or the model is in
-        training mode."""
+        """Check model and processor.
+
+        Raises:
+            InputError: If the processor belongs to another model, or the model is in training mode.
+        """
         shape, extractor, tokenizer = self.model.config, self.extractor, self.tokenizer
         settings: Any = self.model.generation_config
         # two frames for each position, because the encoder's second convolution has stride 2
@@ -103,13 +106,24 @@ class LoadedWhisper:
         return self.processor.feature_extractor
 
     def read_drafter(self, folder: Path) -> Drafter:
-        """Load the drafter in a folder, on the model's device and in its precision. It is loaded once, and again if its
-        files have changed. Raises InputError if the folder holds no drafter that fits the model."""
+        """Load the drafter in a folder, on the model's device and in its precision.
+
+        It is loaded once, and again if its files have changed.
+
+        Raises:
+            InputError: If the folder holds no drafter that fits the model.
+        """
         return self._drafters.get(path_version(folder), lambda: load_drafter(folder, self.model, "drafter"))
 
     def heads(self, directory: str | os.PathLike[str] | None = None) -> Drafter:
-        """Load Medusa heads as a drafter. directory: the heads' folder; None: the subfolder `medusa` of the model's
-        folder. Raises InputError if there are none."""
+        """Load Medusa heads as a drafter.
+
+        Args:
+            directory: The heads' folder; None: the subfolder `medusa` of the model's folder.
+
+        Raises:
+            InputError: If there are none.
+        """
         others = ", ".join(map(repr, drafter_names()))
         if directory is not None:
             folder = Path(path_text(directory, "drafter", f"'{MEDUSA}', {others}, a directory"))
@@ -136,8 +150,14 @@ class LoadedWhisper:
         return self.read_drafter(folder)
 
     def drafter_folder(self, name: str) -> Path:
-        """Return the folder of a drafter with weights that belongs to the model. name: such as "ctc". Raises InputError
-        if there is none."""
+        """Return the folder of a drafter with weights that belongs to the model.
+
+        Args:
+            name: Such as "ctc".
+
+        Raises:
+            InputError: If there is none.
+        """
         folder = None if self.directory is None else drafter_folder(self.directory, name)
         if folder is None:
             where = f"'{self.directory}' has none" if self.directory is not None else "it was loaded by its user"
@@ -160,11 +180,18 @@ def load_whisper(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LoadedWhisper:
-    """Load a Whisper. It is loaded once for each folder, device and dtype; later calls return the same object.
+    """Load a Whisper.
 
-    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
-        the weights; torch.int8 (only on a CPU): linear layers compute in 8 bits (`mmdec.nn.int8.quantise_linears`).
-    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
+    It is loaded once for each folder, device and dtype; later calls return the same object.
+
+    Args:
+        model: A shipped name, a directory or a hub id.
+        device: None: a GPU if there is one, else the CPU.
+        dtype: Dtype of the weights; torch.int8 (only on a CPU): linear layers compute in 8 bits
+            (`mmdec.nn.int8.quantise_linears`).
+
+    Raises:
+        InputError: If there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     directory = find_model(model, WHISPER_KIND, WHISPER_FILES)
     _check(directory, os.fspath(model))
@@ -181,8 +208,11 @@ def _check(directory: Path, name: str) -> None:
 
 
 def read_model(directory: Path) -> WhisperForConditionalGeneration:
-    """Load the Whisper in a directory, in float32 on the CPU. Raises InputError if files are damaged or outside the
-    directory."""
+    """Load the Whisper in a directory, in float32 on the CPU.
+
+    Raises:
+        InputError: If files are damaged or outside the directory.
+    """
     model = read_network(directory, WhisperConfig, WhisperForConditionalGeneration, "Whisper")
     if not (
         directory / GENERATION_FILE
@@ -215,9 +245,13 @@ PREFIX = "model.encoder."
 
 
 def load_whisper_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
-    """Load the speech encoder of a Whisper, in float32 and frozen. model: a shipped name, a folder or a hub id.
+    """Load the speech encoder of a Whisper, in float32 and frozen.
 
-    Raises: InputError if there is no such model, or its files are damaged.
+    Args:
+        model: A shipped name, a folder or a hub id.
+
+    Raises:
+        InputError: If there is no such model, or its files are damaged.
     """
     folder: Path = find_model(
         model, WHISPER_KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json")

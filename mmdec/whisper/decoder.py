@@ -99,10 +99,14 @@ class FastDecoder(nn.Module):
         position_ids: Tensor,
         **given: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Run the decoder over N tokens per batch row. Returns an output object with last_hidden_state (B, N, H).
+        """Run the decoder over N tokens per batch row.
 
-        input_ids, position_ids: (B, N). attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden. given:
-            transformers' other arguments.
+        Returns an output object with last_hidden_state (B, N, H).
+
+        Args:
+            input_ids, position_ids: (B, N).
+            attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden.
+            given: transformers' other arguments.
         """
         cache: EncoderDecoderCache = given[CACHE_ARGUMENT]
         states = self.run_shares([PassShare(input_ids, position_ids, attention_mask, cache)])
@@ -134,8 +138,10 @@ class PassShare:
     cache: EncoderDecoderCache
 
     def own(self, index: int, keys: Tensor, values: Tensor) -> KeysValues:
-        """Append the keys and values (B, heads, N, D) of this draft to the cache of decoder layer `index`. Returns the
-        keys and values of all tokens."""
+        """Append the keys and values (B, heads, N, D) of this draft to the cache of decoder layer `index`.
+
+        Returns the keys and values of all tokens.
+        """
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)
 
@@ -149,7 +155,12 @@ class _Layer:
     """One decoder layer, with its projections as plain functions, which are looked up once, when the object is made."""
 
     def __init__(self, layer: Any, half: Mapping[str, HalfWeights]) -> None:
-        """layer: transformers' decoder layer. half: name -> half-precision copy of a weight; may be empty."""
+        """Initialize.
+
+        Args:
+            layer: transformers' decoder layer.
+            half: Name -> half-precision copy of a weight; may be empty.
+        """
         self.own = _Attention(layer.self_attn, _stock)
         self.memory = _Attention(layer.encoder_attn, _across, many=True)
         self.own.mixed, self.own.out = half.get("own"), half.get("own out", self.own.out)
@@ -159,7 +170,11 @@ class _Layer:
         self.norm, self.activation = _direct(layer.final_layer_norm), cast(Map, layer.activation_fn)
 
     def __call__(self, x: Tensor, index: int, pieces: Sequence[PassShare]) -> Tensor:
-        """Run the layer over x (B, N, H), the concatenated tokens of all pieces. index: the layer's index."""
+        """Run the layer over x (B, N, H), the concatenated tokens of all pieces.
+
+        Args:
+            index: The layer's index.
+        """
         sizes = [piece.ids.shape[1] for piece in pieces]
         queries, *news = self.own.trio(self.own_norm(x))
         parts = zip(pieces, *(part.split(sizes, 2) for part in news), strict=True)
@@ -171,12 +186,19 @@ class _Layer:
 
 
 class _Attention:
-    """The self-attention or the cross-attention of a decoder layer, with its projections as plain functions. Queries
-    are scaled before the product with keys, as in transformers' layer."""
+    """The self-attention or the cross-attention of a decoder layer, with its projections as plain functions.
+
+    Queries are scaled before the product with keys, as in transformers' layer.
+    """
 
     def __init__(self, attention: Any, attend: Callable[..., Tensor], many: bool = False) -> None:
-        """attention: transformers' module. attend: called with (queries, keys, values, mask). many: True for
-        cross-attention, whose keys and values are computed from all states of a window at once."""
+        """Initialize.
+
+        Args:
+            attention: transformers' module.
+            attend: Called with (queries, keys, values, mask).
+            many: True for cross-attention, whose keys and values are computed from all states of a window at once.
+        """
         self.attend, self.scaling, self.size = attend, attention.scaling, attention.head_dim
         self.query, self.out = _direct(attention.q_proj), _direct(attention.out_proj)
         self.keys, self.values = _direct(attention.k_proj, many), _direct(attention.v_proj, many)
@@ -206,8 +228,11 @@ class _Attention:
 
 
 def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
-    """Copy the weights to half precision. Returns for each layer: name -> copy. Returns None if half precision would
-    change a weight, or if a projection is not torch's own linear layer without hooks."""
+    """Copy the weights to half precision.
+
+    Returns for each layer: name -> copy. Returns None if half precision would change a weight, or if a projection is
+    not torch's own linear layer without hooks.
+    """
     found = list[dict[str, HalfWeights]]()
     for layer in decoder.layers:
         own, memory = layer.self_attn, layer.encoder_attn
@@ -226,9 +251,13 @@ def _halves(decoder: Any) -> list[dict[str, HalfWeights]] | None:
 
 
 def _across(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend to the encoder's states. For few queries on a CPU, keys x queries is computed, because that is faster.
+    """Attend to the encoder's states.
 
-    queries: (B, heads, N, D). keys, values: (B, heads, S, D).
+    For few queries on a CPU, keys x queries is computed, because that is faster.
+
+    Args:
+        queries: (B, heads, N, D).
+        keys, values: (B, heads, S, D).
     """
     if queries.shape[2] > MAX_TRANSPOSED_QUERIES or keys.numel() < MIN_ONEDNN_ELEMENTS or queries.device.type != "cpu":
         return _stock(queries, keys, values, mask)
@@ -242,7 +271,12 @@ def _stock(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 def _direct(module: Any, many: bool = False) -> Map:
     """Return a function that computes what a torch module without hooks does, without the overhead of its `__call__`.
-    Other modules are returned unchanged. many: whether the function is called with many positions at once."""
+
+    Other modules are returned unchanged.
+
+    Args:
+        many: Whether the function is called with many positions at once.
+    """
     if plain_linear(module):
         large = (many or module.weight.numel() >= MIN_ONEDNN_ELEMENTS) and module.weight.device.type == "cpu"
         return partial(onednn.linear if large else linear, weight=module.weight, bias=module.bias)
@@ -255,7 +289,6 @@ def _direct(module: Any, many: bool = False) -> Map:
 
 
 def _bare(module: nn.Module) -> bool:
-    """Return whether a module has no hooks and no replaced `forward`."""
     return "forward" not in vars(module) if type(module) is WhisperDecoder else not has_hooks(module)
 
 

@@ -43,7 +43,11 @@ class WhisperEncoderConfig:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> WhisperEncoderConfig:
-        """Read the sizes from a Whisper's config.json. settings: the content of this file."""
+        """Read the sizes from a Whisper's config.json.
+
+        Args:
+            settings: The content of this file.
+        """
         names = ("num_mel_bins", "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
         return cls(*(settings[name] for name in (*names, "max_source_positions")))
 
@@ -100,7 +104,11 @@ class TopLayers(nn.Module):
         return self.layer_norm(run_layers(self.layers, x, lengths))
 
     def take(self, encoder: WhisperEncoder) -> TopLayers:
-        """Copy the weights of an encoder's last layers into this object. Returns: this object."""
+        """Copy the weights of an encoder's last layers into this object.
+
+        Returns:
+            This object.
+        """
         self.layers.load_state_dict(encoder.layers[-len(self.layers) :].state_dict())
         self.layer_norm.load_state_dict(encoder.layer_norm.state_dict())
         return self
@@ -114,7 +122,11 @@ class TopLayers(nn.Module):
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor, lengths: Tensor) -> Tensor:
-    """Apply layers to x (B, S, D). lengths: (B,), numbers of states; positions beyond them are masked."""
+    """Apply layers to x (B, S, D).
+
+    Args:
+        lengths: (B,), numbers of states; positions beyond them are masked.
+    """
     mask = None
     if bool((lengths < x.shape[1]).any()):
         mask = lengths_to_mask(lengths, x.shape[1])[:, None, None]  # shape (B, 1, 1, S)
@@ -167,10 +179,14 @@ def sound_features(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the log-mel features of recordings, each at its own length.
 
-    sounds: 16 kHz samples (T,) of each recording; recordings longer than 30 s are cut. margin: seconds of silence that
-        are added after each. tail: seconds of this silence that count as part of the recording; None: all.
-    Returns: features (B, mels, F); frames (B,), numbers of frames; states (B,), numbers of encoder states that belong
-        to each recording.
+    Args:
+        sounds: 16 kHz samples (T,) of each recording; recordings longer than 30 s are cut.
+        margin: Seconds of silence that are added after each.
+        tail: Seconds of this silence that count as part of the recording; None: all.
+
+    Returns:
+        Features (B, mels, F); frames (B,), numbers of frames; states (B,), numbers of encoder states that belong to
+        each recording.
     """
     most = config.positions * STATE_SAMPLES
 
@@ -197,9 +213,14 @@ def read_states(
 ) -> tuple[Tensor, Tensor]:
     """Encode recordings, each at its own length.
 
-    sounds: 16 kHz samples (T,) of each. margin: seconds of silence that are added after each. tail: seconds of this
-        silence that count as part of the recording; None: all. top: number of the encoder's last layers to leave out.
-    Returns: states (B, S, D), 50 per second, and their number in each row (B,).
+    Args:
+        sounds: 16 kHz samples (T,) of each.
+        margin: Seconds of silence that are added after each.
+        tail: Seconds of this silence that count as part of the recording; None: all.
+        top: Number of the encoder's last layers to leave out.
+
+    Returns:
+        States (B, S, D), 50 per second, and their number in each row (B,).
     """
     features, frames, wanted = sound_features(sounds, encoder.config, margin, tail)
     weight = encoder.conv1.weight

@@ -49,8 +49,13 @@ class LastHypothesis:
     name = "last-hypothesis"
 
     def __init__(self, tokens: Sequence[int], older: Sequence[Sequence[int]] = (), ending: Sequence[int] = ()) -> None:
-        """tokens: token ids of the window's previous text, without prompt and end token. older: earlier texts of the
-        window. ending: tokens expected at the end of the text; they are drafted in every round as a branch."""
+        """Initialize.
+
+        Args:
+            tokens: Token ids of the window's previous text, without prompt and end token.
+            older: Earlier texts of the window.
+            ending: Tokens expected at the end of the text; they are drafted in every round as a branch.
+        """
         self._texts = [list(text) for text in (tokens, *older)]
         self._ending = list(ending)
 
@@ -86,7 +91,10 @@ class LastHypothesis:
 def _advance(tokens: Sequence[int], place: _Place, text: Sequence[int]) -> _Place:
     """Return the new place in an earlier text after the row got one more token.
 
-    tokens: the earlier text. place: the place before. text: the row's newest tokens, the new one last.
+    Args:
+        tokens: The earlier text.
+        place: The place before.
+        text: The row's newest tokens, the new one last.
     """
     if place.at < len(tokens) and tokens[place.at] == text[-1]:
         return _Place(place.at + 1)

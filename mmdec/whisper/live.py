@@ -114,8 +114,6 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
     Text is provisional while somebody speaks, and final after a pause, or when a window of 30 s is full. The final text
     of a window is exactly that of `transcribe` on the same samples. Silence is not decoded. Close the iterator to stop.
 
-    chunks: pieces of one recording, of any length: samples (T,) or (T, channels) as for `transcribe`, or bytes of one
-        channel. A microphone's queue, a pipe or a socket, for instance.
     sample_rate: Hz of the samples. Default 16000.
     encoding: the format of bytes: "s16" (default), "s24", "s32" or "u8" for integers, "f32" for floats; little-endian.
     every: seconds of new audio after which provisional text is decoded anew. Default 1. Text is decoded at most once
@@ -129,10 +127,18 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
     model: a Whisper, as for `transcribe`; no audio language model.
     processor, timestamps, task, prompt, rule, seed, statistics, device, dtype, threads: as for `transcribe`.
     language: a name or a code. Default None: detected for each window.
-    options: arguments of `generate`, as for `transcribe`.
-    Returns: an iterator of `StreamUpdate`, in the order of the audio.
-    Raises: InputError if an argument is rejected; during iteration, for a chunk that cannot be read, after the updates
-        of all earlier chunks.
+
+    Args:
+        chunks: Pieces of one recording, of any length: samples (T,) or (T, channels) as for `transcribe`, or bytes of
+            one channel. A microphone's queue, a pipe or a socket, for instance.
+        options: Arguments of `generate`, as for `transcribe`.
+
+    Returns:
+        An iterator of `StreamUpdate`, in the order of the audio.
+
+    Raises:
+        InputError: If an argument is rejected; during iteration, for a chunk that cannot be read, after the updates of
+            all earlier chunks.
     """
     live = LiveTranscriber(**options)
 
@@ -149,9 +155,11 @@ def transcribe_stream(chunks: Iterable[Chunk], **options: Unpack[StreamOptions])
 class StreamAudioOptions:
     """The audio options of `transcribe_stream`.
 
-    sample_rate: in Hz. encoding: format of bytes, such as "s16". every: seconds of new audio between two provisional
-        texts; None: no provisional text.
-    pause: seconds of silence that end a window.
+    Args:
+        sample_rate: In Hz.
+        encoding: Format of bytes, such as "s16".
+        every: Seconds of new audio between two provisional texts; None: no provisional text.
+        pause: Seconds of silence that end a window.
     """
 
     sample_rate: int = SAMPLE_RATE
@@ -168,8 +176,10 @@ class StreamAudioOptions:
 
 
 def _pop_options(kind: type[Taken], options: dict[str, Any]) -> Taken:
-    """Make an object of the dataclass `kind` from those options that are its fields. These options are removed from
-    `options`."""
+    """Make an object of the dataclass `kind` from those options that are its fields.
+
+    These options are removed from `options`.
+    """
     return kind(**{one.name: options.pop(one.name) for one in fields(cast(Any, kind)) if one.name in options})
 
 
@@ -179,7 +189,14 @@ class LiveTranscriber:
     arrives, then `end`. Holds the open window and its texts."""
 
     def __init__(self, **options: Unpack[StreamOptions]) -> None:
-        """Load the model. options: those of `transcribe_stream`. Raises InputError if an option is rejected."""
+        """Load the model.
+
+        Args:
+            options: Those of `transcribe_stream`.
+
+        Raises:
+            InputError: If an option is rejected.
+        """
         left = dict[str, Any](options)
         sound, spoken = _pop_options(StreamAudioOptions, left), _pop_options(TextOptions, left)
         threads = left.pop("threads", None)
@@ -226,8 +243,13 @@ class LiveTranscriber:
         return self._windows.heard / SAMPLE_RATE
 
     def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
-        """Add a chunk of samples or bytes to the stream. Yields new texts of windows. Raises InputError for a chunk
-        that cannot be read."""
+        """Add a chunk of samples or bytes to the stream.
+
+        Yields new texts of windows.
+
+        Raises:
+            InputError: For a chunk that cannot be read.
+        """
         for window in self._windows.add(self._resampler.add(self._samples(chunk))):
             yield self._final(window)
         provisional = self._provisional()
@@ -235,9 +257,12 @@ class LiveTranscriber:
             yield provisional
 
     def end(self, note: str = "") -> Iterator[StreamUpdate]:
-        """End the stream. Yields the final updates. Then raises InputError if the last chunk ended inside a sample.
+        """End the stream.
 
-        note: about the whole stream. The last update has it; if no window is open, an update without text has it.
+        Yields the final updates. Then raises InputError if the last chunk ended inside a sample.
+
+        Args:
+            note: About the whole stream. The last update has it; if no window is open, an update without text has it.
         """
         closed = self._windows.add(self._resampler.add(self._mixer.end(), last=True))
         last = [*closed, *self._windows.end()]
@@ -255,7 +280,11 @@ class LiveTranscriber:
             )
 
     def _samples(self, chunk: Chunk) -> np.ndarray:
-        """Convert a chunk to mono samples (T,) in [-1, 1]. Raises InputError if it cannot be read."""
+        """Convert a chunk to mono samples (T,) in [-1, 1].
+
+        Raises:
+            InputError: If it cannot be read.
+        """
         if isinstance(chunk, (bytes, bytearray, memoryview)):
             whole = self._half + bytes(chunk)
             used = len(whole) - len(whole) % BYTES[self._encoding]
@@ -283,8 +312,10 @@ class LiveTranscriber:
         return np.concatenate([rest, self._mixer.add(sound)])
 
     def _final(self, window: SpeechWindow) -> StreamUpdate:
-        """Return the final update of a closed window. The window is decoded, unless its last decoding had the same
-        samples and options."""
+        """Return the final update of a closed window.
+
+        The window is decoded, unless its last decoding had the same samples and options.
+        """
         decoded, settled = self._decoded, self._settled
         same = decoded is not None and (decoded.start, decoded.end) == (window.start, window.end)
         transcript = settled if same and settled is not None else self._transcript(window, self._request)
@@ -296,12 +327,14 @@ class LiveTranscriber:
 
     @property
     def _channel_note(self) -> str:
-        """Return what was odd about the channels so far."""
         return "; ".join(filter(None, (*self._notes, self._mixer.note)))
 
     def _provisional(self) -> StreamUpdate | None:
-        """Decode the open window, if enough audio was added to it or a pause has begun. Returns: the window's
-        provisional update, or None."""
+        """Decode the open window, if enough audio was added to it or a pause has begun.
+
+        Returns:
+            The window's provisional update, or None.
+        """
         window = None if self._every is None else self._windows.open()
         if window is None or self._every is None:
             return None
@@ -315,8 +348,11 @@ class LiveTranscriber:
         return _update(sound, transcript, final=False)
 
     def _transcript(self, window: SpeechWindow, request: TranscriptionRequest) -> Transcript:
-        """Decode a window with its previous text as draft. request: the options, those for final or for provisional
-        text."""
+        """Decode a window with its previous text as draft.
+
+        Args:
+            request: The options, those for final or for provisional text.
+        """
         if self._texts and self._texts[0] and self._decoding.drafter is not None:
             last, *older = self._texts
             drafter = LastHypothesis(last, older, self._ending(window, request, last[-1]))
@@ -330,8 +366,12 @@ class LiveTranscriber:
         return transcript
 
     def _ending(self, window: SpeechWindow, request: TranscriptionRequest, last: int) -> list[int]:
-        """Guess how a window's text ends, as a draft: the token ids after its last word. last: last token of the
-        window's previous text. request: the options of this decoding."""
+        """Guess how a window's text ends, as a draft: the token ids after its last word.
+
+        Args:
+            last: Last token of the window's previous text.
+            request: The options of this decoding.
+        """
         settings: Any = request.whisper.model.generation_config
         ends: list[int] = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
         first = first_timestamp_token(request.whisper.model)
@@ -353,12 +393,18 @@ def read_pipe(
 ) -> tuple[int, Iterator[np.ndarray]] | BinaryIO:
     """Read audio from a pipe: samples without a header, a wav stream, or another sound file.
 
-    rate, encoding: sample rate in Hz and sample format (such as "s16") of samples without a header. Both None: 16000
-        and "s16", unless the first bytes are those of a sound file. loss: is filled at the end of a wav stream that is
-        cut off. remarks: gets what is odd about a wav stream's channels at its end.
-    Returns: (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content
-        as a file object.
-    Raises: InputError for an unknown encoding, or a wav stream that cannot be read.
+    Args:
+        rate, encoding: Sample rate in Hz and sample format (such as "s16") of samples without a header. Both None:
+            16000 and "s16", unless the first bytes are those of a sound file.
+        loss: Is filled at the end of a wav stream that is cut off.
+        remarks: Gets what is odd about a wav stream's channels at its end.
+
+    Returns:
+        (rate in Hz, iterator of samples (T,) as they arrive); for a sound file other than wav, its whole content as a
+        file object.
+
+    Raises:
+        InputError: For an unknown encoding, or a wav stream that cannot be read.
     """
     if encoding is not None:
         check_choice("encoding", encoding, tuple(BYTES), "s16 is the usual one.")
@@ -377,6 +423,10 @@ def _update(window: SpeechWindow, transcript: Transcript, final: bool) -> Stream
 
 
 def _check_seconds(name: str, value: object, least: float, most: float) -> None:
-    """Raise InputError unless an argument is a number of seconds from `least` to `most`. name: the argument's name."""
+    """Raise InputError unless an argument is a number of seconds from `least` to `most`.
+
+    Args:
+        name: The argument's name.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise InputError(f"`{name}` must be {least} to {most} seconds, but is {show(value)}. Leave it out.")

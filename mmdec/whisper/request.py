@@ -77,8 +77,10 @@ RESERVED_HERE = {  # option of `generate` -> argument of `transcribe` that sets 
 
 
 def first_timestamp_token(model: WhisperForConditionalGeneration) -> int:
-    """Return the id of the first timestamp token; the vocabulary's size if the model has none. The confidence ignores
-    timestamp tokens."""
+    """Return the id of the first timestamp token; the vocabulary's size if the model has none.
+
+    The confidence ignores timestamp tokens.
+    """
     settings: Any = model.generation_config
     mark: int | None = getattr(settings, "no_timestamps_token_id", None)
     return int(model.config.vocab_size) if mark is None else mark + 1
@@ -89,9 +91,11 @@ def first_timestamp_token(model: WhisperForConditionalGeneration) -> int:
 class TextOptions:
     """The options of `transcribe` about the text.
 
-    timestamps: None, "segment" or "word". language: name or code, or one for each recording; None: detect. task:
-        "transcribe" or "translate".
-    prompt: text before the recording.
+    Args:
+        timestamps: None, "segment" or "word".
+        language: Name or code, or one for each recording; None: detect.
+        task: "transcribe" or "translate".
+        prompt: Text before the recording.
     """
 
     timestamps: Timestamps = None
@@ -127,11 +131,16 @@ class TranscriptionRequest:
         recordings: int,
         spoken: TextOptions,
     ) -> TranscriptionRequest:
-        """Check the options of a call of `transcribe`. Raises InputError for an option that this model does not
-        support.
+        """Check the options of a call of `transcribe`.
 
-        speculation: the decoding loop, with a drafter that fits the model. options: further arguments of `generate`.
-            recordings: number of recordings. spoken: options about language and text.
+        Args:
+            speculation: The decoding loop, with a drafter that fits the model.
+            options: Further arguments of `generate`.
+            recordings: Number of recordings.
+            spoken: Options about language and text.
+
+        Raises:
+            InputError: For an option that this model does not support.
         """
         settings: Any = whisper.model.generation_config
         timestamps, prompt = spoken.timestamps, spoken.prompt
@@ -177,9 +186,12 @@ class TranscriptionRequest:
         return samples
 
     def batches(self, lengths: Mapping[int, int], batch_size: int) -> list[list[int]]:
-        """Group recordings into batches of indices. lengths: index -> number of samples.
+        """Group recordings into batches of indices.
 
         A batch has either recordings of up to one window or longer ones, because `generate` decodes these differently.
+
+        Args:
+            lengths: Index -> number of samples.
         """
         temperature = self.options.get("temperature")
         if self.timestamps == "word" and isinstance(temperature, (list, tuple)) and len(temperature) > 1:
@@ -190,8 +202,10 @@ class TranscriptionRequest:
         return [indices[at : at + batch_size] for indices in kinds for at in range(0, len(indices), batch_size)]
 
     def features(self, recordings: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames. A
-        recording's features are the same as those of the recording alone."""
+        """Compute the features of recordings (T,): input_features (B, mels, F) and attention_mask (B, F) of F frames.
+
+        A recording's features are the same as those of the recording alone.
+        """
         extractor, model = self.whisper.extractor, self.whisper.model
         long = self.is_long(len(recordings[0]))
         features = [recording_features(extractor, samples, SAMPLE_RATE, long) for samples in recordings]
@@ -211,9 +225,12 @@ class TranscriptionRequest:
         }
 
     def arguments(self, indices: Sequence[int], long: bool) -> dict[str, Any]:
-        """Return the arguments of `generate` except the features and the decoding loop. indices: index of each
-        recording in the call.
-        long: whether the recordings are longer than one window."""
+        """Return the arguments of `generate` except the features and the decoding loop.
+
+        Args:
+            indices: Index of each recording in the call.
+            long: Whether the recordings are longer than one window.
+        """
         arguments: dict[str, Any] = {**self.options, "return_segments": True, "return_dict_in_generate": False}
         if isinstance(self.languages, str):
             arguments["language"] = self.languages
@@ -302,7 +319,11 @@ def _languages(settings: Any, language: str | Sequence[str] | None, recordings: 
 
 
 def language_code(settings: Any, language: object) -> str:
-    """Convert a language ("English", "en" or "<|en|>") to its code, "en". Raises InputError if it is unknown."""
+    """Convert a language ("English", "en" or "<|en|>") to its code, "en".
+
+    Raises:
+        InputError: If it is unknown.
+    """
     known = settings.lang_to_id if _multilingual(settings) else [ENGLISH]
     codes = [token.removeprefix("<|").removesuffix("|>") for token in known]
     names = {code: name for name, code in reversed(LANGUAGE_CODES.items())}
@@ -334,8 +355,11 @@ def _home(name: str) -> Path | None:
 
 
 def can_translate(settings: Any) -> bool:
-    """Return whether a Whisper translates into English: it knows the task, and another language than English. settings:
-    its generation config."""
+    """Return whether a Whisper translates into English: it knows the task, and another language than English.
+
+    Args:
+        settings: Its generation config.
+    """
     others = _multilingual(settings) and [*settings.lang_to_id] != [ENGLISH]
     return others and "translate" in (getattr(settings, "task_to_id", None) or ())
 
@@ -362,10 +386,16 @@ class UsageMeter:
         begins: WordBeginnings | None = None,
         together: PassBatcher | None = None,
     ) -> None:
-        """recordings: batch size. on_window: called with the argument of `window`. on_round: called with each round;
-        its rows are indices in the batch. margin: seconds that the encoder reads after the audio; None: up to 30 s in
-        all. begins: function that tells which tokens begin a word, for word timestamps. together: lets several calls
-        share decoder passes; None: no sharing."""
+        """Initialize.
+
+        Args:
+            recordings: Batch size.
+            on_window: Called with the argument of `window`.
+            on_round: Called with each round; its rows are indices in the batch.
+            margin: Seconds that the encoder reads after the audio; None: up to 30 s in all.
+            begins: Function that tells which tokens begin a word, for word timestamps.
+            together: Lets several calls share decoder passes; None: no sharing.
+        """
         once = with_caching_encoder(model, self._encoder_pass, can_use_eager_copy(model), margin, together)
         self._target = target_of(model) if together is None else WhisperTarget(model, together)
         self.model, self._encoding = once  # a model for this call alone, whose encoder is timed
@@ -395,7 +425,11 @@ class UsageMeter:
         self._stopwatch.lap()
 
     def window(self, progress: Tensor) -> None:
-        """Start a window. progress: (B, 2), for each of B recordings the current frame and the number of frames."""
+        """Start a window.
+
+        Args:
+            progress: (B, 2), for each of B recordings the current frame and the number of frames.
+        """
         if not self.prompts:  # before the first window, the model only detects the language
             self._share(decoder=self._stopwatch.lap() - self._encoder)
         self._recordings = (progress[:, 0] < progress[:, 1]).nonzero()[:, 0].tolist()
@@ -406,8 +440,12 @@ class UsageMeter:
     def __call__(
         self, model: Any, input_ids: Tensor, generation_config: GenerationConfig, **inputs: Any
     ) -> Any:  # as `Speculation` returns it: ids or a dict
-        """Decode one window at one temperature. input_ids: (b, P), prompts of P tokens of the b rows that are decoded.
-        Returns what `generate` expects of a `custom_generate`."""
+        """Decode one window at one temperature.
+
+        Args:
+            input_ids: (b, P), prompts of P tokens of the b rows that are decoded. Returns what `generate` expects of a
+                `custom_generate`.
+        """
         begins = self._begins
         self._room = self._model.config.max_target_positions - input_ids.shape[1]
         self._recordings = self._decoded_recordings()
@@ -436,11 +474,16 @@ class UsageMeter:
     def _run(
         self, input_ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any], seconds: float | None
     ) -> tuple[Any, float]:
-        """Run the rounds of one window. input_ids: (b, P), prompts. inputs: further inputs of `generate`. seconds: how
-        much of the window the encoder read; None: all.
+        """Run the rounds of one window.
 
-        Returns: (the output, the drafter's seconds). The output is None if the encoder read only a part of the window,
-            and the text does not end or repeats itself.
+        Args:
+            input_ids: (b, P), prompts.
+            inputs: Further inputs of `generate`.
+            seconds: How much of the window the encoder read; None: all.
+
+        Returns:
+            (the output, the drafter's seconds). The output is None if the encoder read only a part of the window, and
+            the text does not end or repeats itself.
         """
         model = self._model  # the caller's model, which has the locks and statistics
         run = self._speculation.begin(self._target, model, input_ids, config, **inputs)
@@ -465,9 +508,11 @@ class UsageMeter:
         self._tokens[index] = 0
 
     def _decoded_recordings(self) -> Sequence[int]:
-        """Return the recordings that are decoded now, as indices in the batch. At the first decoding of a window these
-        are all recordings of the window. Later only some are decoded again, at a higher temperature; they are
-        recognised by their features."""
+        """Return the recordings that are decoded now, as indices in the batch.
+
+        At the first decoding of a window these are all recordings of the window. Later only some are decoded again, at
+        a higher temperature; they are recognised by their features.
+        """
         last, self._decoded = self._decoded, self._encoded
         if self._begins:
             self._begins = False
@@ -496,7 +541,11 @@ class UsageMeter:
 
     def _share(self, decoder: float = 0.0) -> None:
         """Divide the seconds of a window among the recordings that were decoded: the encoder's seconds equally, the
-        decoder's by each recording's share of the rounds. decoder: the decoder's seconds in this window."""
+        decoder's by each recording's share of the rounds.
+
+        Args:
+            decoder: The decoder's seconds in this window.
+        """
         rounds = sum(self._rounds.values())
         for index in self._recordings:
             self.usage[index].seconds["encoder"] += self._encoder / len(self._recordings)

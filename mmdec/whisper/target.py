@@ -60,8 +60,14 @@ class WhisperTarget(EncodedTarget):
         return isinstance(model, WhisperForConditionalGeneration)
 
     def __init__(self, model: WhisperForConditionalGeneration, together: PassBatcher | None = None) -> None:
-        """together: computes passes for several recordings at once; None: not used. Raises InputError if the model's
-        attention implementation cannot take tree masks."""
+        """Initialize.
+
+        Args:
+            together: Computes passes for several recordings at once; None: not used.
+
+        Raises:
+            InputError: If the model's attention implementation cannot take tree masks.
+        """
         super().__init__(model, model.config.decoder_layers, model.config.max_target_positions)
         self._together = together
 
@@ -75,15 +81,19 @@ class WhisperTarget(EncodedTarget):
         )
 
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
-        """Run the decoder over the prompt, as `EncodedTarget.prefill` does. If recordings share passes (`Together`),
-        the thread that called `Together.run` computes this pass."""
+        """Run the decoder over the prompt, as `EncodedTarget.prefill` does.
+
+        If recordings share passes (`Together`), the thread that called `Together.run` computes this pass.
+        """
         if self._together is not None:
             return self._together.run_alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
         return super().prefill(inputs, needs)
 
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
-        """Return the logits after each node of a draft. If recordings share passes (`Together`), this draft is scored
-        in one pass with the drafts of other recordings."""
+        """Return the logits after each node of a draft.
+
+        If recordings share passes (`Together`), this draft is scored in one pass with the drafts of other recordings.
+        """
         if self._together is None:
             return super().score(session, draft)
         alone = WhisperTarget(self.model)
@@ -93,8 +103,15 @@ class WhisperTarget(EncodedTarget):
 
     @torch.no_grad()
     def score_several(self, drafts: Sequence[tuple[EncodedSession, Draft]]) -> list[Scores]:
-        """Score drafts of several recordings in one pass. drafts: (session, draft) of each recording, with one batch
-        row; the session's reader must be a `FastDecoder`. Returns: each recording's scores."""
+        """Score drafts of several recordings in one pass.
+
+        Args:
+            drafts: (session, draft) of each recording, with one batch row; the session's reader must be a
+                `FastDecoder`.
+
+        Returns:
+            Each recording's scores.
+        """
         pieces = list[PassShare]()
         for session, draft in drafts:
             tree, positions = session.rows.mask_and_positions(draft, self.model.dtype)
@@ -121,8 +138,10 @@ class WhisperTarget(EncodedTarget):
         return states
 
     def _reader(self, prompt: EncodedPrompt, cache: EncoderDecoderCache, layers: tuple[int, ...]) -> FastDecoder | None:
-        """Make a decoder that scores drafts with less Python overhead. Returns None if the model's decoder is not
-        transformers' own, or if the drafter reads other layers than -1."""
+        """Make a decoder that scores drafts with less Python overhead.
+
+        Returns None if the model's decoder is not transformers' own, or if the drafter reads other layers than -1.
+        """
         decoder, states = self.model.model.decoder, prompt.encoded[0]
         if set(layers) - {-1} or not FastDecoder.can_replace(decoder):
             return None
@@ -145,8 +164,10 @@ class WhisperTarget(EncodedTarget):
         return Scores(logits, self._features(out, layers))
 
     def _whole(self, text: EncodedPrompt, cache: Any, config: GenerationConfig, **flags: bool) -> Any:
-        """Run the decoder over a finished text. For word timestamps, "eager" attention replaces "sdpa", because only
-        "eager" returns attention maps."""
+        """Run the decoder over a finished text.
+
+        For word timestamps, "eager" attention replaces "sdpa", because only "eager" returns attention maps.
+        """
         maps = bool(getattr(config, "return_token_timestamps", False)) and can_use_eager_copy(self.model)
         decoder = eager_copy(self.model.model.decoder) if maps else None
         return self._decoder(text.ids, text.mask_given, text.positions, text.encoded[0], cache, (), decoder, **flags)
@@ -184,7 +205,8 @@ def generate_processors(
 ) -> list[Callable[[Tensor, Tensor], Tensor]]:
     """Make the logits processors that `model.generate` would use, in its order, for prompts of `prompt_length` tokens.
 
-    timestamps: whether the rules for timestamp tokens apply.
+    Args:
+        timestamps: Whether the rules for timestamp tokens apply.
     """
     config: Any = model.generation_config
     device: Any = model.device  # `Any`, because transformers' type is str

@@ -2,7 +2,7 @@
 
 transformers' own long-form code handles windows, timestamps, prompts, temperature fallback and recordings over 30 s;
 the text equals that of `model.generate` with the same arguments. This module checks the call and its drafter. `batches`
-decodes with Whisper, `listening` with audio language models.
+decodes with Whisper, `audio_language_model` with audio language models.
 """
 
 from __future__ import annotations
@@ -131,57 +131,63 @@ def transcribe(
 ) -> Transcript | list[Transcript]:
     """Transcribe speech: exactly the text of `model.generate` with the same arguments, in fewer passes of the decoder.
 
-    audio: a path, a file object, bytes, or samples (T,), (T, channels) or (channels, T); at most an hour long. A list
-        of these is transcribed in batches.
-    sample_rate: Hz of samples; None for files, whose header has it.
-    model: a shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an audio
-        language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no windows:
-        `timestamps`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are
-        rejected for it.
-    processor: the processor of a loaded model; None otherwise.
-    drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name, a
-        drafter's folder or hub id, "whisper-tiny.en/ctc" for a shipped one, a dotted path
-        "package.module:Class", a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding.
-        Default "auto": the first drafter in the model's folder, else one shipped for the model's weights, else
-        "lookup"; CTC heads for different languages are joined.
-    timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word" adds
-        the times of words, by an alignment to the sound; a segment begins with its first word and ends with its last.
-    language: a name or a code; a list has one for each recording. Default None: detected.
-    task: "transcribe" (default) or "translate" (into English).
-    prompt: for a Whisper, text that might have come before the recording; default None: no text. For an audio language
-        model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the model's
-        processor writes.
-        Default None: whole windows.
-    batch_size: number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have batches
-        of their own.
-    cut_at_pauses: recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
-        transcribed by itself; up to `batch_size` pieces are decoded at the same time. The text may differ from that of
-        `model.generate`, whose windows follow each other and overlap. Default False.
-    strict: reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest is
-        transcribed, silence stands for the part if sound follows it, and the transcript's `note` says where it is and
-        how long.
-    rule, num_speculative_tokens, seed, statistics: verification rule, draft size, random seed (set again for each
-        window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
-    device: where a model given by name runs. Default None: a GPU if there is one, else the CPU.
-    dtype: precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
-    threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a number
-        chosen from the model's size and the number of idle processors.
-    progress: called with the seconds of audio done and in total. An exception from it ends the call.
-    on_transcript: called with each recording's index and `Transcript`, in the order of the recordings, as soon as it
-        and all earlier ones are transcribed.
-    min_confidence: in [0, 1]: reject transcripts whose `confidence` is lower; silent recordings, which have none, are
-        not rejected. Default None: reject none.
-    on_round: called with each decoding round (a `Round`); its `rows` are indices of the recordings in the call. An
-        exception from it ends the call.
-    options: arguments of `generate`: temperature (a tuple: these are tried in order), logprob_threshold,
-        compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
-        max_new_tokens, repetition_penalty and so on. With several temperatures and word timestamps, recordings are
-        decoded one by one.
-    Returns: a `Transcript`; for a list, a list of `Transcript`s in the same order. The transcript of a silent recording
-        is empty and has no confidence (None), and its `note` gives the reason. Times are those of the file's clock.
-    Raises: InputError if an argument or a recording is rejected; for a list, BatchError, which holds the results of the
-        accepted recordings.
-    Source: Whisper (Radford et al. 2022); drafters name their own papers.
+    Args:
+        audio: A path, a file object, bytes, or samples (T,), (T, channels) or (channels, T); at most an hour long. A
+            list of these is transcribed in batches.
+        sample_rate: Hz of samples; None for files, whose header has it.
+        model: A shipped name, a directory, a hub id, or a loaded model (then give its `processor`): a Whisper, or an
+            audio language model (Qwen2-Audio, Qwen3-ASR, Granite Speech, ...). An audio language model has no windows:
+            `timestamps`, `cut_at_pauses`, tasks other than "transcribe", and Whisper's thresholds are rejected for it.
+        processor: The processor of a loaded model; None otherwise.
+        drafter: "medusa" or "ctc" (the heads in the model's folder), "lookup", "recycling" or another registered name,
+            a drafter's folder or hub id, "whisper-tiny.en/ctc" for a shipped one, a dotted path "package.module:Class",
+            a smaller Whisper with the same vocabulary, a `Drafter`, or None for plain decoding. Default "auto": the
+            first drafter in the model's folder, else one shipped for the model's weights, else "lookup"; CTC heads for
+            different languages are joined.
+        timestamps: None (default), "segment" or "word" to fill `segments`. "segment" has the model's own times. "word"
+            adds the times of words, by an alignment to the sound; a segment begins with its first word and ends with
+            its last.
+        language: A name or a code; a list has one for each recording. Default None: detected.
+        task: "transcribe" (default) or "translate" (into English).
+        prompt: For a Whisper, text that might have come before the recording; default None: no text. For an audio
+            language model, the request to transcribe or, for Qwen3-ASR, the context; default None: the request that the
+            model's processor writes. Default None: whole windows.
+        batch_size: Number of recordings decoded together. Default 8. Recordings longer than one window (30 s) have
+            batches of their own.
+        cut_at_pauses: Recordings longer than one window are cut at pauses into pieces of up to 30 s. Each piece is
+            transcribed by itself; up to `batch_size` pieces are decoded at the same time. The text may differ from that
+            of `model.generate`, whose windows follow each other and overlap. Default False.
+        strict: Reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest
+            is transcribed, silence stands for the part if sound follows it, and the transcript's `note` says where it
+            is and how long.
+        rule, num_speculative_tokens, seed, statistics: Verification rule, draft size, random seed (set again for each
+            window), and acceptance rates measured in earlier calls, as for `mmdec.generate`.
+        device: Where a model given by name runs. Default None: a GPU if there is one, else the CPU.
+        dtype: Precision of a model given by name. Default None: float32. "int8", on a CPU: linear layers in 8 bits.
+        threads: torch's CPU threads for this call. Default None: the number that the user has set for torch, else a
+            number chosen from the model's size and the number of idle processors.
+        progress: Called with the seconds of audio done and in total. An exception from it ends the call.
+        on_transcript: Called with each recording's index and `Transcript`, in the order of the recordings, as soon as
+            it and all earlier ones are transcribed.
+        min_confidence: In [0, 1]: reject transcripts whose `confidence` is lower; silent recordings, which have none,
+            are not rejected. Default None: reject none.
+        on_round: Called with each decoding round (a `Round`); its `rows` are indices of the recordings in the call. An
+            exception from it ends the call.
+        options: Arguments of `generate`: temperature (a tuple: these are tried in order), logprob_threshold,
+            compression_ratio_threshold, no_speech_threshold, condition_on_prev_tokens, prompt_condition_type,
+            max_new_tokens, repetition_penalty and so on. With several temperatures and word timestamps, recordings are
+            decoded one by one.
+
+    Returns:
+        A `Transcript`; for a list, a list of `Transcript`s in the same order. The transcript of a silent recording is
+        empty and has no confidence (None), and its `note` gives the reason. Times are those of the file's clock.
+
+    Raises:
+        InputError: If an argument or a recording is rejected; for a list.
+        BatchError, which holds the results of the accepted recordings.
+
+    References:
+        Whisper (Radford et al. 2022); drafters name their own papers.
     """
     batch_size = check_whole("batch_size", batch_size, 1, MAX_BATCH, "Leave it out for 8.")
     check_threads(threads)
@@ -215,8 +221,11 @@ def transcribe(
 
 
 def _with_notes_of(recordings: Mapping[int, Recording], on_transcript: OnTranscript | None) -> OnTranscript | None:
-    """Wrap the callback `on_transcript`, so that each transcript has the note of its recording. recordings: index ->
-    recording."""
+    """Wrap the callback `on_transcript`, so that each transcript has the note of its recording.
+
+    Args:
+        recordings: Index -> recording.
+    """
     if on_transcript is None:
         return None
     return lambda index, transcript: on_transcript(index, with_note(transcript, recordings[index].note))
@@ -230,8 +239,14 @@ def _request(
     spoken: TextOptions,
     cut_at_pauses: bool,
 ) -> TranscriptionRequest | AudioLmRequest:
-    """Check the options of a call, for a Whisper or an audio language model. Raises InputError for an option that the
-    model does not support. recordings: number of recordings."""
+    """Check the options of a call, for a Whisper or an audio language model.
+
+    Args:
+        recordings: Number of recordings.
+
+    Raises:
+        InputError: For an option that the model does not support.
+    """
     with suggesting_options(TranscribeOptions.__annotations__):
         if isinstance(loaded, LoadedWhisper):
             return TranscriptionRequest.of(
@@ -250,19 +265,28 @@ def load_transcriber(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> LoadedTranscriber:
-    """Load a Whisper or an audio language model. It is loaded once for each folder, device and dtype; later calls
-    return the same object.
+    """Load a Whisper or an audio language model.
 
-    model: a shipped name, a directory or a hub id. device: None: a GPU if there is one, else the CPU. dtype: dtype of
-        the weights; None: float32.
-    Raises: InputError if there is no such model, or its files are damaged, not safetensors, or outside its folder.
+    It is loaded once for each folder, device and dtype; later calls return the same object.
+
+    Args:
+        model: A shipped name, a directory or a hub id.
+        device: None: a GPU if there is one, else the CPU.
+        dtype: Dtype of the weights; None: float32.
+
+    Raises:
+        InputError: If there is no such model, or its files are damaged, not safetensors, or outside its folder.
     """
     system = _system(model)
     return system.load(model, device, check_dtype(dtype, system.integers))
 
 
 def _system(model: object) -> TaskLoader[Any]:
-    """Return how to load the model: as an audio language model or as a Whisper. model: the argument of `transcribe`."""
+    """Return how to load the model: as an audio language model or as a Whisper.
+
+    Args:
+        model: The argument of `transcribe`.
+    """
     if isinstance(model, (str, os.PathLike)):
         return AUDIO_LM if audio_family(find_model(model, WHISPER_KIND, (*WHISPER_FILES, *AUDIO_FILES))) else WHISPER
     return (
@@ -278,7 +302,9 @@ def as_drafter(whisper: LoadedTranscriber, drafter: DrafterChoice) -> DrafterCho
     For a Whisper, "auto" becomes the drafter that `auto_drafter` finds; "medusa" becomes the Medusa heads in the
     model's folder; "ctc" becomes the folder of the model's CTC head; a folder or hub id of Medusa heads becomes these
     heads. Heads are loaded once, on the model's device and in its precision. Other values are returned unchanged.
-    Raises: InputError if there are no heads for this model.
+
+    Raises:
+        InputError: If there are no heads for this model.
     """
     if isinstance(whisper, LoadedAudioLm):
         return language_model_drafter(whisper, drafter)

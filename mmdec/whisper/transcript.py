@@ -59,10 +59,11 @@ def shift_segment(segment: Segment, by: float) -> Segment:
 class Transcript:
     """The text of one recording, and what decoding it took.
 
-    timings: stage -> seconds: `features`, `encoder`, `drafter`, `decoder` (everything between the encoder and the
-        tokens except the drafter: passes, verification, caches, language detection) and `total`, which includes other
-        time. The time of a batch is divided among its recordings: features by duration, the encoder by windows, each
-        round equally among its rows, everything else equally.
+    Args:
+        timings: Stage -> seconds: `features`, `encoder`, `drafter`, `decoder` (everything between the encoder and the
+            tokens except the drafter: passes, verification, caches, language detection) and `total`, which includes
+            other time. The time of a batch is divided among its recordings: features by duration, the encoder by
+            windows, each round equally among its rows, everything else equally.
     """
 
     text: str
@@ -100,9 +101,12 @@ class Transcript:
     def format(self, kind: str = "text") -> str:
         """Write the transcript as the content of a file.
 
-        kind: "text" (default), "json", "srt" or "vtt". Subtitles need timestamps; with word timestamps they have a
-            readable length.
-        Raises: InputError for another kind, or for subtitles without timestamps.
+        Args:
+            kind: "text" (default), "json", "srt" or "vtt". Subtitles need timestamps; with word timestamps they have a
+                readable length.
+
+        Raises:
+            InputError: For another kind, or for subtitles without timestamps.
         """
         if not isinstance(kind, str) or kind not in FORMATS:
             raise InputError(f"`format` must be one of {', '.join(FORMATS)}, but is {show(kind)}. Choose one.")
@@ -164,8 +168,11 @@ def cues(segments: Iterable[Segment]) -> list[Cue]:
 
 
 def _clause(group: Sequence[Word]) -> int:
-    """Find where to cut a subtitle that is too long. Returns: the number of words up to the end of its last clause;
-    without a clause, all words."""
+    """Find where to cut a subtitle that is too long.
+
+    Returns:
+        The number of words up to the end of its last clause; without a clause, all words.
+    """
     able = (
         count
         for count in range(len(group), 0, -1)
@@ -183,7 +190,11 @@ def _ends(word: Word, marks: tuple[str, ...]) -> bool:
 
 
 def srt(segments: Iterable[Segment], first: int = 1) -> str:
-    """Write segments as subtitles in SubRip format. first: number of the first subtitle."""
+    """Write segments as subtitles in SubRip format.
+
+    Args:
+        first: Number of the first subtitle.
+    """
     blocks = [
         f"{number}\n{format_clock(cue.start, ',')} --> {format_clock(cue.end, ',')}\n{cue.text}\n"
         for number, cue in enumerate(cues(segments), first)
@@ -201,8 +212,11 @@ def vtt(segments: Iterable[Segment]) -> str:
 
 
 def format_clock(seconds: float, mark: str = ".") -> str:
-    """Format seconds as hours, minutes, seconds and milliseconds: 00:01:02.340. mark: the character before the
-    milliseconds."""
+    """Format seconds as hours, minutes, seconds and milliseconds: 00:01:02.340.
+
+    Args:
+        mark: The character before the milliseconds.
+    """
     whole, thousandths = divmod(round(max(seconds, 0.0) * 1000), 1000)
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{mark}{thousandths:03d}"
 
@@ -232,10 +246,15 @@ def words_from_tokens(
     decode: Callable[[list[int]], str],
     spaced: bool = True,
 ) -> list[Word]:
-    """Make words with times from tokens with times. No word ends before it begins.
+    """Make words with times from tokens with times.
 
-    tokens: ids of the text, without timestamp tokens. starts, ends: times of each token in seconds. decode: function
-        from token ids to text. spaced: whether the script writes spaces between words.
+    No word ends before it begins.
+
+    Args:
+        tokens: Ids of the text, without timestamp tokens.
+        starts, ends: Times of each token in seconds.
+        decode: Function from token ids to text.
+        spaced: Whether the script writes spaces between words.
     """
     joined: list[_Piece] = []
     opening = False
@@ -285,8 +304,9 @@ def reconcile_times(segments: Sequence[Segment]) -> list[Segment]:
 def word_beginnings(tokens: Sequence[int], *, decode: Callable[[list[int]], str]) -> list[bool | None]:
     """Return for each token whether it begins a word; None for a token without sound, such as punctuation.
 
-    decode: function from token ids to text, without special tokens. In scripts without spaces (Thai and all scripts
-        after it in Unicode) each token may begin a word.
+    Args:
+        decode: Function from token ids to text, without special tokens. In scripts without spaces (Thai and all scripts
+            after it in Unicode) each token may begin a word.
     """
     found = list[bool | None]()
     for token in tokens:

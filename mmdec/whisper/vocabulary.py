@@ -41,7 +41,11 @@ class HalfPrecisionCopies:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, make: Callable[[], Any]) -> Any:
-        """Return the copies; None before `PAYS` passes, or if they cannot be made. make: makes them, called once."""
+        """Return the copies; None before `MIN_PASSES_BEFORE_COPY` passes, or if they cannot be made.
+
+        Args:
+            make: Makes them, called once.
+        """
         with self._lock:
             if self.usable and self._made is None and self.passes >= MIN_PASSES_BEFORE_COPY:
                 try:
@@ -57,7 +61,7 @@ _lock = threading.Lock()
 
 
 def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
-    """Return the `Copies` object of a module; a new one, with 0 passes, if the weights have changed."""
+    """Return the `HalfPrecisionCopies` of a module; a new one, with 0 passes, if the weights have changed."""
     weights = list(module.parameters())
     plain = all(one.dtype == torch.float32 and one.device.type == "cpu" and not one.is_inference() for one in weights)
     state = [(one.data_ptr(), one._version) for one in weights] if plain else []
@@ -71,8 +75,8 @@ def half_precision_copies(module: nn.Module) -> HalfPrecisionCopies:
 def vocabulary_scores(output: nn.Module, states: Tensor) -> Tensor:
     """Return the logits (B, N, V) of hidden states (B, N, H).
 
-    On a CPU and in float32, a large output layer is computed from its half-precision copy after `PAYS` passes, and by
-    oneDNN before. Both ways sum in another order than torch, so logits differ by up to 1e-5.
+    On a CPU and in float32, a large output layer is computed by oneDNN, and from its half-precision copy after
+    `MIN_PASSES_BEFORE_COPY` passes. Both ways sum in another order than torch, so logits differ by up to 1e-5.
     """
     if not (plain_linear(output) and output.bias is None):
         return output(states)

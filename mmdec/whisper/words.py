@@ -70,7 +70,8 @@ def loudness(features: np.ndarray) -> np.ndarray:
     A stretch of a second and more whose power hardly varies is silence if speech is louder: the noise of a room is loud
     beside digital silence elsewhere in the window.
 
-    features: (mels, 2 S), the window's log-mel features as Whisper reads them: (log10 of power + 4) / 4.
+    Args:
+        features: (mels, 2 S), the window's log-mel features as Whisper reads them: (log10 of power + 4) / 4.
     """
     decibels = np.log10((10.0 ** (features.astype(np.float64) * 4 - 4)).sum(0) + 1e-12)
     low, high = np.percentile(decibels, (SILENCE_PERCENTILE, CEILING))
@@ -101,9 +102,14 @@ def mean_attention(maps: Tensor) -> np.ndarray:
 
 
 def shift_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
-    """Shift attention in time so that its peaks fit the loud frames best. Returns: (N, S).
+    """Shift attention in time so that its peaks fit the loud frames best.
 
-    seen: (N, S), attention of N tokens to S encoder states. loud: (S,), loudness from -1 to 1.
+    Args:
+        seen: (N, S), attention of N tokens to S encoder states.
+        loud: (S,), loudness from -1 to 1.
+
+    Returns:
+        (N, S).
     """
     frames = np.arange(len(loud))
     moves = [np.clip(frames - lead, 0, len(loud) - 1) for lead in LEADS]
@@ -114,12 +120,18 @@ def shift_to_sound(seen: np.ndarray, loud: np.ndarray) -> np.ndarray:
 
 
 def align(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the frames of each token by dynamic programming. A frame is an encoder state, 20 ms.
+    """Find the frames of each token by dynamic programming.
 
-    tokens: (N, S), how well each frame fits each token, in standard deviations of attention. loud: (S,), loudness from
-        -1 to 1. begins: (N,), whether a gap is allowed before the token; before the first token and after the last
-        token a gap is always allowed.
-    Returns: two arrays (N,): each token's first frame, and the frame after its last frame.
+    A frame is an encoder state, 20 ms.
+
+    Args:
+        tokens: (N, S), how well each frame fits each token, in standard deviations of attention.
+        loud: (S,), loudness from -1 to 1.
+        begins: (N,), whether a gap is allowed before the token; before the first token and after the last token a gap
+            is always allowed.
+
+    Returns:
+        Two arrays (N,): each token's first frame, and the frame after its last frame.
     """
     count, frames = tokens.shape
     if count >= frames:  # no path gives each token a frame: spread them evenly
@@ -158,7 +170,8 @@ def align_text(tokens: np.ndarray, loud: np.ndarray, begins: Sequence[bool], end
     Where a sentence is said again after a pause, its last words get attention at both places. The later ones are of the
     next text: then the words are aligned to the sound before the pause alone, if that has a frame for each token.
 
-    end: the frame of the timestamp that ends the text.
+    Args:
+        end: The frame of the timestamp that ends the text.
     """
     starts, ends = align(tokens, loud, begins)
     pauses = [at for at in range(1, len(starts)) if starts[at] - ends[at - 1] >= LONG_PAUSE_STATES]
@@ -177,9 +190,14 @@ class TokenAligner:
     """
 
     def __init__(self, layers: int, begins: WordBeginnings, sound: Callable[[], Tensor], first_time: int) -> None:
-        """layers: number of the decoder's layers. begins: called with token ids; returns for each whether it begins a
-        word, None for a token without sound. sound: returns the features (B, mels, T) of the rows decoded last.
-        first_time: id of the timestamp token of 0 seconds."""
+        """Initialize.
+
+        Args:
+            layers: Number of the decoder's layers.
+            begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
+            sound: Returns the features (B, mels, T) of the rows decoded last.
+            first_time: Id of the timestamp token of 0 seconds.
+        """
         self._layers, self._begins, self._sound, self._first_time = layers, begins, sound, first_time
 
     def __call__(
@@ -192,10 +210,12 @@ class TokenAligner:
     ) -> Tensor:
         """Return the start times (B, L) of all tokens in seconds; 0 for the prompt.
 
-        output: `generate`'s output for one window, with `cross_attentions`. alignment_heads: (layer, head) pairs, whose
-            attention is read. time_precision: seconds of an encoder state.
-        num_frames: number of mel frames with sound, one number for all rows, or one for each. num_input_ids: number of
-            prompt tokens.
+        Args:
+            output: `generate`'s output for one window, with `cross_attentions`.
+            alignment_heads: (layer, head) pairs, whose attention is read.
+            time_precision: Seconds of an encoder state.
+            num_frames: Number of mel frames with sound, one number for all rows, or one for each.
+            num_input_ids: Number of prompt tokens.
         """
         layers = [torch.cat([step[layer] for step in output.cross_attentions], 2) for layer in range(self._layers)]
         maps = torch.stack([layers[layer][:, head] for layer, head in alignment_heads], 1)  # shape (B, H, L - 1, S)
@@ -235,7 +255,8 @@ class TokenAligner:
         """Return the encoder state at which the text ends, if it ends with a timestamp; else there is no limit:
         `sys.maxsize`.
 
-        begins: for each token, whether it begins a word; None: without sound.
+        Args:
+            begins: For each token, whether it begins a word; None: without sound.
         """
         last = len(tokens)
         while last and begins[last - 1] is None and tokens[last - 1] < self._first_time:
@@ -245,10 +266,12 @@ class TokenAligner:
 
 
 def time_tokens(model: WhisperForConditionalGeneration, begins: WordBeginnings, sound: Callable[[], Tensor]) -> None:
-    """Make `model.generate` compute start and duration of each token by `SpokenTokens`. model: a copy for one call.
+    """Make `model.generate` compute start and duration of each token by `TokenAligner`.
 
-    begins: called with token ids; returns for each whether it begins a word, None for a token without sound. sound:
-        returns the features (B, mels, T) of the rows decoded last.
+    Args:
+        model: A copy for one call.
+        begins: Called with token ids; returns for each whether it begins a word, None for a token without sound.
+        sound: Returns the features (B, mels, T) of the rows decoded last.
     """
     settings: Any = model.generation_config
     first_time = settings.no_timestamps_token_id + 1

@@ -69,8 +69,10 @@ def acoustic_targets(samples: Tensor, phones_with_ends: Sequence[tuple[str, floa
     """Compute FastSpeech 2's targets from 16 kHz samples (T,) and phones [(phone, end in seconds), ...].
 
     Starts and ends are rounded to frames before durations are computed, so that rounding errors do not add up. A phone
-    without frames gets pitch and energy of the frame at its start. Pitch is interpolated over unvoiced frames. Raises
-    InputError if the sound ends before the last phone.
+    without frames gets pitch and energy of the frame at its start. Pitch is interpolated over unvoiced frames.
+
+    Raises:
+        InputError: If the sound ends before the last phone.
     """
     span = spoken_slice([phone for phone, _ in phones_with_ends])
     first, last = span.start, span.stop
@@ -114,7 +116,14 @@ def interpolate_pitch(contour: Tensor) -> Tensor:
 
 
 def _phone_means(values: Tensor, durations: Tensor) -> Tensor:
-    """Average values (F,) over the frames of each phone. durations: (K,) frames. Returns: (K,)."""
+    """Average values (F,) over the frames of each phone.
+
+    Args:
+        durations: (K,) frames.
+
+    Returns:
+        (K,).
+    """
     ends = durations.cumsum(0)
     starts = (ends - durations).clamp(max=values.shape[0] - 1)
     total = torch.nn.functional.pad(values.double().cumsum(0), (1, 0))
@@ -130,7 +139,10 @@ class EnglishSpeech:
     """The English recordings of a split and their acoustic targets, which are cached in `<root>/../cache/english-...`.
 
     Reads `{split}.tsv`, `{split}.alignment.tsv` and `{split}/<name>.wav` in `root`. Of recordings with the same
-    translation and phones, only the first is used. `bad` lists unusable rows. limit: use at most this many rows.
+    translation and phones, only the first is used. `bad` lists unusable rows.
+
+    Args:
+        limit: Use at most this many rows.
     """
 
     def __init__(self, root: Path, split: str, limit: int | None = None, admission: Admission = STRICT) -> None:
@@ -175,7 +187,11 @@ class EnglishSpeech:
         return self.root / self.split / f"{self.rows[item][0]}.wav"
 
     def mel(self, item: int) -> Tensor:
-        """Return a recording's mel (F, 80), natural logarithms, without the silence at its ends. item: its index."""
+        """Return a recording's mel (F, 80), natural logarithms, without the silence at its ends.
+
+        Args:
+            item: Its index.
+        """
         part = self._mel[self._frame_starts[item] : self._frame_starts[item + 1]]
         return torch.from_numpy(part.astype(np.float32))
 
@@ -189,7 +205,11 @@ class EnglishSpeech:
         return {key: item for item, key in enumerate(keys)}
 
     def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
-        """Join recordings: phones (3, K) and mel (F, 80). pause: put 0.2 s of silence between two recordings."""
+        """Join recordings: phones (3, K) and mel (F, 80).
+
+        Args:
+            pause: Put 0.2 s of silence between two recordings.
+        """
         phones, mels = self.phones(items[0]), [self.mel(items[0])]
         for item in items[1:]:
             silence = torch.tensor([[_PAUSE_FRAMES], [float(phones[1, :-1].mean())], [0.0]])
@@ -277,8 +297,11 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int
 def read_splits(
     root: Path, dev_split: str, limit: int | None, dev_rows: int, admission: Admission
 ) -> tuple[EnglishSpeech, EnglishSpeech]:
-    """Read the training speech (at most `limit` rows) and the development speech (at most `dev_rows`). Raises
-    InputError if they share recordings or too many rows are bad."""
+    """Read the training speech (at most `limit` rows) and the development speech (at most `dev_rows`).
+
+    Raises:
+        InputError: If they share recordings or too many rows are bad.
+    """
     names = ([name for name, _ in read_translations(root, split, admission)] for split in ("train", dev_split))
     check_apart(names, "recordings", "Take them out of train.tsv.")
     splits = EnglishSpeech(root, "train", limit, admission), EnglishSpeech(root, dev_split, dev_rows, admission)

@@ -48,8 +48,10 @@ _FORMAT = 1  # version in the cache folder's name; after a change, features are 
 
 
 def extract(clip: str) -> np.ndarray | str:
-    """Compute the filterbank features (N, 80) fp16 of one recording. If that is impossible, return the reason, a
-    text."""
+    """Compute the filterbank features (N, 80) fp16 of one recording.
+
+    If that is impossible, return the reason, a text.
+    """
     try:
         # these are the features that a finished model reads, too
         features = audio.fbank(audio.trim_silence(audio.load_audio(clip)))
@@ -67,8 +69,11 @@ def begin_worker(parent: int) -> None:
 
 
 def extract_all(clips: Sequence[Path], jobs: int) -> Iterator[np.ndarray | str]:
-    """Yield for each recording, in order, its features (N, 80), or the reason why there are none. jobs: number of
-    processes."""
+    """Yield for each recording, in order, its features (N, 80), or the reason why there are none.
+
+    Args:
+        jobs: Number of processes.
+    """
     names = map(str, clips)
     if jobs <= 1:
         yield from map(extract, names)
@@ -105,8 +110,10 @@ class FeatureStore:
 
     @staticmethod
     def cache_folder(folder: Path, clips: Sequence[Path]) -> Path:
-        """Return the folder for the features of these recordings. Its name is a hash of the recordings' names and
-        sizes."""
+        """Return the folder for the features of these recordings.
+
+        Its name is a hash of the recordings' names and sizes.
+        """
         digest = hashlib.blake2b("\n".join(f"{c.name} {c.stat().st_size}" for c in clips).encode(), digest_size=8)
         return folder / f"{_FORMAT}-{digest.hexdigest()}"
 
@@ -162,10 +169,15 @@ class Item:
 
 
 class SpeechDataset(Dataset[Item]):
-    """A dataset indexed by tuples of row numbers. The rows of a tuple are joined to one item, with pauses.
+    """A dataset indexed by tuples of row numbers.
 
-    store: features of the source speech. indices: the index in `store` of each row's features. units: the vocabulary.
-    english: acoustic targets of the rows' English speech; only needed to train the acoustic model jointly.
+    The rows of a tuple are joined to one item, with pauses.
+
+    Args:
+        store: Features of the source speech.
+        indices: The index in `store` of each row's features.
+        units: The vocabulary.
+        english: Acoustic targets of the rows' English speech; only needed to train the acoustic model jointly.
     """
 
     def __init__(
@@ -237,12 +249,14 @@ def draw_batches(
     rank: int,
     world: int,
 ) -> list[list[tuple[int, ...]]]:
-    """Draw one epoch's `steps` batches for process `rank` of `world`. Returns for each batch its items: tuples of row
-    numbers to join.
+    """Draw one epoch's `steps` batches for process `rank` of `world`.
 
-    lengths: number of frames of each row. A batch has items of similar length. batch_size: number of items in one
-        process's batch.
-    concatenate: share of the items that join two rows.
+    Returns for each batch its items: tuples of row numbers to join.
+
+    Args:
+        lengths: Number of frames of each row. A batch has items of similar length.
+        batch_size: Number of items in one process's batch.
+        concatenate: Share of the items that join two rows.
     """
     generator = np.random.default_rng([seed, epoch])
     count = steps * world * batch_size
@@ -260,17 +274,20 @@ def draw_batches(
 class SpeechTranslationData(LightningDataModule):
     """A data module for the corpus CVSS with Common Voice, or for the phrasebook corpus, which has the same format.
 
-    common_voice, cvss: folders of the two corpora.
-    rendering: "all": each row's own translation; "canonical": the same translation for all rows with the same source
-        sentence.
-    concatenate: share of items that join two utterances.
-    steps_per_epoch: number of steps in an epoch; a checkpoint may be written after each epoch.
-    max_frames: leave out rows with more frames of source speech. jobs: number of processes that compute features.
-    upsample, min_vertices: sizes of the model's graph: `upsample` vertices a frame, at least `min_vertices`. Rows whose
-        target does not fit in the graph are left out.
-    acoustic: also load acoustic targets of the English speech, to train the acoustic model jointly.
-    limit: use only the first `limit` training rows; features are computed for these only.
-    max_bad_share: the largest share of rows that may be bad. allow_absolute_paths: allow files outside the folders.
+    Args:
+        common_voice, cvss: Folders of the two corpora.
+        rendering: "all": each row's own translation; "canonical": the same translation for all rows with the same
+            source sentence.
+        concatenate: Share of items that join two utterances.
+        steps_per_epoch: Number of steps in an epoch; a checkpoint may be written after each epoch.
+        max_frames: Leave out rows with more frames of source speech.
+        jobs: Number of processes that compute features.
+        upsample, min_vertices: Sizes of the model's graph: `upsample` vertices a frame, at least `min_vertices`. Rows
+            whose target does not fit in the graph are left out.
+        acoustic: Also load acoustic targets of the English speech, to train the acoustic model jointly.
+        limit: Use only the first `limit` training rows; features are computed for these only.
+        max_bad_share: The largest share of rows that may be bad.
+        allow_absolute_paths: Allow files outside the folders.
     """
 
     def __init__(
@@ -313,8 +330,10 @@ class SpeechTranslationData(LightningDataModule):
         return vocabulary(read_pairs(self.common_voice, self.cvss, "train", admission=self.admission)[0])
 
     def prepare_data(self) -> None:
-        """Check that the splits share no recordings, and compute missing features. Lightning calls this in one process
-        only."""
+        """Check that the splits share no recordings, and compute missing features.
+
+        Lightning calls this in one process only.
+        """
         splits = ("train", self.validation_split)
         names = ([name for name, _ in read_translations(self.cvss, split, self.admission)] for split in splits)
         check_apart(names, "recordings", "Take them out of train.tsv.")
@@ -354,8 +373,11 @@ class SpeechTranslationData(LightningDataModule):
         return SpeechDataset(kept, store, [indices[row.name] for row in kept], self.units, english)
 
     def misfit(self, row: SpeechPair, frames: int) -> str | None:
-        """Return the reason why a row is left out of training; None if it is used. frames: the length of its source
-        speech."""
+        """Return the reason why a row is left out of training; None if it is used.
+
+        Args:
+            frames: The length of its source speech.
+        """
         if frames > self.max_frames:
             return f"longer than {self.max_frames} frames"
         vertices = max(int(self.upsample * frames), self.min_vertices)

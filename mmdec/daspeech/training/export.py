@@ -20,16 +20,19 @@ from mmdec.training.checkpoints import load_averaged, newest_checkpoints
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
-    """Load a DASpeech training module with the mean of its checkpoints' weights. Returns the module, and the training
-    step of the last checkpoint."""
+    """Load a DASpeech training module with the mean of its checkpoints' weights.
+
+    Returns the module, and the training step of the last checkpoint.
+    """
     return load_averaged(DASpeechModule, checkpoints)
 
 
 def assemble(checkpoints: Sequence[Path], vocoder_folder: Path, out: Path) -> Path:
     """Write a speech translator's folder, and return it.
 
-    checkpoints: files from the joint training; their weights are averaged. vocoder_folder: output of the vocoder's
-        training.
+    Args:
+        checkpoints: Files from the joint training; their weights are averaged.
+        vocoder_folder: Output of the vocoder's training.
     """
     module, step = load_module(checkpoints)
     if not isinstance(module.network, DASpeech):

@@ -50,8 +50,10 @@ class Augmentation:
     time_warp: float = 0.0  # largest relative change of speaking rate; 0: none
 
     def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Augment features (B, N, 80) of lengths (B,) in frames. Returns new features and lengths; padding stays
-        zero."""
+        """Augment features (B, N, 80) of lengths (B,) in frames.
+
+        Returns new features and lengths; padding stays zero.
+        """
         if self.time_warp or self.frequency_warp:
             features, lengths = self._warp(features, lengths)
         b, n, bands = features.shape
@@ -98,14 +100,18 @@ class GraphLoss:
 
 
 def graph_loss(lattice: Lattice, units: Tensor, unit_lengths: Tensor, forced: Tensor | None = None) -> GraphLoss:
-    """Compute the graph loss: -log P(Y|X) / M, averaged over the sentences (DASpeech, section 3.1). M is a target's
-    length.
+    """Compute the graph loss: -log P(Y|X) / M, averaged over the sentences (DASpeech, section 3.1).
+
+    M is a target's length.
 
     A sentence whose log P(Y|X) is not finite (its target may not fit in the graph) adds 0, and is counted in `invalid`.
 
-    lattice: the graph decoder's output, with L vertices. units: (B, M) target tokens, padded. unit_lengths: (B,).
-    forced: (B, L) index of the target token that GLAT showed to a vertex, or -1. Such a vertex emits its token with
-        probability 1, without a gradient. None: nothing was shown.
+    Args:
+        lattice: The graph decoder's output, with L vertices.
+        units: (B, M) target tokens, padded.
+        unit_lengths: (B,).
+        forced: (B, L) index of the target token that GLAT showed to a vertex, or -1. Such a vertex emits its token with
+            probability 1, without a gradient. None: nothing was shown.
     """
     match = lattice.matches(units)
     if forced is not None:
@@ -134,10 +140,15 @@ def glance(
     Vertices are drawn at random from the best path for the target. Their number is `ratio` times the number of target
     tokens that this pass predicts wrong on this path. The second pass draws the same dropout.
 
-    states: (B, S, H) encoder states. frame_lengths: (B,) lengths that set the graphs' sizes.
-    units: (B, M) target tokens, padded.
-    Returns: `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for
     `graph_loss`: the index of this token in the target, or -1.
+
+    Args:
+        states: (B, S, H) encoder states.
+        frame_lengths: (B,) lengths that set the graphs' sizes.
+        units: (B, M) target tokens, padded.
+
+    Returns:
+        `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for
     """
     devices = [states.device] if states.is_cuda else []
     with torch.random.fork_rng(devices):  # the random state is restored, so that the second pass draws the same dropout
@@ -154,18 +165,24 @@ def glance(
 
 
 def autoregressive_loss(logits: Tensor, units: Tensor, label_smoothing: float) -> Tensor:
-    """Compute the cross-entropy of logits (B, M-1, V) with target tokens (B, M). The first target token, <s>, and
-    padding are ignored."""
+    """Compute the cross-entropy of logits (B, M-1, V) with target tokens (B, M).
+
+    The first target token, <s>, and padding are ignored.
+    """
     target = units[:, 1:]
     mean = F.cross_entropy(logits.float().transpose(1, 2), target, ignore_index=PAD, label_smoothing=label_smoothing)
     return mean * token_weight((target != PAD).sum())
 
 
 def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor) -> Tensor:
-    """Compute the CTC loss per target symbol, averaged over the sentences. A text that is too long for its frames
-    counts as 0.
+    """Compute the CTC loss per target symbol, averaged over the sentences.
 
-    logits: (B, S, C); class 0 is the blank. lengths: (B,) number of frames. text: (B, T) classes, padded.
+    A text that is too long for its frames counts as 0.
+
+    Args:
+        logits: (B, S, C); class 0 is the blank.
+        lengths: (B,) number of frames.
+        text: (B, T) classes, padded.
     """
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     return F.ctc_loss(scores, text, lengths, text_lengths, zero_infinity=True) * row_weight(text)
@@ -173,13 +190,22 @@ def ctc_loss(logits: Tensor, lengths: Tensor, text: Tensor, text_lengths: Tensor
 
 def row_weight(rows: Tensor) -> Tensor:
     """Return the factor for this process's mean over its B sentences, so that the average of all processes is the mean
-    over all sentences. rows: any tensor (B, ...)."""
+    over all sentences.
+
+    Args:
+        rows: Any tensor (B, ...).
+    """
     return token_weight(torch.tensor(len(rows), device=rows.device))
 
 
 def glat_ratio(options: Any, step: int) -> float:
-    """Return GLAT's ratio at a training step: the share of wrong target tokens that are shown to the graph decoder. It
-    goes linearly from `glat_start` to `glat_end` in `glat_steps` steps. options: has these three fields."""
+    """Return GLAT's ratio at a training step: the share of wrong target tokens that are shown to the graph decoder.
+
+    It goes linearly from `glat_start` to `glat_end` in `glat_steps` steps.
+
+    Args:
+        options: Has these three fields.
+    """
     part = min(1.0, step / max(options.glat_steps, 1))
     return options.glat_start + part * (options.glat_end - options.glat_start)
 
@@ -195,8 +221,10 @@ class DASpeechOptions:
     inverse-sqrt, GLAT .5 to .1 over 100k updates). One loss is added: `ar_weight` times the loss of an autoregressive
     baseline on the same encoder. With `ar_weight` 0 this loss is left out, as in the paper.
 
-    size: name of the network's sizes. model: sizes that differ from these, by dotted name, such as {"dag.layers": 2}.
-    warmup, decay_from, decay_steps: steps of the learning-rate schedule.
+    Args:
+        size: Name of the network's sizes.
+        model: Sizes that differ from these, by dotted name, such as {"dag.layers": 2}.
+        warmup, decay_from, decay_steps: Steps of the learning-rate schedule.
     """
 
     size: Literal["paper", "small"] = "paper"
@@ -242,7 +270,9 @@ class DASpeechModule(RecipeModule):
     instead for a random share `embedding_share` of the rows, and for rows that do not fit in their graph. So it can
     also speak the phones of the autoregressive baseline.
 
-    units: the vocabulary of phones, ordered by id. options: fields of `DASpeechOptions`.
+    Args:
+        units: The vocabulary of phones, ordered by id.
+        options: Fields of `DASpeechOptions`.
     """
 
     options: DASpeechOptions
@@ -298,12 +328,15 @@ class DASpeechModule(RecipeModule):
         return parts
 
     def acoustic_loss(self, batch: SpeechBatch, lattice: Lattice, match: Tensor) -> Tensor:
-        """Compute FastSpeech 2's loss. Its input is each phone's expected hidden state (DASpeech, section 3.3).
+        """Compute FastSpeech 2's loss.
+
+        Its input is each phone's expected hidden state (DASpeech, section 3.3).
 
         The state of phone i is z_i = sum_j P(a_i = j | X, Y) v_j: the mean of the vertices' states v_j, weighted by the
         probability that phone i is on vertex j. Gradients reach the states v_j, but not P.
 
-        match: (B, M, L) log-probability that vertex l emits target token m.
+        Args:
+            match: (B, M, L) log-probability that vertex l emits target token m.
         """
         net, targets = self.network, batch.acoustic
         if not isinstance(net, DASpeech) or targets is None:
@@ -355,8 +388,11 @@ class DASpeechModule(RecipeModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients by norm. Lightning refuses this for fused optimizers in mixed precision; here it is safe,
-        because bf16 needs no gradient scaling."""
+        """Clip gradients by norm.
+
+        Lightning refuses this for fused optimizers in mixed precision; here it is safe, because bf16 needs no gradient
+        scaling.
+        """
         if gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
@@ -376,13 +412,18 @@ def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
 
 
 class InitialWeights(Callback):
-    """Loads safetensors files into the network before a new training. A resumed training keeps its checkpoint's
-    weights.
+    """Loads safetensors files into the network before a new training.
 
-    Weights are loaded if name and shape fit; all others keep their initial values. Raises InputError if a file is
-    missing or none of its tensors fits.
+    A resumed training keeps its checkpoint's weights.
 
-    files: weights with the network's names. acoustic: weights of a trained acoustic model (tts.safetensors).
+    Weights are loaded if name and shape fit; all others keep their initial values.
+
+    Args:
+        files: Weights with the network's names.
+        acoustic: Weights of a trained acoustic model (tts.safetensors).
+
+    Raises:
+        InputError: If a file is missing or none of its tensors fits.
     """
 
     def __init__(self, files: Sequence[str], acoustic: str | None = None) -> None:
@@ -413,12 +454,15 @@ class InitialWeights(Callback):
             rank_zero_info(f"{file}: {taken} tensors loaded")
 
     def _reorder(self, state: dict[str, Tensor], own: dict[str, Tensor], units: list[str], listed: Path) -> None:
-        """Put the acoustic model's phone embeddings in the order of this network's phones. A phone that is new keeps
-        its initial embedding.
+        """Put the acoustic model's phone embeddings in the order of this network's phones.
 
-        state: the acoustic model's weights, changed in place. own: this network's weights. units: this network's
-            phones.
-        listed: the acoustic model's tts.json, which lists its phones.
+        A phone that is new keeps its initial embedding.
+
+        Args:
+            state: The acoustic model's weights, changed in place.
+            own: This network's weights.
+            units: This network's phones.
+            listed: The acoustic model's tts.json, which lists its phones.
         """
         earlier = json.loads(listed.read_text(encoding="utf-8"))["units"]
         rows = own["tts.units.weight"].clone()

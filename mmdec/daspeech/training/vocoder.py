@@ -34,7 +34,9 @@ SPECTRA = (128, 256, 512, 1024, 2048)  # window sizes of the spectral loss's STF
 class SpectrogramDiscriminator(nn.Module):
     """Scores patches of a log-magnitude spectrogram as real or generated (after Jang et al., 2021).
 
-    size: of the STFT's window, in samples. channels: of the first layer's output.
+    Args:
+        size: Of the STFT's window, in samples.
+        channels: Of the first layer's output.
     """
 
     def __init__(self, size: int, channels: int) -> None:
@@ -53,8 +55,10 @@ class SpectrogramDiscriminator(nn.Module):
         self.out = nn.utils.parametrizations.weight_norm(nn.Conv2d(2 * channels, 1, 3, padding=1))
 
     def forward(self, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Score samples (B, T). Returns scores of patches (B, 1, bins', frames), and the features of the inner
-        layers."""
+        """Score samples (B, T).
+
+        Returns scores of patches (B, 1, bins', frames), and the features of the inner layers.
+        """
         window = self.get_buffer("window")
         spectrum = torch.stft(samples, self.size, self.size // 4, window=window, return_complex=True)
         x = (spectrum.real.square() + spectrum.imag.square() + 1e-6).log()[:, None] * 0.25  # shape (B, 1, bins, frames)
@@ -66,8 +70,10 @@ class SpectrogramDiscriminator(nn.Module):
 
 
 class Discriminators(nn.Module):
-    """Spectrogram discriminators, one for each STFT window size in `SIZES`. Calling it returns (patch scores, inner
-    features) of each discriminator."""
+    """Spectrogram discriminators, one for each STFT window size in `SIZES`.
+
+    Calling it returns (patch scores, inner features) of each discriminator.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,9 +84,13 @@ class Discriminators(nn.Module):
 
 
 def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> Tensor:
-    """Compute the discriminators' least-squares loss. Scores should be 1 for recordings, and 0 for generated sound.
+    """Compute the discriminators' least-squares loss.
 
-    judges: the discriminators. generated, truth: samples (B, T) of generated sound and of recordings.
+    Scores should be 1 for recordings, and 0 for generated sound.
+
+    Args:
+        judges: The discriminators.
+        generated, truth: Samples (B, T) of generated sound and of recordings.
     """
     total = generated.new_zeros(())
     for (false, _), (true, _) in zip(judges(generated), judges(truth), strict=True):
@@ -91,9 +101,14 @@ def discriminator_loss(judges: Discriminators, generated: Tensor, truth: Tensor)
 def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the vocoder's adversarial losses from the discriminators' answers.
 
-    judges: the discriminators. generated, truth: samples (B, T) of generated sound and of recordings.
-    Returns: the adversarial loss, and the feature-matching loss: the relative L1 distance between the discriminators'
     inner features of generated sound and of recordings.
+
+    Args:
+        judges: The discriminators.
+        generated, truth: Samples (B, T) of generated sound and of recordings.
+
+    Returns:
+        The adversarial loss, and the feature-matching loss: the relative L1 distance between the discriminators'
     """
     with torch.no_grad():
         wanted = judges(truth)
@@ -107,8 +122,11 @@ def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> 
 
 
 def spectra(samples: Tensor, size: int) -> Tensor:
-    """Compute STFT magnitudes (B, bins, frames) of samples (B, T), linear and differentiable. size: length of the
-    window in samples; the hop is a quarter of it."""
+    """Compute STFT magnitudes (B, bins, frames) of samples (B, T), linear and differentiable.
+
+    Args:
+        size: Length of the window in samples; the hop is a quarter of it.
+    """
     window = torch.hann_window(size, device=samples.device)
     spectrum = torch.stft(samples, size, size // 4, window=window, return_complex=True)
     return (spectrum.real.square() + spectrum.imag.square() + 1e-7).sqrt()
@@ -116,7 +134,10 @@ def spectra(samples: Tensor, size: int) -> Tensor:
 
 def spectral_loss(generated: Tensor, truth: Tensor) -> Tensor:
     """Compute spectral convergence plus L1 of log magnitudes (Yamamoto et al., 2020), averaged over window sizes.
-    generated, truth: samples (B, T)."""
+
+    Args:
+        generated, truth: Samples (B, T).
+    """
     total = generated.new_zeros(())
     for size in SPECTRA:
         a, b = spectra(generated, size), spectra(truth, size)
@@ -247,8 +268,10 @@ class _Pieces(torch.utils.data.Dataset[Crops]):
 
 
 def _continuous(contour: Tensor) -> Tensor:
-    """Interpolate a pitch contour (F,) in Hz where it is 0 (unvoiced). If all frames are unvoiced, return 150 Hz
-    everywhere."""
+    """Interpolate a pitch contour (F,) in Hz where it is 0 (unvoiced).
+
+    If all frames are unvoiced, return 150 Hz everywhere.
+    """
     return interpolate_pitch(contour) if bool((contour > 0).any()) else torch.full_like(contour, 150.0)
 
 
@@ -257,8 +280,9 @@ def record(
 ) -> VocoderRecording:
     """Read a recording into memory, padded with silence to at least `least` frames.
 
-    item: the recording's index. teacher: an acoustic model that predicts the recording's mel, and the model's phones;
-        None: no prediction.
+    Args:
+        item: The recording's index.
+        teacher: An acoustic model that predicts the recording's mel, and the model's phones; None: no prediction.
     """
     samples = load_audio(speech.wav(item))
     frames = max(samples.shape[0] // HOP, least)
@@ -282,8 +306,16 @@ def record(
 
 
 def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2, list[str]]:
-    """Load the acoustic model in the output folder of its training. Returns the model, and its phones ordered by id.
-    argument: the folder's name in messages. Raises InputError for damaged files."""
+    """Load the acoustic model in the output folder of its training.
+
+    Returns the model, and its phones ordered by id.
+
+    Args:
+        argument: The folder's name in messages.
+
+    Raises:
+        InputError: For damaged files.
+    """
     described = read_settings(folder / "tts.json", argument)
     state = read_weights([weight_file(folder, "tts.safetensors", argument)], argument)
     try:
@@ -298,7 +330,11 @@ def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2
 
 
 def load_vocoder(folder: Path) -> Vocoder:
-    """Load the vocoder in the output folder of its training. Raises InputError for damaged files."""
+    """Load the vocoder in the output folder of its training.
+
+    Raises:
+        InputError: For damaged files.
+    """
     sizes = VocoderConfig(**read_settings(folder / "vocoder.json", "vocoder")["config"])
     state = read_weights([weight_file(folder, "vocoder.safetensors", "vocoder")], "vocoder")
     return build_with_weights(lambda: Vocoder(sizes), state, "vocoder", folder)

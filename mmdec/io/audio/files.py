@@ -81,11 +81,18 @@ def load_audio(
     less. Floats beyond full scale are scaled down to it. Channels that would cancel each other are inverted before they
     are mixed. Times are those of the file's clock: silence stands for sound
     that starts late, for holes, and for parts that cannot be read. `load_recording` also says which parts those are.
-    source: a path, or a binary file object. sample_rate: Hz of the result. Default 16 kHz.
-    max_seconds: longer audio raises an error; if the header shows that it is longer, nothing is decoded.
-    strict: reject a file of which a part cannot be read. Default False: read the rest.
-    Returns: samples (T,) float32 in [-1, 1].
-    Raises: InputError for any other file, and for audio with samples that are not finite, too large or missing.
+
+    Args:
+        source: A path, or a binary file object.
+        sample_rate: Hz of the result. Default 16 kHz.
+        max_seconds: Longer audio raises an error; if the header shows that it is longer, nothing is decoded.
+        strict: Reject a file of which a part cannot be read. Default False: read the rest.
+
+    Returns:
+        Samples (T,) float32 in [-1, 1].
+
+    Raises:
+        InputError: For any other file, and for audio with samples that are not finite, too large or missing.
     """
     return load_recording(source, sample_rate, max_seconds=max_seconds, strict=strict).samples
 
@@ -121,8 +128,11 @@ def load_recording(
 
 
 def sound_seconds(path: str | os.PathLike[str]) -> float:
-    """Measure a sound file's duration in seconds by decoding the whole file. Raises InputError for files that
-    `load_audio` rejects."""
+    """Measure a sound file's duration in seconds by decoding the whole file.
+
+    Raises:
+        InputError: For files that `load_audio` rejects.
+    """
     of, frames, rate, peak = _of(path), 0, 1, 0.0
     for rate, block in _blocks(path, MAX_SECONDS, AudioLoss()):  # noqa: B007 - it is used after the loop
         with np.errstate(all="ignore"):  # infinite samples are found by the check that follows
@@ -167,8 +177,12 @@ def _blocks(
     The length in the header is not trusted: each block holds only the frames that the decoder returned.
     `SoundFile.blocks` would return as many frames as the header declares. If the file is cut off, the rest would be
     uninitialised memory, such as samples of another recording.
-    source: a path or a file object. max_seconds: longer audio raises InputError. loss: is filled with what cannot be
-        read. strict: whether a loss raises InputError at the end.
+
+    Args:
+        source: A path or a file object.
+        max_seconds: Longer audio raises InputError.
+        loss: Is filled with what cannot be read.
+        strict: Whether a loss raises InputError at the end.
     """
     frames = 0
     path = os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
@@ -213,9 +227,14 @@ def _decode(
 ) -> Generator[tuple[int, np.ndarray]]:
     """Decode an open file with libsndfile, or with PyAV if libsndfile does not know the format or stops at damage.
 
-    content: a file descriptor, or the file's bytes. name: the file's name, for errors. path: its path; "" for a file
-        object. max_seconds: longer audio raises InputError. loss: is filled with what cannot be read.
     Yields: (sample rate in Hz, samples (T, channels)) for each block.
+
+    Args:
+        content: A file descriptor, or the file's bytes.
+        name: The file's name, for errors.
+        path: Its path; "" for a file object.
+        max_seconds: Longer audio raises InputError.
+        loss: Is filled with what cannot be read.
     """
     with _file(content) as opened:
         structure = structure_of(opened)
@@ -303,8 +322,14 @@ def _resumable_format(content: int | io.BytesIO, structure: FileStructure) -> st
 def _resume_blocks(
     content: int | io.BytesIO, kind: str, name: str, max_seconds: float, structure: FileStructure, loss: AudioLoss
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Decode a damaged file with PyAV. kind: FFmpeg's name of its format. Raises: ImportError if PyAV is not
-    installed."""
+    """Decode a damaged file with PyAV.
+
+    Args:
+        kind: FFmpeg's name of its format.
+
+    Raises:
+        ImportError: If PyAV is not installed.
+    """
     av: Any = import_module("av")
     with (
         _view(content, structure) or _file(content) as file,
@@ -337,8 +362,10 @@ def _on_clock(
 
 
 class _Content(io.BytesIO):
-    """A file's bytes as a file object. A seek to before the beginning, which a damaged header may cause, does nothing
-    instead of raising."""
+    """A file's bytes as a file object.
+
+    A seek to before the beginning, which a damaged header may cause, does nothing instead of raising.
+    """
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         try:
@@ -348,8 +375,11 @@ class _Content(io.BytesIO):
 
 
 def _read_whole(source: BinaryIO) -> io.BytesIO:
-    """Read a file object to its end. Raises InputError if it has more than `MAX_BYTES`, so that an endless stream
-    cannot fill the memory."""
+    """Read a file object to its end.
+
+    Raises:
+        InputError: If it has more than `MAX_BYTES`, so that an endless stream cannot fill the memory.
+    """
     content = _Content()
     while piece := _read_piece(source):
         if not isinstance(piece, bytes):
@@ -371,10 +401,19 @@ def _read_piece(source: BinaryIO) -> bytes:
 
 
 def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sample_rate: int = SAMPLE_RATE) -> Path:
-    """Write float samples (T,) to a sound file, clipped to [-1, 1]. If writing fails, an existing file does not change.
+    """Write float samples (T,) to a sound file, clipped to [-1, 1].
 
-    path: the file; its suffix chooses the format; integer formats have 16 bits. sample_rate: in Hz. Returns: the path.
-    Raises: InputError for an unknown suffix, a rate that the format does not support, and samples that are not finite;
+    If writing fails, an existing file does not change.
+
+    Args:
+        path: The file; its suffix chooses the format; integer formats have 16 bits.
+        sample_rate: In Hz.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: For an unknown suffix, a rate that the format does not support, and samples that are not finite.
         OSError, with the path, if the system cannot write the file.
     """
     try:
@@ -403,7 +442,11 @@ def save_audio(path: str | os.PathLike[str], samples: Tensor | np.ndarray, sampl
 
 
 def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
-    """Convert samples to (T,) float32 within full scale. Raises InputError if they cannot be converted."""
+    """Convert samples to (T,) float32 within full scale.
+
+    Raises:
+        InputError: If they cannot be converted.
+    """
     try:
         data = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else np.asarray(samples)
         real = data.dtype.kind in "fiu"
@@ -418,9 +461,13 @@ def _writable(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def container_of(content: int | io.BytesIO) -> str:
-    """Recognise a container format by the file's first bytes. content: a file descriptor, or bytes.
+    """Recognise a container format by the file's first bytes.
 
-    Returns: FFmpeg's name of the format; "" if it is neither `MP4` nor `MATROSKA`.
+    Args:
+        content: A file descriptor, or bytes.
+
+    Returns:
+        FFmpeg's name of the format; "" if it is neither `MP4` nor `MATROSKA`.
     """
     with _file(content) as file:
         head = file.read(12)
@@ -436,13 +483,21 @@ def container_blocks(
     structure: FileStructure,
     loss: AudioLoss,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Decode the first audio track of a file to its end, on the file's clock. Yields (sample rate in Hz, samples
-    (T, channels) float32) for each block.
+    """Decode the first audio track of a file to its end, on the file's clock.
 
-    content: a file descriptor, or the file's bytes. container: FFmpeg's name of the file's format. name: the file's
-        name in errors. path: its path; "" for a file object. max_seconds: longer audio raises InputError.
-    structure: what is damaged in the file. loss: is filled with what cannot be read.
-    Raises: InputError if PyAV is not installed, or the file has no audio track or nothing of it can be read.
+    Yields (sample rate in Hz, samples (T, channels) float32) for each block.
+
+    Args:
+        content: A file descriptor, or the file's bytes.
+        container: FFmpeg's name of the file's format.
+        name: The file's name in errors.
+        path: Its path; "" for a file object.
+        max_seconds: Longer audio raises InputError.
+        structure: What is damaged in the file.
+        loss: Is filled with what cannot be read.
+
+    Raises:
+        InputError: If PyAV is not installed, or the file has no audio track or nothing of it can be read.
     """
     try:
         av: Any = import_module("av")
@@ -469,10 +524,12 @@ def container_blocks(
 
 
 def conversion(path: str, convert: str = "Convert") -> str:
-    """Return advice for an unreadable sound file: an FFmpeg command that converts it. The command is left out if the
-    file's name is not printable.
+    """Return advice for an unreadable sound file: an FFmpeg command that converts it.
 
-    convert: how the advice begins.
+    The command is left out if the file's name is not printable.
+
+    Args:
+        convert: How the advice begins.
     """
     if not path or not path.isprintable():
         return f"{convert} it to 16-bit PCM wav."

@@ -72,7 +72,8 @@ Content = int | io.BytesIO  # an open file's descriptor, or a file's bytes
 def repair_header(content: Content) -> Content | PatchedFile:
     """Return what libsndfile shall read: `content` itself, or the same with true sizes if its header lies.
 
-    content: a file's descriptor, or its bytes. Formats: RIFF and RIFX wav, RF64, W64, AIFF and AIFC, CAF, AU.
+    Args:
+        content: A file's descriptor, or its bytes. Formats: RIFF and RIFX wav, RF64, W64, AIFF and AIFC, CAF, AU.
     """
     return _patched_sizes(content) or content
 
@@ -137,7 +138,11 @@ def _au(content: Content, head: bytes) -> PatchedFile | None:
 
 
 def _sound_chunk(content: Content, layout: ChunkLayout, name: bytes = b"") -> int | None:
-    """Return the offset of the chunk with the samples; None if there is none. name: of another chunk to look for."""
+    """Return the offset of the chunk with the samples; None if there is none.
+
+    Args:
+        name: Of another chunk to look for.
+    """
     return next(
         (at for at, found, _ in _chunks(content, layout, layout.first) if found == (name or layout.sound)), None
     )
@@ -163,7 +168,9 @@ def _align(layout: ChunkLayout, at: int) -> int:
 def _end_of_sound(content: Content, layout: ChunkLayout, start: int, declared: int) -> int | None:
     """Return the offset at which the chunk of the samples really ends; None if that is what it declares.
 
-    start: offset of the chunk's content. declared: its size.
+    Args:
+        start: Offset of the chunk's content.
+        declared: Its size.
     """
     length, end = _length(content), start + declared
     if declared >= layout.before and end <= length:
@@ -193,7 +200,8 @@ def _ends_in_chunks(content: Content, layout: ChunkLayout, at: int) -> bool:
 def _tail(content: Content, layout: ChunkLayout, start: int) -> int:
     """Return the offset of the chunks at the end of the file that are metadata; without them, the file's length.
 
-    start: offset of the first sample.
+    Args:
+        start: Offset of the first sample.
     """
     length = _length(content)
     since = max(start, length - MAX_TAIL)
@@ -226,9 +234,14 @@ class PatchedFile(io.RawIOBase):
     def __init__(
         self, content: Content, patches: Mapping[int, bytes], length: int | None = None, start: int = 0
     ) -> None:
-        """content: a file's descriptor, or its bytes. patches: offset -> the bytes that are read there. length: the
-        file ends after this many bytes; None: at its own end. start: the file begins at this offset; the other offsets
-        count from it."""
+        """Initialize.
+
+        Args:
+            content: A file's descriptor, or its bytes.
+            patches: Offset -> the bytes that are read there.
+            length: The file ends after this many bytes; None: at its own end.
+            start: The file begins at this offset; the other offsets count from it.
+        """
         self._content, self._patches, self._at, self._start = content, patches, 0, start
         self._length = _length(content) - start if length is None else length
 

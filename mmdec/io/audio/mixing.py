@@ -29,7 +29,11 @@ class Mixer:
     """
 
     def __init__(self, rate: int) -> None:
-        """rate: the sample rate in Hz."""
+        """Initialize.
+
+        Args:
+            rate: The sample rate in Hz.
+        """
         self._size, self._fade = max(round(BLOCK * rate), 1), max(round(FADE * rate), 1)
         self._rate = rate
         self._rest: np.ndarray | None = None  # the last samples, which do not fill a block yet
@@ -100,8 +104,12 @@ class Mixer:
             return (blocks * gains).mean(axis=2).reshape(-1)
 
     def _signs_of(self, blocks: np.ndarray, signs: np.ndarray) -> np.ndarray:
-        """Return the signs (N, channels) for each block. blocks: (N, samples, channels). signs: (channels,), those of
-        the block before."""
+        """Return the signs (N, channels) for each block.
+
+        Args:
+            blocks: (N, samples, channels).
+            signs: (channels,), those of the block before.
+        """
         with np.errstate(all="ignore"):  # infinite samples are found by a check of the caller
             lines = blocks.transpose(2, 0, 1).copy()  # (channels, N, samples)
             lines -= lines.mean(axis=2, keepdims=True)
@@ -135,7 +143,11 @@ class Mixer:
 
 
 def _energy(shared: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """Return the energy of the sum of channels with these signs. shared: (..., channels, channels)."""
+    """Return the energy of the sum of channels with these signs.
+
+    Args:
+        shared: (..., channels, channels).
+    """
     return shared @ signs @ signs
 
 
@@ -144,7 +156,10 @@ def _best_signs(shared: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
     Channels are added from the loudest to the quietest, each with the sign that agrees with the sum so far. The first
     channel of those that are about as loud as the loudest keeps its sign, so that rounding does not turn the mix over.
-    shared: (channels, channels), scalar products of the channels. signs: the present ones.
+
+    Args:
+        shared: (channels, channels), scalar products of the channels.
+        signs: The present ones.
     """
     energies = np.diag(shared)
     first = int(np.argmax(energies >= 0.5 * energies.max()))

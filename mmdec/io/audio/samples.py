@@ -66,8 +66,11 @@ def log_mel(samples: Tensor) -> Tensor:
 
 
 def energy(samples: Tensor) -> Tensor:
-    """Compute each frame's energy as in FastSpeech 2: the L2 norm (..., F) of its STFT magnitudes, linear. samples:
-    (..., T) at 16 kHz."""
+    """Compute each frame's energy as in FastSpeech 2: the L2 norm (..., F) of its STFT magnitudes, linear.
+
+    Args:
+        samples: (..., T) at 16 kHz.
+    """
     return magnitudes(samples).square().sum(dim=-2).sqrt()
 
 
@@ -75,9 +78,12 @@ def pitch(samples: Tensor, low: float = 60.0) -> Tensor:
     """Compute the fundamental frequency (F,) in Hz of 16 kHz samples (T,), one value for each frame of the target's
     grid; 0 for an unvoiced frame.
 
-    low: lowest frequency in Hz that is searched; the highest is `HIGHEST`.
-    Source: YIN (de Cheveigne and Kawahara, 2002): the first local minimum of the cumulative mean normalised difference
-        that is below `DIP`, refined by a parabola.
+    Args:
+        low: Lowest frequency in Hz that is searched; the highest is `MAX_PITCH`.
+
+    References:
+        YIN (de Cheveigne and Kawahara, 2002): the first local minimum of the cumulative mean normalised difference that
+        is below `MAX_YIN_DIFFERENCE`, refined by a parabola.
     """
     padded = torch.nn.functional.pad(samples, (WINDOW // 2, WINDOW // 2))
     frames = padded.unfold(0, WINDOW, HOP)  # shape (F, 1024)
@@ -141,7 +147,11 @@ SHORTEST_SOUND = 0.15  # minimum seconds that stand out; less is a click
 
 
 def check_rate(rate: int, of: str = "") -> None:
-    """Raise InputError for sample rates outside 8 to 192 kHz. of: text appended to the error, such as " in 'a.wav'"."""
+    """Raise InputError for sample rates outside 8 to 192 kHz.
+
+    Args:
+        of: Text appended to the error, such as " in 'a.wav'".
+    """
     if isinstance(rate, bool) or not isinstance(rate, (int, np.integer)):
         raise InputError(f"`sample_rate` must be a whole number of Hz, but is {show(rate)}. Round it.")
     if rate < MIN_RATE:
@@ -159,7 +169,11 @@ def check_seconds(seconds: float) -> None:
 
 
 def check_samples(samples: Tensor, of: str = "") -> None:
-    """Raise InputError if samples (T,) are empty or not finite. of: text appended to the error."""
+    """Raise InputError if samples (T,) are empty or not finite.
+
+    Args:
+        of: Text appended to the error.
+    """
     if samples.numel() == 0:
         raise InputError(f"`audio` must hold at least one sample, but is empty{of}. Check the recording.")
     finite = torch.isfinite(samples)
@@ -172,8 +186,11 @@ def check_samples(samples: Tensor, of: str = "") -> None:
 
 
 def check_peak(peak: float, of: str = "") -> None:
-    """Raise InputError if the largest absolute sample exceeds `MAX_PEAK`, the maximum of 32-bit integers. of: text
-    appended to the error, such as " in 'a.wav'"."""
+    """Raise InputError if the largest absolute sample exceeds `MAX_PEAK`, the maximum of 32-bit integers.
+
+    Args:
+        of: Text appended to the error, such as " in 'a.wav'".
+    """
     if peak > MAX_PEAK:
         raise InputError(
             f"`audio` must hold samples of at most {MAX_PEAK:.3g}, but its peak is {peak:.3g}{of}. "
@@ -223,12 +240,16 @@ def only_clicks(samples: Tensor) -> bool:
 
 
 def split_at_pauses(samples: Tensor, max_seconds: float = 8.0, long_pause: float = 0.6) -> list[tuple[int, int]]:
-    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`. A pause is 35 dB below the loud parts.
+    """Cut 16 kHz samples (T,) into pieces of at most `max_seconds`.
+
+    A pause is 35 dB below the loud parts.
 
     A pause of `long_pause` seconds always ends a piece, because another sentence begins after it. A piece that is still
     too long is cut in the middle of its longest pause (of at least `SHORTEST_PAUSE` seconds), or at its quietest point
     if it has no pause; its parts are then cut in the same way.
-    Returns: [(start, end), ...] in samples, which cover every sample.
+
+    Returns:
+        [(start, end), ...] in samples, which cover every sample.
     """
     length = samples.shape[-1]
     level, quiet = _quiet_frames(samples)
@@ -255,7 +276,7 @@ def split_at_pauses(samples: Tensor, max_seconds: float = 8.0, long_pause: float
 
 
 def trim_silence(samples: Tensor) -> Tensor:
-    """Remove the silence at both ends of 16 kHz samples (T,), except for `KEPT` seconds at each end."""
+    """Remove the silence at both ends of 16 kHz samples (T,), except for `KEPT_SILENCE_SECONDS` seconds at each end."""
     loud = np.flatnonzero(~_quiet_frames(samples)[1])
     if len(loud) == 0:
         return samples

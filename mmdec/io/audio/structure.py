@@ -75,8 +75,13 @@ class AudioLoss:
     unplaced: bool = False  # whether parts are missing whose place and length are not known
 
     def cut(self, end: float, whole: float | None, slack: float = 0.0) -> None:
-        """Record that the file is cut off. end: seconds that were read. whole: seconds that it declares; None: unknown.
-        slack: seconds that may be missing. A duration that no recording may have was never filled in."""
+        """Record that the file is cut off.
+
+        Args:
+            end: Seconds that were read.
+            whole: Seconds that it declares; None: unknown.
+            slack: Seconds that may be missing. A duration that no recording may have was never filled in.
+        """
         if whole is not None and whole > MAX_SECONDS:
             return
         if whole is None or whole - end > slack:
@@ -113,7 +118,11 @@ def _seconds(seconds: float) -> str:
 
 
 def structure_of(file: BinaryIO) -> FileStructure:
-    """Read a sound file's structure. file: the open file; it is read from its beginning, and left at any position."""
+    """Read a sound file's structure.
+
+    Args:
+        file: The open file; it is read from its beginning, and left at any position.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(16)
@@ -140,16 +149,23 @@ def structure_of(file: BinaryIO) -> FileStructure:
 
 
 def is_unknown_size(declared: int, wide: bool = False) -> bool:
-    """Return whether a declared size in bytes comes from a program that did not know the length. wide: whether the
-    field has 64 bits; in 32 bits, such programs also write sizes near 2^31 and above."""
+    """Return whether a declared size in bytes comes from a program that did not know the length.
+
+    Args:
+        wide: Whether the field has 64 bits; in 32 bits, such programs also write sizes near 2^31 and above.
+    """
     if not wide and declared >= 2**31 - HEADER:
         return True
     return declared <= 0 or declared >= 2**62 or any(0 <= size - declared < HEADER for size in UNKNOWN_SIZES)
 
 
 def compare_size(declared: int, there: int, block: int = 1, wide: bool = False) -> FileStructure:
-    """Compare the declared bytes of samples with those that are there. block: bytes of a frame; less than one frame
-    may be missing. wide: whether the declared size has 64 bits."""
+    """Compare the declared bytes of samples with those that are there.
+
+    Args:
+        block: Bytes of a frame; less than one frame may be missing.
+        wide: Whether the declared size has 64 bits.
+    """
     if is_unknown_size(declared, wide) or there <= 0 or declared - there < max(block, 2):
         return FileStructure()
     return FileStructure(cut=True, share=declared / there)
@@ -318,8 +334,11 @@ def _flac(file: BinaryIO, size: int) -> FileStructure:
 
 
 def flac_sample(packet: bytes, block: int) -> int | None:
-    """Return the position, in samples, that a FLAC's frame declares; None if it declares none. block: samples of a
-    block, if all have the same length."""
+    """Return the position, in samples, that a FLAC's frame declares; None if it declares none.
+
+    Args:
+        block: Samples of a block, if all have the same length.
+    """
     if len(packet) < 11 or packet[0] != 0xFF or packet[1] & 0xFE != 0xF8:
         return None
     more = max(7 - (packet[4] ^ 0xFF).bit_length(), 0) if packet[4] & 0x80 else 0  # bytes after the first, as in UTF-8
@@ -339,8 +358,10 @@ MPEG2_BITS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 
 
 def _mp3_frame(head: bytes) -> tuple[int, int] | None:
-    """Read the header of an MPEG layer III frame. Returns (bytes of the frame, what all frames of a file share); None
-    if it is no header."""
+    """Read the header of an MPEG layer III frame.
+
+    Returns (bytes of the frame, what all frames of a file share); None if it is no header.
+    """
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
     version, bits, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
@@ -407,7 +428,11 @@ def _mp3(file: BinaryIO, size: int) -> FileStructure:
 
 def _mp3_sync(content: bytes, at: int, kind: int | None) -> int:
     """Return the position, at or after `at`, of a frame that another frame or the end of the file follows; -1 if there
-    is none. kind: what its header must share with the file's first; None: it is the first."""
+    is none.
+
+    Args:
+        kind: What its header must share with the file's first; None: it is the first.
+    """
     for _ in range(1 << 20):
         at = content.find(b"\xff", at)
         if at < 0:
@@ -423,7 +448,7 @@ def _mp3_sync(content: bytes, at: int, kind: int | None) -> int:
 
 
 def _hidden_mp3(content: bytes) -> int:
-    """Return the position of `PROOF` frames of MP3 that follow each other in bytes of no known format; -1: none."""
+    """Find `MIN_MP3_FRAMES` consecutive MP3 frames in bytes of unknown format; -1 if there are none."""
     at = 0
     while (at := _mp3_sync(content, at, None)) >= 0:
         end, count = at, 0
@@ -486,7 +511,11 @@ def _mp4(file: BinaryIO, size: int) -> FileStructure:
 
 
 def _fragments_seconds(header: bytes) -> float | None:
-    """Return the duration of all fragments that an MP4's header declares; None: it declares none. header: "moov"."""
+    """Return the duration of all fragments that an MP4's header declares; None: it declares none.
+
+    Args:
+        header: "moov".
+    """
     movie, fragments = header.find(b"mvhd"), header.find(b"mehd")
     if movie < 0 or fragments < 0:
         return None
@@ -498,7 +527,11 @@ def _fragments_seconds(header: bytes) -> float | None:
 
 def _even_times(header: bytes) -> dict[int, bytes]:
     """Return what to write where in an MP4's header if the table of timestamps of its first audio track disagrees with
-    the durations that both the track and its media declare: the same distance between all packets. header: "moov"."""
+    the durations that both the track and its media declare: the same distance between all packets.
+
+    Args:
+        header: "moov".
+    """
     children = {name: (start, end) for name, start, end in _children(header, 8, len(header))}
     if b"mvhd" not in children:
         return {}
@@ -549,7 +582,9 @@ def _descendants(header: bytes, at: int, end: int) -> Iterator[tuple[bytes, int,
 def _clock(header: bytes, at: int, offset: int, between: int = 0) -> tuple[int, int]:
     """Read the time scale and the duration of the box "mvhd", "mdhd" or "tkhd", whose content begins at `at`.
 
-    offset: of the scale in version 0. between: bytes between the two.
+    Args:
+        offset: Of the scale in version 0.
+        between: Bytes between the two.
     """
     if header[at] == 1:
         scale, duration = struct.unpack(f">I{between}xQ", header[at + offset + 8 :][: 12 + between])
@@ -626,8 +661,10 @@ def _matroska(file: BinaryIO, size: int) -> FileStructure:
 
 
 def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:
-    """Read the head of an EBML element. Returns (its name, where its content starts, bytes of its content; None: not
-    known); None if there is none."""
+    """Read the head of an EBML element.
+
+    Returns (its name, where its content starts, bytes of its content; None: not known); None if there is none.
+    """
     file.seek(at)
     head = file.read(12)
     width = 9 - head[0].bit_length() if head else 9

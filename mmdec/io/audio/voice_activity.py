@@ -47,13 +47,21 @@ class StreamResampler:
     """Resamples a stream to 16 kHz, chunk by chunk. The samples equal those of `resample` for the whole recording."""
 
     def __init__(self, rate: int) -> None:
-        """rate: the sample rate in Hz of the audio that arrives."""
+        """Initialize.
+
+        Args:
+            rate: The sample rate in Hz of the audio that arrives.
+        """
         self._stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
 
     def add(self, samples: np.ndarray, last: bool = False) -> Tensor:
-        """Resample the next samples (T,). last: whether the stream ends with them.
+        """Resample the next samples (T,).
 
-        Returns: the samples at 16 kHz that can be computed so far; with `last`, all that remain.
+        Args:
+            last: Whether the stream ends with them.
+
+        Returns:
+            The samples at 16 kHz that can be computed so far; with `last`, all that remain.
         """
         data = np.ascontiguousarray(samples, dtype=np.float32)
         if self._stream is not None:
@@ -85,7 +93,8 @@ class VoiceGate:
     def add(self, block: Tensor) -> list[tuple[Tensor, bool]]:
         """Add the stream's next block, samples (BLOCK,).
 
-        Returns: the blocks that are decided now, each as (block, whether it contains speech).
+        Returns:
+            The blocks that are decided now, each as (block, whether it contains speech).
         """
         frames = block.reshape(FRAMES, STEP_SAMPLES)
         # the mean is subtracted, because a microphone may add a constant
@@ -115,7 +124,8 @@ class VoiceGate:
     def end(self) -> list[tuple[Tensor, bool]]:
         """Decide all waiting blocks, because the noise level is now known or the stream has ended.
 
-        Returns: a list of (block, whether it contains speech).
+        Returns:
+            A list of (block, whether it contains speech).
         """
         told = [(block, self._voiced(level)) for block, level in self._waiting]
         self._waiting, self._settled = [], True
@@ -141,8 +151,11 @@ class SpeechWindow:
 
 
 def cut_at_pauses(samples: Tensor, most: int) -> list[SpeechWindow]:
-    """Cut a 16 kHz recording (T,) at pauses into as few windows as possible. most: maximum samples of a window. Long
-    silences are left out."""
+    """Cut a 16 kHz recording (T,) at pauses into as few windows as possible.
+
+    Args:
+        most: Maximum samples of a window. Long silences are left out.
+    """
     windows = SpeechWindows(LONG_SILENCE, most, latest=True)
     return [*windows.add(samples), *windows.end()]
 
@@ -157,8 +170,12 @@ class SpeechWindows:
     """
 
     def __init__(self, pause: float, most: int, latest: bool = False) -> None:
-        """pause: a window closes after this many seconds without speech. most: maximum samples of a window.
-        latest: whether a full window is cut at its last clear pause instead of its longest pause.
+        """Initialize.
+
+        Args:
+            pause: A window closes after this many seconds without speech.
+            most: Maximum samples of a window.
+            latest: Whether a full window is cut at its last clear pause instead of its longest pause.
         """
         self._latest = latest
         self._gate, self._pause, self._most = VoiceGate(), max(round(pause * 10), TAIL + 1), most // BLOCK
@@ -218,12 +235,14 @@ class SpeechWindows:
         return closed
 
     def _last(self) -> int:
-        """Return the number of blocks up to and including the last one with speech."""
         return max(index for index, voiced in enumerate(self._voiced) if voiced) + 1
 
     def _pause_inside(self) -> int:
-        """Find where to cut a full window, as a number of blocks. The cut is in the second half: in the middle of the
-        longest pause, or with `latest` of the last clear pause; without a pause at the quietest block."""
+        """Find where to cut a full window, as a number of blocks.
+
+        The cut is in the second half: in the middle of the longest pause, or with `latest` of the last clear pause;
+        without a pause at the quietest block.
+        """
         half, runs, begin = len(self._blocks) // 2, list[tuple[int, int]](), 0
         for index, voiced in enumerate([*self._voiced, True]):
             if voiced:
@@ -240,8 +259,10 @@ class SpeechWindows:
         return half + levels.index(min(levels))
 
     def _close(self, cut: int) -> list[SpeechWindow]:
-        """Return a list with the first `cut` blocks as a window; an empty list if they contain too little speech. The
-        other blocks begin the next window."""
+        """Return a list with the first `cut` blocks as a window; an empty list if they contain too little speech.
+
+        The other blocks begin the next window.
+        """
         window = SpeechWindow(self._start, torch.cat(self._blocks[:cut]))
         spoken = sum(self._voiced[:cut]) >= MIN_VOICED_BLOCKS
         self._drop(cut)
@@ -294,20 +315,34 @@ class PipedSound:
 
 def looks_like_a_file(head: bytes) -> bool:
     """Return whether a stream is a sound file other than wav: such a file can only be decoded when it is complete.
-    head: the stream's first 12 bytes."""
+
+    Args:
+        head: The stream's first 12 bytes.
+    """
     return head.startswith(FILE_SIGNATURES) or head[4:8] == b"ftyp"
 
 
 def is_wav(head: bytes) -> bool:
-    """Return whether a stream is a wav file. head: the stream's first 12 bytes."""
+    """Return whether a stream is a wav file.
+
+    Args:
+        head: The stream's first 12 bytes.
+    """
     return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
 
 
 def wav_stream(head: bytes, stream: BinaryIO) -> PipedSound:
     """Read a wav header from a stream, up to its samples.
 
-    head: the first 12 bytes, which were read already. stream: continues after them. Returns: the stream's format;
-        `stream` then continues with the first sample. Raises: InputError if the header cannot be read.
+    Args:
+        head: The first 12 bytes, which were read already.
+        stream: Continues after them.
+
+    Returns:
+        The stream's format; `stream` then continues with the first sample.
+
+    Raises:
+        InputError: If the header cannot be read.
     """
     form, left, wide = None, HEADER, 0
     while True:
@@ -357,7 +392,9 @@ def _read_exactly(stream: BinaryIO, size: int) -> bytes:
 def decode_samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarray:
     """Convert bytes to samples (T,) float32, or (T, channels) of more than one; integers are scaled to [-1, 1].
 
-    content: a whole number of frames. encoding: a key of `ENCODINGS`.
+    Args:
+        content: A whole number of frames.
+        encoding: A key of `ENCODINGS`.
     """
     data = np.frombuffer(content, ENCODINGS[encoding])
     if encoding == "s24":
@@ -376,12 +413,16 @@ def decode_samples(content: bytes, encoding: str, channels: int = 1) -> np.ndarr
 def stream_pieces(
     sound: PipedSound, stream: BinaryIO, loss: AudioLoss | None = None, remarks: list[str] | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield arrays of mono samples (T,) float32 as they arrive from a stream. While the caller works, a thread reads up
-    to `WAITING` seconds ahead.
+    """Yield arrays of mono samples (T,) float32 as they arrive from a stream.
 
-    loss: is filled at the end, if the stream ends before the end that its header declares. remarks: gets what is odd
-        about the channels at the end.
-    Raises: InputError at the end, if the last sample is incomplete, unless the header declares more.
+    While the caller works, a thread reads up to `WAITING` seconds ahead.
+
+    Args:
+        loss: Is filled at the end, if the stream ends before the end that its header declares.
+        remarks: Gets what is odd about the channels at the end.
+
+    Raises:
+        InputError at the end, if the last sample is incomplete, unless the header declares more.
     """
     frame = BYTES[sound.encoding] * sound.channels
     backlog = _Backlog(stream, sound, round(WAITING * sound.rate) * frame)
@@ -463,10 +504,13 @@ class _Backlog:
 
 
 def more_sound(stream: BinaryIO, odd: bool) -> bytes:
-    """Read on where the samples of a wav stream end by its header, which may be wrong. odd: whether a byte of padding
-    follows.
+    """Read on where the samples of a wav stream end by its header, which may be wrong.
 
-    Returns: the first bytes that follow, if they are samples; b"" if they are metadata, or nothing.
+    Args:
+        odd: Whether a byte of padding follows.
+
+    Returns:
+        The first bytes that follow, if they are samples; b"" if they are metadata, or nothing.
     """
     following = stream.read(5)
     name = following[1:5] if odd and following[:1] == b"\0" else following[:4]

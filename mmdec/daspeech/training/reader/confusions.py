@@ -45,12 +45,17 @@ class Confusions:
         return by_piece
 
     def imitate(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw what a CTC head might output for a text. Returns pieces (N, K) and their probabilities (N, K), with N at
-        least 1.
+        """Draw what a CTC head might output for a text.
 
-        For each piece one of its outcomes is drawn. A rare piece (fewer than `ENOUGH` outcomes) takes an outcome of any
-        correctly recognised piece, and replaces the likeliest piece at the outcome's first position. text: piece ids.
-        draw: source of random numbers.
+        For each piece one of its outcomes is drawn. A rare piece (fewer than `MIN_OUTCOMES` outcomes) takes an
+        outcome of any correctly recognised piece, and replaces the likeliest piece at the outcome's first position.
+
+        Args:
+            text: Piece ids.
+            draw: Source of random numbers.
+
+        Returns:
+            Pieces (N, K) and their probabilities (N, K), with N at least 1.
         """
         pieces, weights = [], []
         for at, piece in enumerate([START, *text]):
@@ -88,7 +93,11 @@ class Confusions:
 
     @classmethod
     def read(cls, path: Path) -> Confusions:
-        """Read a file that `save` wrote. Raises InputError for any other file."""
+        """Read a file that `save` wrote.
+
+        Raises:
+            InputError: For any other file.
+        """
         tensors = read_weights([path], "imitation")
         try:
             return cls(*(tensors[name] for name in ("pieces", "weights", "said", "starts")))
@@ -99,9 +108,12 @@ class Confusions:
 def collect_confusions(sentences: Iterable[tuple[Sequence[int], CtcTranscripts]]) -> Confusions:
     """Collect the outputs of a CTC head by the true piece.
 
-    sentences: pairs of a sentence's true piece ids and the head's output for it, a batch of one row. The two are
-        aligned with the fewest edits.
-    Raises: InputError if the head's output is empty for all sentences.
+    Args:
+        sentences: Pairs of a sentence's true piece ids and the head's output for it, a batch of one row. The two are
+            aligned with the fewest edits.
+
+    Raises:
+        InputError: If the head's output is empty for all sentences.
     """
     pieces, weights, said, starts = [], [], [], [0]
     for text, row in sentences:

@@ -39,12 +39,15 @@ class PairBatch:
 
 
 class Pairs(Dataset[PairBatch]):
-    """A dataset of batches. With `confusions`, imitated errors of a CTC head are put into a `share` of the source
-    sentences.
+    """A dataset of batches.
 
-    pieces: source piece ids of each sentence. units: [sentence][reference] target piece ids.
-    batches: each a list of (index of a sentence, index of one of its references).
-    seed: first numbers of the random seed of the errors.
+    With `confusions`, imitated errors of a CTC head are put into a `share` of the source sentences.
+
+    Args:
+        pieces: Source piece ids of each sentence.
+        units: [sentence][reference] target piece ids.
+        batches: Each a list of (index of a sentence, index of one of its references).
+        seed: First numbers of the random seed of the errors.
     """
 
     def __init__(
@@ -77,8 +80,13 @@ class Pairs(Dataset[PairBatch]):
         )
 
     def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return what the reader gets for a sentence: source pieces (N, K) and their probabilities (N, K). They are the
-        exact text, or the text with imitated errors of a CTC head. text: the sentence's piece ids."""
+        """Return what the reader gets for a sentence: source pieces (N, K) and their probabilities (N, K).
+
+        They are the exact text, or the text with imitated errors of a CTC head.
+
+        Args:
+            text: The sentence's piece ids.
+        """
         if self.confusions is not None and draw.random() < self.share:
             return self.confusions.imitate(text, draw)
         best = 1 if self.confusions is None else self.confusions.pieces.shape[1]
@@ -88,14 +96,17 @@ class Pairs(Dataset[PairBatch]):
 class PairData(LightningDataModule):
     """A data module: sentence pairs from several folders.
 
-    text: folders with {train,dev}.tsv. shares: the approximate share of each folder in the training sentences.
-    pieces: file of the source pieces, the same as the CTC head's. english: file of the target pieces. If a file does
-        not exist, `count` source pieces or `written` target pieces are learned from the training text and saved there.
-    batch_pieces: the most pieces in one process's batch, of both languages together, padding included.
-    longest: leave out sentences and translations with more pieces than this.
-    imitation: file with a CTC head's typical errors (`recipes/reader/imitation.py` writes it). They are put into a
-        share `imitated` of the training sentences, and into all validation sentences. None: text without errors.
-    dev_rows: number of sentences of the first folder's dev split that are translated at each validation.
+    Args:
+        text: Folders with {train,dev}.tsv.
+        shares: The approximate share of each folder in the training sentences.
+        pieces: File of the source pieces, the same as the CTC head's.
+        english: File of the target pieces. If a file does not exist, `count` source pieces or `written` target pieces
+            are learned from the training text and saved there.
+        batch_pieces: The most pieces in one process's batch, of both languages together, padding included.
+        longest: Leave out sentences and translations with more pieces than this.
+        imitation: File with a CTC head's typical errors (`recipes/reader/imitation.py` writes it). They are put into a
+            share `imitated` of the training sentences, and into all validation sentences. None: text without errors.
+        dev_rows: Number of sentences of the first folder's dev split that are translated at each validation.
     """
 
     def __init__(
@@ -139,16 +150,20 @@ class PairData(LightningDataModule):
 
     @property
     def units(self) -> list[list[str]]:
-        """Return the source pieces and the target pieces, each ordered by id. The command line passes them to the
-        model."""
+        """Return the source pieces and the target pieces, each ordered by id.
+
+        The command line passes them to the model.
+        """
         return [self.pieces.names, self.english.names]
 
     def setup(self, stage: str) -> None:
         self.folders = [self.encoded(pairs) for pairs in self.train]
 
     def encoded(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
-        """Encode the sentences that are not too long. Returns the source piece ids of each sentence, and
-        [sentence][reference] target piece ids."""
+        """Encode the sentences that are not too long.
+
+        Returns the source piece ids of each sentence, and [sentence][reference] target piece ids.
+        """
         pieces, units = [], []
         for pair in pairs:
             source = self.pieces.encode(normalise_for_speech(pair.source))
@@ -160,8 +175,10 @@ class PairData(LightningDataModule):
         return pieces, units
 
     def train_dataloader(self) -> DataLoader:
-        """Load the batches of an epoch, drawn at random from (seed, epoch). Each folder has its share of the sentences.
-        Each sentence has one random reference."""
+        """Load the batches of an epoch, drawn at random from (seed, epoch).
+
+        Each folder has its share of the sentences. Each sentence has one random reference.
+        """
         assert self.trainer is not None
         draw = np.random.default_rng([self.seed, self.trainer.current_epoch])
         pieces = [row for rows, _ in self.folders for row in rows]
@@ -181,8 +198,10 @@ class PairData(LightningDataModule):
         return DataLoader(Pairs(pieces, units, mine, self.confusions, seed, self.imitated), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        """Load the dev sentences in order, each with its first reference. The imitated errors are the same at each
-        validation."""
+        """Load the dev sentences in order, each with its first reference.
+
+        The imitated errors are the same at each validation.
+        """
         pieces = [self.pieces.encode(normalise_for_speech(pair.source)) for pair in self.dev]
         units = [[self.english.encode(pair.references[0])] for pair in self.dev]
         rows = list(range(len(pieces)))

@@ -28,15 +28,17 @@ class ReaderOptions:
 
     The graph decoder decodes in parallel: it predicts a directed acyclic graph of tokens (DA-Transformer).
 
-    graph_layers: number of layers of the graph decoder; 0: there is none.
-    vertices: number of graph vertices for each source piece. min_vertices: the least number of vertices in a sentence.
-    ar_weight: weight of the autoregressive loss. 0: only the graph decoder is trained; the rest is frozen.
-    glat_start, glat_end, glat_steps: GLAT shows the graph decoder a share of the wrong target tokens. The share falls
-        linearly from `glat_start` to `glat_end` in `glat_steps` training steps.
-    start: a checkpoint, or a speech translator's folder, to begin from. If `start` has no graph decoder, the new graph
-        decoder begins with the layers of the autoregressive decoder.
-    warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
-        to zero from step `decay_from` on, within `decay_steps`.
+    Args:
+        graph_layers: Number of layers of the graph decoder; 0: there is none.
+        vertices: Number of graph vertices for each source piece.
+        min_vertices: The least number of vertices in a sentence.
+        ar_weight: Weight of the autoregressive loss. 0: only the graph decoder is trained; the rest is frozen.
+        glat_start, glat_end, glat_steps: GLAT shows the graph decoder a share of the wrong target tokens. The share
+            falls linearly from `glat_start` to `glat_end` in `glat_steps` training steps.
+        start: A checkpoint, or a speech translator's folder, to begin from. If `start` has no graph decoder, the new
+            graph decoder begins with the layers of the autoregressive decoder.
+        warmup, decay_from, decay_steps: In training steps. The learning rate rises for `warmup` steps, and falls
+            linearly to zero from step `decay_from` on, within `decay_steps`.
     """
 
     d_model: int = 256
@@ -68,7 +70,9 @@ class ReaderModule(RecipeModule):
     L_AR is the cross-entropy of the autoregressive decoder. L_graph is the negative log-likelihood of the target pieces
     in the graph decoder's graph, per piece.
 
-    units: the source pieces and the target pieces, each ordered by id. options: fields of `ReaderOptions`.
+    Args:
+        units: The source pieces and the target pieces, each ordered by id.
+        options: Fields of `ReaderOptions`.
     """
 
     options: ReaderOptions
@@ -99,8 +103,11 @@ class ReaderModule(RecipeModule):
         self.written: dict[str, dict[int, list[int]]] = {}
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
-        """Return the graph decoder's configuration; None if there is no graph decoder. sizes: the autoregressive
-        decoder's sizes by name, which the graph decoder shares."""
+        """Return the graph decoder's configuration; None if there is no graph decoder.
+
+        Args:
+            sizes: The autoregressive decoder's sizes by name, which the graph decoder shares.
+        """
         if not self.options.graph_layers:
             return None
         links = {"link_heads": 4, "link_dim": sizes["d_model"] // 4, "link_prior": True}
@@ -110,7 +117,9 @@ class ReaderModule(RecipeModule):
 
     def losses(self, batch: PairBatch) -> dict[str, Tensor]:
         """Compute the losses of a batch by name: "ar" (autoregressive), "dag" (graph), and "loss", their weighted sum.
-        "invalid" is the number of sentences whose target does not fit in the graph."""
+
+        "invalid" is the number of sentences whose target does not fit in the graph.
+        """
         net, trained = self.network, self.options.ar_weight > 0
         parts: dict[str, Tensor] = {"loss": torch.zeros((), device=batch.pieces.device)}
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
@@ -167,6 +176,8 @@ class ReaderModule(RecipeModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:
-    """Load a text translator's training module with the mean of its checkpoints' weights. Returns the module, and the
-    training step of the last checkpoint."""
+    """Load a text translator's training module with the mean of its checkpoints' weights.
+
+    Returns the module, and the training step of the last checkpoint.
+    """
     return load_averaged(ReaderModule, checkpoints)
