@@ -348,12 +348,13 @@ class Comparer:
 
     Holds the comparison for the last input.
 
-    Raises InputError if `--compare` was given, and `drafter` is "none" or an option in `refused` was given, too.
-
     Args:
         compare: Whether the option was given; if not, do nothing.
         drafter: Value of `--drafter`.
         refused: Option name -> whether it was given; these options do not go with `--compare`.
+
+    Raises:
+        InputError: If `--compare` was given, and `drafter` is "none" or an option in `refused` was given, too.
     """
 
     def __init__(self, compare: bool, drafter: str, **refused: bool) -> None:

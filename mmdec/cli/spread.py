@@ -55,8 +55,11 @@ class SpreadOptions:
     table: TableKind = None
 
     def has_many_inputs(self, inputs: Sequence[str | Path]) -> bool:
-        """Return whether there are many inputs: one is a manifest, or `--shard` or `--engine` is given. Raises
-        InputError for `--workers` or `--table` without many inputs."""
+        """Return whether there are many inputs: one is a manifest, or `--shard` or `--engine` is given.
+
+        Raises:
+            InputError: For `--workers` or `--table` without many inputs.
+        """
         several = self.shard is not None or self.engine is not None or any(is_manifest(name) for name in inputs)
         if not several and (self.workers, self.table) != (None, None):
             name = "table" if self.workers is None else "workers"

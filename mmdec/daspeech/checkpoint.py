@@ -229,7 +229,7 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
         model: a shipped name, a folder or a hub id.
 
     Raises:
-        InputError: there is no such model, or its files are damaged.
+        InputError: If there is no such model, or its files are damaged.
     """
     folder = find_model(
         model, WHISPER_KIND, ("config.json", "model.safetensors", "model-*.safetensors", "*.index.json")

@@ -34,10 +34,11 @@ class Layout(Protocol):
     def source(self, features: tuple[Tensor, ...]) -> EncodedSpeech:
         """Run the encoder over recordings.
 
-        Returns the states that the decoders read.
-
         Args:
             features: The output of the method `features`.
+
+        Returns:
+            The states that the decoders read.
         """
         ...
 

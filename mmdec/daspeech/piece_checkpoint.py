@@ -245,7 +245,7 @@ def read_pieces_table(directory: Path, name: str, special: tuple[str, ...]) -> P
     """Read the vocabulary of pieces in the file `name`.
 
     Raises:
-        InputError unless its first pieces are those of `special`.
+        InputError: Unless its first pieces are those of `special`.
     """
     file = check_inside_folder(directory / name)
     pieces = PieceTokenizer.read(file)

@@ -47,7 +47,8 @@ class UnitTarget:
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[UnitSession, Context, Draft, Scores]:
         """Run the decoder over the prompt <s>.
 
-        Returns session (decoding state), context (what drafters read), draft (only <s>) and scores (logits after it).
+        Returns:
+            Session (decoding state), context (what drafters read), draft (only <s>) and scores (logits after it).
         """
         if needs.layers or needs.embeds:
             raise InputError("`drafter` must need no features of the unit decoder, but does. Use the graph's drafter.")

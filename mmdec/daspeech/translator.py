@@ -296,7 +296,8 @@ class SpeechTranslator:
     def push_to_hub(self, repo_id: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the model's folder to the hub.
 
-        Returns the commit's address.
+        Returns:
+            The commit's address.
 
         Raises:
             InputError: If the upload fails.

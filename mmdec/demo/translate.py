@@ -70,11 +70,12 @@ SPACE = "▁"  # SentencePiece's mark for a piece that begins a word
 def decode(tell: Tell, samples: Tensor, strategy: str) -> tuple[Translation, list[Pass]]:
     """Translate samples (T,) of 16 kHz.
 
-    Returns the translation, and a record of each of the decoder's passes.
-
     Args:
         tell: Called with the progress after each pass; it raises Stopped if the page's user has stopped the request.
         strategy: A value of `WAYS`.
+
+    Returns:
+        The translation, and a record of each of the decoder's passes.
     """
     passes: list[Pass] = []
 
@@ -412,7 +413,8 @@ def width_of(vertex: Vertex) -> float:
 def centres(drawn: Sequence[Vertex]) -> list[float]:
     """Place the vertices so that labels do not touch.
 
-    Returns the x coordinate of each vertex, and, as the last item, the total width.
+    Returns:
+        The x coordinate of each vertex, and, as the last item, the total width.
     """
     found, edge = [], float(RADIUS)
     for vertex in drawn:

@@ -136,7 +136,7 @@ class InputBatch(Generic[Given]):
             A single result, or the list of results.
 
         Raises:
-            the InputError of a single input.
+            InputError: That of a single input.
             BatchError: If some inputs of a list were rejected.
         """
         for index, result in results.items():

@@ -125,7 +125,7 @@ def model_inputs(
             write it.
 
     Raises:
-        any exception of the processor for images that it rejects.
+        Exception: Any that the processor raises for images that it rejects.
     """
     pictures = [[to_pil(pixels) for pixels in question.pictures] for question in questions]
     begin = vlm.tokenizer.bos_token

@@ -153,10 +153,11 @@ class PassBatcher:
     def run_alone(self, function: Callable[[], T], apart: bool = False) -> T:
         """Called by a job: let the thread that called `run` compute `function()`.
 
-        Returns its result.
-
         Args:
             apart: Whether a further thread may compute it, at the same time as passes of other jobs.
+
+        Returns:
+            Its result.
         """
         inference = torch.is_inference_mode_enabled()
         return self._current.job.wait(
@@ -166,11 +167,12 @@ class PassBatcher:
     def run_in_shared_pass(self, several: Callable[[Sequence[Part]], Sequence[T]], part: Part) -> T:
         """Called by a job: take part in a pass that several jobs share.
 
-        Returns this job's result.
-
         Args:
             several: Computes the pass: the jobs' inputs -> their results.
             part: This job's input.
+
+        Returns:
+            This job's result.
         """
         return self._current.job.wait(_Request(several, part, True, False, torch.is_inference_mode_enabled()))
 
@@ -180,7 +182,7 @@ class PassBatcher:
         Yields (index of the function, result) as jobs end.
 
         Raises:
-            the exception of a job; the other jobs are then ended.
+            Exception: That of a job; the other jobs are then ended.
         """
         threads = torch.get_num_threads()
         if threads == 1:

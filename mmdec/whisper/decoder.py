@@ -101,12 +101,13 @@ class FastDecoder(nn.Module):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the decoder over N tokens per batch row.
 
-        Returns an output object with last_hidden_state (B, N, H).
-
         Args:
             input_ids, position_ids: (B, N).
             attention_mask: (B, 1, N, S + N), additive; None: nothing is hidden.
             given: transformers' other arguments.
+
+        Returns:
+            An output object with last_hidden_state (B, N, H).
         """
         cache: EncoderDecoderCache = given[CACHE_ARGUMENT]
         states = self.run_shares([PassShare(input_ids, position_ids, attention_mask, cache)])
@@ -140,7 +141,8 @@ class PassShare:
     def own(self, index: int, keys: Tensor, values: Tensor) -> KeysValues:
         """Append the keys and values (B, heads, N, D) of this draft to the cache of decoder layer `index`.
 
-        Returns the keys and values of all tokens.
+        Returns:
+            The keys and values of all tokens.
         """
         layer: Any = self.cache.self_attention_cache.layers[index]
         return layer.update(keys, values)

@@ -22,7 +22,8 @@ from mmdec.training.checkpoints import load_averaged, newest_checkpoints
 def load_module(checkpoints: Sequence[Path]) -> tuple[DASpeechModule, int]:
     """Load a DASpeech training module with the mean of its checkpoints' weights.
 
-    Returns the module, and the training step of the last checkpoint.
+    Returns:
+        The module, and the training step of the last checkpoint.
     """
     return load_averaged(DASpeechModule, checkpoints)
 

@@ -52,7 +52,8 @@ class Augmentation:
     def __call__(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Augment features (B, N, 80) of lengths (B,) in frames.
 
-        Returns new features and lengths; padding stays zero.
+        Returns:
+            New features and lengths; padding stays zero.
         """
         if self.time_warp or self.frequency_warp:
             features, lengths = self._warp(features, lengths)

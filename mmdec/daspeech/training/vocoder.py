@@ -57,7 +57,8 @@ class SpectrogramDiscriminator(nn.Module):
     def forward(self, samples: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Score samples (B, T).
 
-        Returns scores of patches (B, 1, bins', frames), and the features of the inner layers.
+        Returns:
+            Scores of patches (B, 1, bins', frames), and the features of the inner layers.
         """
         window = self.get_buffer("window")
         spectrum = torch.stft(samples, self.size, self.size // 4, window=window, return_complex=True)
@@ -308,10 +309,11 @@ def record(
 def load_acoustic(folder: Path, argument: str = "acoustic") -> tuple[FastSpeech2, list[str]]:
     """Load the acoustic model in the output folder of its training.
 
-    Returns the model, and its phones ordered by id.
-
     Args:
         argument: The folder's name in messages.
+
+    Returns:
+        The model, and its phones ordered by id.
 
     Raises:
         InputError: For damaged files.

@@ -45,12 +45,20 @@ def decode_on_clock(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Decode the first audio track of a file to its end.
 
-    av: the module. opened: the open file; it has an audio track. structure: what is damaged in it. loss: is filled with
-        what cannot be read. check_rate: raises InputError for a sample rate in Hz that is not supported; check_seconds:
-        for a duration in seconds that is too long.
-    container: whether the file's clock starts at 0 (MP4, Matroska); False: it starts with the sound.
-    Yields: (sample rate in Hz, samples (T, channels) float32) for each block.
-    Raises: FFmpeg's error if nothing can be decoded.
+    Args:
+        av: The module.
+        opened: The open file; it has an audio track.
+        structure: What is damaged in it.
+        loss: Is filled with what cannot be read.
+        check_rate: Raises InputError for a sample rate in Hz that is not supported.
+        check_seconds: Raises InputError for a duration in seconds that is too long.
+        container: Whether the file's clock starts at 0 (MP4, Matroska); False: it starts with the sound.
+
+    Yields:
+        Sample rate in Hz, samples (T, channels) float32 of each block.
+
+    Raises:
+        FFmpegError: If nothing can be decoded.
     """
     track = opened.streams.audio[0]
     zero = _zero(opened, track) if container else None

@@ -360,7 +360,8 @@ MPEG2_BITS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 def _mp3_frame(head: bytes) -> tuple[int, int] | None:
     """Read the header of an MPEG layer III frame.
 
-    Returns (bytes of the frame, what all frames of a file share); None if it is no header.
+    Returns:
+        (bytes of the frame, what all frames of a file share); None if it is no header.
     """
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
         return None
@@ -663,7 +664,8 @@ def _matroska(file: BinaryIO, size: int) -> FileStructure:
 def _element(file: BinaryIO, at: int) -> tuple[int, int, int | None] | None:
     """Read the head of an EBML element.
 
-    Returns (its name, where its content starts, bytes of its content; None: not known); None if there is none.
+    Returns:
+        (its name, where its content starts, bytes of its content; None: not known); None if there is none.
     """
     file.seek(at)
     head = file.read(12)

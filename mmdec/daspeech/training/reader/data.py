@@ -162,7 +162,8 @@ class PairData(LightningDataModule):
     def encoded(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
         """Encode the sentences that are not too long.
 
-        Returns the source piece ids of each sentence, and [sentence][reference] target piece ids.
+        Returns:
+            The source piece ids of each sentence, and [sentence][reference] target piece ids.
         """
         pieces, units = [], []
         for pair in pairs:

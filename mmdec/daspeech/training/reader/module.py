@@ -178,6 +178,7 @@ class ReaderModule(RecipeModule):
 def load_module(checkpoints: Sequence[Path]) -> tuple[ReaderModule, int]:
     """Load a text translator's training module with the mean of its checkpoints' weights.
 
-    Returns the module, and the training step of the last checkpoint.
+    Returns:
+        The module, and the training step of the last checkpoint.
     """
     return load_averaged(ReaderModule, checkpoints)
