@@ -275,10 +275,16 @@ def _toll_table(rows: int, prior: bool, device: torch.device) -> Tensor:
 class DagDecoder(nn.Module):
     """Predicts a graph from encoder states in one pass.
 
-    forward: states (B, S, d_memory); state_lengths (B,), numbers of states; frame_lengths (B,), numbers of input
-        frames, which decide the graphs' sizes; given (B, L): token ids that some vertices get as input, -1 for none
-        (glancing training, as in GLAT).
-    Returns: a `Lattice`.
+    The arguments are those of `forward`.
+
+    Args:
+        states: (B, S, d_memory) of the encoder.
+        state_lengths: (B,), numbers of states.
+        frame_lengths: (B,), numbers of input frames, which decide the graphs' sizes.
+        given: (B, L), token ids that some vertices get as input, -1 for none (glancing training, as in GLAT).
+
+    Returns:
+        A `Lattice`.
     """
 
     def __init__(self, config: DagConfig, num_units: int, d_memory: int) -> None:

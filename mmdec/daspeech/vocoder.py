@@ -74,12 +74,18 @@ class ConvNextBlock(nn.Module):
 
 
 class Vocoder(nn.Module):
-    """mmdec's vocoder network. forward: mel (B, F, 80), natural logarithm, 16 ms per frame; lengths (B,), numbers of
-    frames.
+    """mmdec's vocoder network.
 
-    Returns: samples (B, F * 256) at 16 kHz, zero beyond a row's length. Sample 256 f is the centre of frame f. A row's
-        output does not depend on the other rows of the batch, except for rounding (-60 dB, because the oscillator
-        accumulates rounding errors). Every call uses the same noise, so the output is deterministic.
+    A row's output does not depend on the other rows of the batch, except for rounding (-60 dB, because the oscillator
+    accumulates rounding errors). Every call uses the same noise, so the output is deterministic. The arguments are
+    those of `forward`.
+
+    Args:
+        mel: (B, F, 80), natural logarithm, 16 ms per frame.
+        lengths: (B,), numbers of frames.
+
+    Returns:
+        Samples (B, F * 256) at 16 kHz, zero beyond a row's length. Sample 256 f is the centre of frame f.
     """
 
     mel_mean: Tensor

@@ -53,11 +53,17 @@ class WhisperEncoderConfig:
 
 
 class WhisperEncoder(nn.Module):
-    """Converts log-mel features to states. forward: features (B, mels, F); lengths (B,), numbers of frames, or None.
+    """Converts log-mel features to states.
 
-    F is at most twice the window's positions. A row's states are the same alone and in a batch with longer rows.
-    top: number of last layers to leave out, together with the final norm; a `TopLayers` applies these.
-    Returns: states (B, S, D), and their numbers (B,).
+    A row's states are the same alone and in a batch with longer rows. The arguments are those of `forward`.
+
+    Args:
+        features: (B, mels, F), F at most twice the window's positions.
+        lengths: (B,), numbers of frames, or None.
+        top: Number of last layers to leave out, together with the final norm; a `TopLayers` applies these.
+
+    Returns:
+        States (B, S, D), and their numbers (B,).
     """
 
     def __init__(self, config: WhisperEncoderConfig) -> None:

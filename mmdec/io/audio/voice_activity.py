@@ -28,7 +28,7 @@ FRAMES = 10  # number of 10 ms frames in a block
 BLOCK = FRAMES * STEP_SAMPLES  # number of samples in a block (0.1 s)
 HISTORY = 100  # number of the newest blocks (10 s) from which the levels of loud speech and of noise are estimated
 SILENCE_LEVEL = 3e-4  # RMS level, 1 is full scale (this is -70 dB): a frame with a lower level is silence
-# One step of 16 bits; the same until a frame reaches `SILENCE_LEVEL`: a quiet recording is judged by its own noise.
+# Used until a frame reaches `SILENCE_LEVEL`; one step of 16 bits. A quiet recording is judged by its own noise.
 QUIET_SILENCE_LEVEL = 3e-5
 OFF_LEVEL = 1e-6  # RMS level of a microphone that is off; it must not lower the estimate of the noise
 BELOW_LOUD = 10 ** (-35 / 20)  # a voiced frame's minimum RMS level, as a factor on the level of loud frames: -35 dB
