@@ -287,5 +287,6 @@ def _translate(
 
 
 def _mean_confidence(pieces: Sequence[SpokenTranslation]) -> float:
+    """Average the confidence of one recording's pieces, weighted by their numbers of units."""
     units = sum(len(piece.units) for piece in pieces)
     return sum(piece.confidence * len(piece.units) for piece in pieces) / units if units else 0.0
