@@ -5,7 +5,7 @@ shipped model: `mmdec.translate_speech` from file to samples, and in it the ling
 autoregressive decoding, the baseline. It also times the two decoders alone by source length. To time the decoders
 alone, it does not call `translate_speech`, because the baseline must decode a fixed number of units. Reports give the
 median of the paired ratios, their spread and the hardware. With a judge (a speech model that translates,
-`quality/judge_transcription.py`), calls are also timed against its translation.
+`mmdec/evaluation/judge.py`), calls are also timed against its translation.
 
 Checked before any timing: verified units equal the baseline's, and the baseline's cached decoding gives the units
 of its full pass.

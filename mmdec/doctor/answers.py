@@ -71,7 +71,7 @@ def answer_prompt(
     target: DecoderTarget, inputs: Mapping[str, Any], drafter: Drafter | None, tokens: int, needs: Needs
 ) -> OwnText | None:
     """Let the target answer a prompt greedily, and run the target over prompt and answer. Returns None for an answer of
-    fewer than `LEAST` tokens.
+    fewer than `MIN_ANSWER_TOKENS` tokens.
 
     inputs: the target's inputs for the prompt, a batch of one. drafter: speeds up the answer without changing it.
     tokens: the most new tokens. needs: what the pass must record.

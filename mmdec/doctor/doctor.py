@@ -6,7 +6,7 @@ of first drafted tokens is accepted on the target's greedy text, as the folder s
 change that clearly raises the share is a finding. It is kept in the search for the next one.
 
 A gain is the mean difference over the places (positions in the texts). Its interval is that of a ratio of sums over
-texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `LEAST_GAIN`,
+texts (over blocks of `BLOCK` places if there are few texts), with Student's t. A finding gains at least `MIN_GAIN`,
 and its interval, at 95 % for all tried variants together (Bonferroni), lies above zero.
 """
 

@@ -65,7 +65,7 @@ class NetworkAdapter:
 @final
 class Mtp:
     """A drafter that uses the model's native head for multi-token prediction. It holds weights only; the state of a
-    `generate` call is in `HeadMemory`."""
+    `generate` call is in `MtpState`."""
 
     needs = Needs(layers=(-1,))
 

@@ -166,7 +166,7 @@ class OtherVocabulary:
             logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in pending])).logits
             last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
             ends = logits[torch.arange(len(last), device=logits.device), last].float()
-            # remove the new tokens and the text's last `HELD` tokens from the cache
+            # remove the new tokens and the text's last `UNCACHED_TOKENS` tokens from the cache
             stable = [
                 max(len(ids) - UNCACHED_TOKENS - len(kept), 0) for kept, ids in zip(memory.kept, read, strict=True)
             ]

@@ -82,7 +82,7 @@ class SmallModelState:
 @final
 class SmallModel:
     """A drafter that uses a small model with the target's vocabulary. It holds the small model only; the state of a
-    `generate` call is in `Memory`.
+    `generate` call is in `SmallModelState`.
 
     Placeholders of images or sound that the small model cannot read are left out of its input. It drafts nothing beyond
     its maximum number of positions, after a token outside its vocabulary, or if it needs encoder states and has none.

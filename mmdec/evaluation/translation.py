@@ -1,9 +1,9 @@
 """Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
-`Systems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems such as a judge's
-translation (`judge_transcription.py`). All systems run in turn on each recording of a `SpeechCorpus`. The corpus is
-read from CVSS with Common Voice, or from a manifest of recordings and folders of sentence pairs, which have the
-translations. `mmdec eval speech` prints the report.
+`ComparedSystems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems such as a
+judge's translation (`judge_transcription.py`). All systems run in turn on each recording of a `SpeechCorpus`. The
+corpus is read from CVSS with Common Voice, or from a manifest of recordings and folders of sentence pairs, which have
+the translations. `mmdec eval speech` prints the report.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 def child_environment() -> dict[str, str]:
     """Return environment variables for a child process that name this process as its parent. A child that calls
-    `end_as_told` at its start then ends with this process."""
+    `end_with_named_parent` at its start then ends with this process."""
     return {WATCHED: str(os.getpid())}
 
 

@@ -154,7 +154,7 @@ class CtcState:
 @final
 class Ctc:
     """A drafter that proposes the transcript of a CTC head. It holds the head and its settings; the state of a
-    `generate` call is in `Memory`."""
+    `generate` call is in `CtcState`."""
 
     needs = Needs(memory=True, may_stop_early=True)
 
@@ -331,7 +331,6 @@ class Ctc:
         return at
 
     def _time(self, frame: int) -> int:
-        """Return the id of the timestamp token that is nearest in time to a frame. frame: the frame's index."""
         return self.first_time + round(frame * self.head.config.stride * TIMESTAMPS_PER_SECOND / STATES_PER_SECOND)
 
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:

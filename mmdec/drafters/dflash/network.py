@@ -83,7 +83,6 @@ class DFlashConfig(LayeredConfig):
 
     @property
     def follows(self) -> bool:
-        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
         return self.positions == "temporal"
 
     def for_depth(self, layers: int) -> Self:

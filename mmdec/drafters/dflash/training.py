@@ -72,7 +72,6 @@ class DFlashModule(DraftModule):
 
     @property
     def chain(self) -> int:
-        """Return the number of tokens of the chains that validation simulates."""
         return min(self.options.chain, self.depth)
 
     def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
@@ -154,8 +153,8 @@ def block_states(network: DFlash, columns: UnrollInputs, roots: Tensor, block: T
     Returns: final states (B, R, K, H), after the norm, one for each of K drafted tokens; undefined at a root of -1.
     """
     size, at = network.config.block_size, roots.clamp(min=0)
-    # A block attends to the target's features before its root. `Columns` stores the feature of a token under the index
-    # of the next token, so the last of these features has the root's index.
+    # A block attends to the target's features before its root. `UnrollInputs` stores the feature of a token under the
+    # index of the next token, so the last of these features has the root's index.
     read = torch.cat([columns.states, network.fuse(columns.embeds, columns.features)], 1)
     before = torch.cat([columns.prompt_positions, columns.positions], -1)
     own = torch.arange(columns.mask.shape[1], device=roots.device) <= at[..., None]

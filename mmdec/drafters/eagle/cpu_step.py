@@ -2,7 +2,7 @@
 
 The layer of a draft network has three implementations with equal outputs up to rounding, which tests compare:
 
-    DraftNetwork (`draft_network.py`)   whole rows and batches, any device, differentiable: for training, prompts,
+    DraftNetwork (`network.py`)         whole rows and batches, any device, differentiable: for training, prompts,
                                         and drafting if no fast path applies (`DraftStep.of` says when)
     DraftStep, Eagle3Step               one token at a time, to draft chains
     SlotStep                            FLASH: in one pass new accepted tokens, and the slots that draft after them
@@ -252,7 +252,6 @@ class Eagle3Step(TokenStep):
         return super().logits(hidden)
 
     def token(self, drafted: int) -> int:
-        """Convert an index in the draft vocabulary to the target's token id."""
         return drafted if self.targets is None else self.targets[drafted]
 
 

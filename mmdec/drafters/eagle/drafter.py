@@ -43,7 +43,7 @@ DEFAULT_TREE_WIDTH = 10  # maximum nodes of a tree level that get children; EAGL
 @final
 class NetworkDrafter:
     """A drafter that uses a draft network, the target's embedding and its LM head. It holds weights only; the state of
-    a `generate` call is in `Memory`."""
+    a `generate` call is in `DraftState`."""
 
     def __init__(
         self, network: DraftNetwork, embedding: nn.Module, output: nn.Linear, width: int = DEFAULT_TREE_WIDTH

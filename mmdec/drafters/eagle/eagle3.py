@@ -158,7 +158,6 @@ class Eagle3Config(LayeredConfig):
 
     @property
     def target_size(self) -> int:
-        """Return the number of channels of the target's hidden states."""
         return self.target_hidden_size or self.hidden_size
 
     @property
@@ -168,7 +167,6 @@ class Eagle3Config(LayeredConfig):
 
     @property
     def follows(self) -> bool:
-        """Return whether the network uses the target's M-RoPE positions instead of counting tokens."""
         return self.positions != "text" and self.pictures != "dropped"
 
     def for_depth(self, layers: int) -> Self:
@@ -227,13 +225,10 @@ class LayeredNetwork(DraftNetwork):
 
     @property
     def vocabulary(self) -> int:
-        """Return the number of tokens that the network can draft."""
         return self.config.vocabulary
 
     @property
     def offsets(self) -> Tensor | None:
-        """Return (`vocabulary`,): for each token of the draft vocabulary, its id in the target's vocabulary minus its
-        id in the draft vocabulary. None if both vocabularies are the same."""
         return cast(Tensor, self.d2t) if self.config.has_draft_vocabulary else None
 
     def head_norms(self, queries_keys: Tensor, index: int) -> Tensor:

@@ -9,7 +9,7 @@ Networks of other drafters override `inputs` (the layer's input for whole rows) 
 shorter if an image is compressed), and `fuse` with `fused_weights`. `layer` is split into `project` (queries, keys and
 values) and `attend`, so that a drafter with a preallocated cache need not concatenate tensors.
 
-The layer has three implementations: this one, differentiable, for all devices and shapes; and in `draft_step.py` two
+The layer has three implementations: this one, differentiable, for all devices and shapes; and in `cpu_step.py` two
 fast paths for small networks on a CPU, `DraftStep` for one token (EAGLE-3: `Eagle3Step`), and `SlotStep` for FLASH.
 
 Letters in shapes: B rows, L tokens of a text, n positions that the layer processes, S positions in a cache, H hidden

@@ -30,7 +30,7 @@ from mmdec.types import Context, Draft, Plan, Scores, Target, Verdict
 @final
 class Flash:
     """A drafter that uses FLASH's head, the target's embedding and its LM head. It holds weights only; the state of a
-    `generate` call is in `Memory`."""
+    `generate` call is in `DraftState`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class SlotLevels(Levels):
 
 
 class SlotChain:
-    """Grows a chain from FLASH's slots for a single row, on NumPy arrays. It computes what `Slots` does, in less
+    """Grows a chain from FLASH's slots for a single row, on NumPy arrays. It computes what `SlotLevels` does, in less
     time."""
 
     def __init__(self, step: SlotStep, memory: DraftState, waiting: PendingTokens, depth: int) -> None:

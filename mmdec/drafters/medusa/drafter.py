@@ -54,7 +54,7 @@ class MedusaState:
 
 @final
 class Medusa:
-    """A drafter that uses Medusa heads. It holds weights only; the state of a `generate` call is in `Memory`.
+    """A drafter that uses Medusa heads. It holds weights only; the state of a `generate` call is in `MedusaState`.
 
     Trees are chosen by `Context.shape`, which counts how often each head's first, second, ... token was right.
     """

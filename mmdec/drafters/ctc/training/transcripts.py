@@ -135,7 +135,9 @@ class JoinedWindow:
 
 
 def join_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
-    """Join recordings, in their order, into windows. Each window's maximum length is drawn at random from `LENGTHS`.
+    """Join recordings, in their order, into windows.
+
+    Each window's maximum length is drawn at random from `WINDOW_SECONDS`.
 
     view: 0: the recordings as they are; n: the n-th augmented version, with other random lengths.
     """
@@ -240,7 +242,6 @@ class WindowReader:
         )
 
     def _same(self, token: int, other: int) -> bool:
-        """Return whether two tokens stand for the same text if capital and small letters are not distinguished."""
         return self.whisper.tokenizer.decode([token]).lower() == self.whisper.tokenizer.decode([other]).lower()
 
     def _sign(self, token: int) -> bool:
@@ -251,8 +252,8 @@ class WindowReader:
         self, windows: Sequence[JoinedWindow], how: Distortion, whole: bool = True
     ) -> Iterable[tuple[str, Tensor, list[int]]]:
         """Encode and decode windows. Yields for each window its name, encoder states (S, D) and transcript's token ids.
-        If a transcript has no end token after `LIMIT` tokens, the model has repeated itself; then an empty transcript
-        is yielded.
+        If a transcript has no end token after `MAX_TRANSCRIPT_TOKENS` tokens, the model has repeated itself; then an
+        empty transcript is yielded.
 
         how: probabilities of augmentations. whole: pad the windows to 30 s, as in decoding.
         """

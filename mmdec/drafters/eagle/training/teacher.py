@@ -187,7 +187,8 @@ class FeatureStore:
         self.locks = ExitStack()
         number = writer_number(folder, rank, self.locks)
         self.features = HiddenStateStore(folder / "features", len(needs.layers) * size, number)
-        # `StateStore` stores states with token ids; here the indices of the visual tokens take the place of token ids
+        # `HiddenStateStore` stores states with token ids; here the indices of the visual tokens take the place of token
+        # ids
         self.visual = HiddenStateStore(folder / "visual", size, number) if needs.embeds else None
         # position ids, only of targets with M-RoPE: all of the first axis, then the second, then the third
         self.positions = TokenStore(folder / "positions", number)
