@@ -82,7 +82,10 @@ class Operator:
 def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype: torch.dtype, repeats: int) -> Operator:
     """Time our tree attention against torch's attention.
 
-    name: a key of `HEADS`. nodes: number of nodes of the draft tree. columns: number of prefix tokens.
+    Args:
+        name: a key of `HEADS`.
+        nodes: number of nodes of the draft tree.
+        columns: number of prefix tokens.
     """
     heads, key_heads, width = ATTENTION_SHAPES[name]
     q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
@@ -131,7 +134,9 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: float) -> Callable[[], Tensor]:
     """Return a function that calls compiled FlexAttention with the same tree mask.
 
-    q: (1, heads, N, d) of N nodes. k, v: (1, key heads, columns + N, d). columns: number of prefix tokens.
+    Args:
+        q: (1, heads, N, d) of N nodes. k, v: (1, key heads, columns + N, d).
+        columns: number of prefix tokens.
     """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -179,7 +184,8 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> O
     """Time the DAG loss, and the loss with its gradient, against dense torch with autograd. On a GPU, also measure peak
     memory.
 
-    shape: batch size, tokens, vertices.
+    Args:
+        shape: batch size, tokens, vertices.
     """
     batch, tokens, size = shape
     match = torch.randn(batch, tokens, size, device=device)
@@ -216,8 +222,9 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
     """Compute log P(text) (B,) for DAGs of L vertices by the plain formula, with one log-sum-exp over (B, L, L) for
     each token.
 
-    match: (B, M, L), log-probability of each of M tokens at each vertex.
-    links: (B, L, L), log-probabilities of the links from row to column.
+    Args:
+        match: (B, M, L), log-probability of each of M tokens at each vertex.
+        links: (B, L, L), log-probabilities of the links from row to column.
 
     All texts have M tokens, and all DAGs use all L vertices.
     """

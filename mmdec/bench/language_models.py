@@ -199,9 +199,12 @@ def _encode_prompts(
 ) -> tuple[list[EncodedPrompt], int]:
     """Encode prompts as token ids.
 
-    most: the most new tokens of an answer.
-    Returns: the encoded prompts, and the number of prompts that were too long for the model and are left out.
-    Raises: InputError if all prompts are too long.
+    Args:
+        most: the most new tokens of an answer.
+
+    Returns:
+        the encoded prompts, and the number of prompts that were too long for the model and are left out. Raises:
+        InputError if all prompts are too long.
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)
@@ -240,8 +243,12 @@ def _methods(
 ) -> tuple[list[Method], list[Method]]:
     """Make the methods to time.
 
-    small: a model that drafts. drafter: a draft network, for which transformers has no loop. None: there is none.
-    Returns: the methods with mmdec's drafters, and those with transformers' own speculative loops.
+    Args:
+        small: a model that drafts.
+        drafter: a draft network, for which transformers has no loop. None: there is none.
+
+    Returns:
+        the methods with mmdec's drafters, and those with transformers' own speculative loops.
     """
     ours = [Method.drafted(name, make_drafter(name)) for name in drafter_names()]
     stock = [LOOKUP]

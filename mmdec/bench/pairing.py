@@ -89,8 +89,10 @@ def time_pairs(
 ) -> PairedTiming:
     """Call a and b alternately, after one warm-up of each, and summarise their seconds.
 
-    repeats: number of timed pairs. device: the wall clock waits until this device has finished.
-    seconds: takes what a or b returned, and returns the seconds to count; None: the wall clock of the call.
+    Args:
+        repeats: number of timed pairs.
+        device: the wall clock waits until this device has finished.
+        seconds: takes what a or b returned, and returns the seconds to count; None: the wall clock of the call.
     """
     pairs: list[tuple[float, float]] = []
     stopwatch = Stopwatch(device)
@@ -214,7 +216,9 @@ class MethodTimings:
 def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Measurement], float]) -> float:
     """Compute the median over repeats, then the mean over inputs, in milliseconds.
 
-    runs: for each input, the measurements of its repeats. seconds: takes the seconds from a measurement.
+    Args:
+        runs: for each input, the measurements of its repeats.
+        seconds: takes the seconds from a measurement.
     """
     return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
 
@@ -224,9 +228,13 @@ def time_methods(
 ) -> MethodTimings:
     """Compare tokens, then time all methods in turn.
 
-    methods: the second one must be transformers' greedy decoding. groups: batches of inputs.
-    Returns: the measurements of all methods.
-    Raises MmdecError if the tokens of one of mmdec's methods differ from those of greedy decoding.
+    Args:
+        methods: the second one must be transformers' greedy decoding.
+        groups: batches of inputs.
+
+    Returns:
+        the measurements of all methods. Raises MmdecError if the tokens of one of mmdec's methods differ from those of
+        greedy decoding.
     """
     watched, recorders = add_depth_recorders(methods)
     equal = harness.gate(watched, groups, log)
@@ -239,8 +247,11 @@ def runnable_methods(
 ) -> tuple[list[Method], dict[str, str]]:
     """Try methods of transformers on one input, because not every model can decode with each of them.
 
-    first: the input.
-    Returns: the methods that work; name -> reason for the methods that do not work.
+    Args:
+        first: the input.
+
+    Returns:
+        the methods that work; name -> reason for the methods that do not work.
     """
     found, left_out = list[Method](), dict[str, str]()
     for method in methods:

@@ -212,9 +212,12 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
 def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
     """Decode a recording that is longer than a window. Returns its tokens.
 
-    decode: decodes one window. features: (1, mels, T), T frames of 10 ms. size: frames of a window.
-    first: id of the timestamp token 0.00; later timestamps have higher ids.
-    Source: the same rule as transformers' `_retrieve_segment`.
+    Args:
+        decode: decodes one window.
+        features: (1, mels, T), T frames of 10 ms.
+        size: frames of a window.
+        first: id of the timestamp token 0.00; later timestamps have higher ids. Source: the same rule as transformers'
+            `_retrieve_segment`.
     """
     said, at = list[int](), 0
     while at < features.shape[-1]:
@@ -237,8 +240,9 @@ def peer_calls(
     """Convert the model to CTranslate2's format, and return functions that transcribe with it, by (engine's name,
     threads).
 
-    converted: a new folder for the converted weights.
-    Raises: InputError if CTranslate2 is not installed, or the model was not loaded from a folder.
+    Args:
+        converted: a new folder for the converted weights. Raises: InputError if CTranslate2 is not installed, or the
+            model was not loaded from a folder.
     """
     try:  # imported by name, because type checkers cannot find a missing package
         engine: Any = import_module("ctranslate2")
@@ -298,7 +302,8 @@ def _beside(path: Path) -> str:
 def _words_wrong(sides: Sides, references: Sequence[str], harness: TranscriptionHarness) -> list[Quantity]:
     """Compute each engine's word error rate, in percent, with one thread.
 
-    references: the transcript of each recording; "": it has none.
+    Args:
+        references: the transcript of each recording; "": it has none.
     """
     whisper = harness.whisper
     multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)

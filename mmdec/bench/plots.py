@@ -24,9 +24,11 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
     """Draw all plots for which the results have data: speed-up by length, tokens per round by task, time by stage,
     acceptance by depth.
 
-    directory: where the files are written. metrics: a metrics.csv of Lightning's CSVLogger, to plot training curves.
-    Returns the paths of the files. If there are several reports of one benchmark, each has its own files.
-    Raises InputError where matplotlib is not installed, and for an invalid metrics.csv.
+    Args:
+        directory: where the files are written.
+        metrics: a metrics.csv of Lightning's CSVLogger, to plot training curves. Returns the paths of the files. If
+            there are several reports of one benchmark, each has its own files. Raises InputError where matplotlib is
+            not installed, and for an invalid metrics.csv.
     """
     pyplot = import_pyplot()
     folder = Path(directory)
@@ -219,8 +221,11 @@ def _bars(axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[floa
 def _training(pyplot: Any, curves: Mapping[str, Sequence[tuple[float, float]]], path: Path) -> Path:
     """Plot training curves, train and val of a metric in one panel; at most `PANELS`, those with the most points.
 
-    curves: metric -> (step, value) in order.
-    Returns: the path of the file.
+    Args:
+        curves: metric -> (step, value) in order.
+
+    Returns:
+        the path of the file.
     """
     panels: dict[str, list[str]] = {}
     for name in curves:

@@ -213,7 +213,8 @@ def markdown(run: BenchRun, changes: Changes | None = None) -> str:
 def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """Yield the parts of the output: a title, the headings of the table (() for a list of lines), the rows.
 
-    changes: differences from other results; None: none are shown.
+    Args:
+        changes: differences from other results; None: none are shown.
     """
     for report in run.reports:
         yield from _report(report)
@@ -431,7 +432,9 @@ class Changes:
 def compare_runs(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
     """Compare two sets of results, benchmark by benchmark. Comparisons that only one of them has are listed.
 
-    before: the saved results. source: name of their file.
+    Args:
+        before: the saved results.
+        source: name of their file.
     """
     warnings: list[str] = []
     rows: list[Change] = []

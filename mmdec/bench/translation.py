@@ -61,8 +61,11 @@ def bench_speech(
 ) -> BenchReport:
     """Time the shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
-    recordings: files of speech. For a source length, they are joined end to end and cut. seconds: the source lengths.
-    repeats: timed pairs of calls. judge: a model to compare whole calls with; it returns only text.
+    Args:
+        recordings: files of speech. For a source length, they are joined end to end and cut.
+        seconds: the source lengths.
+        repeats: timed pairs of calls.
+        judge: a model to compare whole calls with; it returns only text.
 
     By length, the baseline decodes exactly `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the
     graph's size follows from the source frames or pieces. "From file to samples" includes reading, features, all
@@ -111,8 +114,11 @@ def _by_length(
 ) -> list[Comparison]:
     """Time the graph decoder against autoregressive decoding, after the encoder, for source lengths in seconds.
 
-    recordings: joined end to end and cut to each length.
-    Returns: a row of the report for each length.
+    Args:
+        recordings: joined end to end and cut to each length.
+
+    Returns:
+        a row of the report for each length.
     """
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
@@ -174,7 +180,10 @@ def _whole_calls(
     """Time whole calls, from a file of speech to samples, against autoregressive decoding and the judge, which returns
     text.
 
-    recordings: joined end to end and cut. repeats: timed pairs of calls. judge: None: there is none.
+    Args:
+        recordings: joined end to end and cut.
+        repeats: timed pairs of calls.
+        judge: None: there is none.
     """
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
@@ -251,8 +260,9 @@ def _against_baseline(
 def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor) -> None:
     """Check that the baseline is right before it is timed: its cached decoding must agree with its full pass.
 
-    states: (1, S, d), S encoder states of width d. sizes: (1,), number of states.
-    Raises: MmdecError if it is wrong.
+    Args:
+        states: (1, S, d), S encoder states of width d.
+        sizes: (1,), number of states. Raises: MmdecError if it is wrong.
     """
     units = decoder.generate(states, sizes, GATE_UNITS)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)

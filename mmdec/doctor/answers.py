@@ -73,9 +73,11 @@ def answer_prompt(
     """Let the target answer a prompt greedily, and run the target over prompt and answer. Returns None for an answer of
     fewer than `MIN_ANSWER_TOKENS` tokens.
 
-    inputs: the target's inputs for the prompt, a batch of one. drafter: speeds up the answer without changing it.
-    tokens: the most new tokens. needs: what the pass must record.
-    Raises: InputError for a prompt that leaves no room for an answer.
+    Args:
+        inputs: the target's inputs for the prompt, a batch of one.
+        drafter: speeds up the answer without changing it.
+        tokens: the most new tokens.
+        needs: what the pass must record. Raises: InputError for a prompt that leaves no room for an answer.
     """
     model: Any = target.model
     begin = inputs["input_ids"].shape[1]
@@ -171,8 +173,11 @@ class Reader:
         """Return the rotary positions of the M inputs that the network computes for the prompt (M < P), and that of the
         first root.
 
-        prompted: those M inputs.
-        Returns: (1, M), or (1 or 3, 1, M) with one row for each axis of M-RoPE; and the root's position.
+        Args:
+            prompted: those M inputs.
+
+        Returns:
+            (1, M), or (1 or 3, 1, M) with one row for each axis of M-RoPE; and the root's position.
         """
         config, positions = self.network.config, text.context.positions
         if isinstance(config, Eagle3Config) and config.follows and len(positions) > 1:
@@ -358,7 +363,8 @@ def built_in_prompts(chat: bool) -> list[DoctorPrompt]:
 def read_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
     """Read the prompts of a file: .txt with one on each line, or .jsonl or .json of chats.
 
-    limit: take this many, evenly spaced; None: all.
+    Args:
+        limit: take this many, evenly spaced; None: all.
 
     A chat gives one prompt: its system message and first question. Later turns hold answers that are not the target's.
     Raises: InputError for a file in none of these formats, naming the line or row.

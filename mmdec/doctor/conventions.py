@@ -123,8 +123,9 @@ class Folder:
 def reconfigure(network: DraftNetwork, tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> DraftNetwork:
     """Build a network that shares the weights of `network`, but has another configuration.
 
-    tensors: weights, by name, that replace the network's, or that only the new configuration has.
-    changes: fields of the configuration that differ.
+    Args:
+        tensors: weights, by name, that replace the network's, or that only the new configuration has. changes: fields
+            of the configuration that differ.
     """
     with torch.device("meta"):
         changed = type(network)(replace(network.config, **changes))
@@ -281,7 +282,10 @@ def _rotations(reader: Reader, folder: Folder, target: Any) -> Iterator[Variant]
 def other_base(reader: Reader, folder: Folder, theta: float, name: str, tries: int = 1) -> Variant:
     """Make the variant with another base of rotary positions (RoPE).
 
-    theta: the base. name: where the base is from. tries: among how many choices a search has found it.
+    Args:
+        theta: the base.
+        name: where the base is from.
+        tries: among how many choices a search has found it.
     """
     remedy = folder.set({"rope_theta": theta}, {folder.base(): theta})
     now, mended = f"{reader.network.config.rope_theta:g}", _with(reader, rope_theta=theta)

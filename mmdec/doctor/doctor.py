@@ -136,12 +136,17 @@ def examine(
 ) -> Examination:
     """Examine a drafter on its target's greedy answers.
 
-    drafter: the drafter's folder, name or hub id, as for `load_drafter`. model: the loaded target.
-    prompts: the target answers them.
-    template: whether prompts go through the chat template, if the model has one. tokens: the most tokens of an answer.
-    log: receives lines of progress.
-    Returns: the `Examination`.
-    Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
+    Args:
+        drafter: the drafter's folder, name or hub id, as for `load_drafter`.
+        model: the loaded target.
+        prompts: the target answers them.
+        template: whether prompts go through the chat template, if the model has one.
+        tokens: the most tokens of an answer.
+        log: receives lines of progress.
+
+    Returns:
+        the `Examination`. Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt
+        gets an answer.
     """
     target = target_of(model.model)
     if not isinstance(target, DecoderTarget):
@@ -233,7 +238,8 @@ def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial
     """Compare acceptance with and without the chat template. The texts differ, so places are compared at which the
     target gives its token similar probabilities.
 
-    pairs: for some prompts, the text as the prompts are given, and one with the template left out or applied.
+    Args:
+        pairs: for some prompts, the text as the prompts are given, and one with the template left out or applied.
     """
     sides = [list(side) for side in zip(*pairs, strict=True)]
     right = [_first(reader, side) for side in sides]
@@ -291,8 +297,13 @@ def find_remedies(
 ) -> tuple[list[Trial], list[Trial], Reader]:
     """Find the settings in which a network is run otherwise than in its training, one after another.
 
-    reader: runs the network as its folder says. model: the target. texts: only layers that they recorded are tried.
-    Returns: the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
+    Args:
+        reader: runs the network as its folder says.
+        model: the target.
+        texts: only layers that they recorded are tried.
+
+    Returns:
+        the findings, in order; other changes, tried on top; the changed reader (`reader` if the LM head is wrong).
     """
     findings, done, given = list[Trial](), set[str](), reader
     pictures, recorded = any(_has_pictures(text) for text in texts), texts[0].context.features.keys()

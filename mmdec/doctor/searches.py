@@ -60,7 +60,9 @@ def search_variants(
     """Yield the best base of rotary positions and the best layers that a search finds, unless they are already tried
     variants.
 
-    model: the target. texts: the target's answers; layers are searched only if the texts hold all layers' features.
+    Args:
+        model: the target.
+        texts: the target's answers; layers are searched only if the texts hold all layers' features.
     """
     mean = sum(text.places for text in texts) / len(texts)
     some = evenly_spaced(texts, math.ceil(PLACES / mean))

@@ -155,7 +155,6 @@ class Lookup:
                 row.add(token)
 
     def select(self, memory: list[NgramIndex], live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory[:] = [memory[index] for index in live.tolist()]
 
     def _tree(self, row: NgramIndex, plan: Plan) -> tuple[list[int], list[int]]:

@@ -141,7 +141,6 @@ class Mtp:
         memory.queue.append((part.tokens, part.features, exists))
 
     def select(self, memory: MtpState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.seen.shape[1]:
             memory.cache.batch_select_indices(live)
         memory.seen, memory.positions = memory.seen[live], memory.positions[live]

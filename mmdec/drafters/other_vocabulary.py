@@ -90,7 +90,6 @@ class OtherVocabulary:
             text += tokens[:length]
 
     def select(self, memory: OtherVocabularyState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory.texts = [memory.texts[row] for row in live.tolist()]
         if memory.session is not None:
             self._model.select(memory.session, live)
@@ -129,8 +128,11 @@ class OtherVocabulary:
         """Make the small model's cache hold the beginning of each batch row's text. If the cache holds other tokens, it
         is refilled.
 
-        read: each row's text as the small model's tokens.
-        Returns: False if the cache was refilled more than `RESTARTS` times; then drafting ends.
+        Args:
+            read: each row's text as the small model's tokens.
+
+        Returns:
+            False if the cache was refilled more than `RESTARTS` times; then drafting ends.
         """
         rows = zip(memory.kept, read, strict=True)
         if memory.session is not None and all(len(kept) < len(ids) and ids[: len(kept)] == kept for kept, ids in rows):
@@ -154,9 +156,14 @@ class OtherVocabulary:
     ) -> list[list[int]]:
         """Continue the rows' texts greedily with the small model.
 
-        read: each row's text as the small model's tokens. able: which rows to continue. steps: maximum new tokens.
-        threshold: stop when the probability of the continuations, averaged over these rows, falls below this.
-        Returns: each row's new tokens.
+        Args:
+            read: each row's text as the small model's tokens.
+            able: which rows to continue.
+            steps: maximum new tokens.
+            threshold: stop when the probability of the continuations, averaged over these rows, falls below this.
+
+        Returns:
+            each row's new tokens.
         """
         added: list[list[int]] = [[] for _ in read]
         chances, going = [0.0] * len(read), list(able)

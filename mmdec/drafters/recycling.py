@@ -199,7 +199,8 @@ def _worth(chain: list[int], chances: list[float], plan: Plan) -> list[int]:
     """Return how much of a chain to draft: up to the first token whose chance is below `plan.threshold`; [] if fewer
     than `plan.least` tokens are expected to be accepted.
 
-    chances: for each token, the chance that it and all tokens before it are right.
+    Args:
+        chances: for each token, the chance that it and all tokens before it are right.
     """
     chances = [chance for chance in chances[: len(chain)] if chance >= plan.threshold]
     return chain[: len(chances)] if sum(chances) >= plan.min_expected_accepted else []

@@ -175,7 +175,8 @@ def loader_names() -> list[str]:
 def auto_names(speech: bool = False) -> list[str]:
     """Return the names of the drafters that drafter="auto" looks for next to a model, the preferred first.
 
-    speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
+    Args:
+        speech: True: drafters for speech models. False (default): drafters for language models, with or without images.
     """
     return [name for name, entry in _all().items() if entry.auto and entry.speech == speech]
 
@@ -183,8 +184,9 @@ def auto_names(speech: bool = False) -> list[str]:
 def network_class(system: str) -> type[DraftNetwork]:
     """Return the network class of a built-in drafter. The attribute `config_class` is the class of its configuration.
 
-    system: name of a drafter with weights, such as "eagle"; not "medusa" or "ctc".
-    Raises: InputError for any other name.
+    Args:
+        system: name of a drafter with weights, such as "eagle"; not "medusa" or "ctc". Raises: InputError for any other
+            name.
     """
     built = {
         name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter not in (MEDUSA, CTC)

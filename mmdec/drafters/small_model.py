@@ -209,7 +209,6 @@ class SmallModel:
         self._commit(memory, paths)
 
     def select(self, memory: SmallModelState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.session is None:
             return
         self._model.select(memory.session, live)
@@ -317,8 +316,12 @@ def keep_columns(model: Target, session: Any, paths: list[list[int]]) -> None:
 def _best(trees: list[GrowingTree], frontier: list[list[int]], logits: Tensor, width: int) -> list[list[int]]:
     """Add the `width` likeliest children of each node of the newest level to the trees.
 
-    frontier: for each batch row, the newest level's nodes. logits: (B, L, V), after these nodes.
-    Returns: for each row, the `width` new nodes with the highest log-probability of the path.
+    Args:
+        frontier: for each batch row, the newest level's nodes.
+        logits: (B, L, V), after these nodes.
+
+    Returns:
+        for each row, the `width` new nodes with the highest log-probability of the path.
     """
     top = logits.float().topk(min(width, logits.shape[-1]), dim=-1)
     # at most 0: by rounding, a child could otherwise be likelier than its parent

@@ -256,8 +256,11 @@ def questions_of(
     """Read the questions in a file. Without a file, ask `prompt` about each picture in `images`; without both, read
     the questions about the sample pictures. Raises InputError if there are no questions.
 
-    questions: the file, or None. images: with a file, the folder of its pictures; else a folder or one picture.
-    limit: number of questions from each task; None: all. admission: which paths in the file are accepted.
+    Args:
+        questions: the file, or None.
+        images: with a file, the folder of its pictures; else a folder or one picture.
+        limit: number of questions from each task; None: all.
+        admission: which paths in the file are accepted.
     """
     if questions is None and images is not None:
         return by_task(ask_about(os.fspath(images), prompt), limit)

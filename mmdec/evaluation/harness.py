@@ -39,7 +39,8 @@ def describe_measurement(
 ) -> dict[str, Any]:
     """Describe a measurement of this network: machine, versions, dtype, batch, threads, commit and date.
 
-    threads: None: torch's present number.
+    Args:
+        threads: None: torch's present number.
     """
     weight = next(network.parameters())
     count = torch.get_num_threads() if threads is None else threads
@@ -64,8 +65,9 @@ class Method:
     def drafted(cls, name: str, drafter: DrafterChoice, nodes: Nodes = None) -> Method:
         """Make the method of decoding by mmdec.
 
-        drafter: a name or the object; None: plain decoding.
-        nodes: draft size, nodes of a chain or (nodes, depth) of a tree; None: learned.
+        Args:
+            drafter: a name or the object; None: plain decoding.
+            nodes: draft size, nodes of a chain or (nodes, depth) of a tree; None: learned.
         """
         return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
 
@@ -111,9 +113,12 @@ class Harness(ABC, Generic[Input]):
     def gate(self, methods: Sequence[Method], groups: Sequence[Sequence[Input]], log: Log) -> dict[str, list[bool]]:
         """Compare each method's tokens with those of `methods[1]`, greedy decoding, on each group of inputs.
 
-        groups: batches of inputs.
-        Returns: method's name -> for each group, whether the tokens are equal.
-        Raises MmdecError if one of mmdec's methods differs: wrong output must not be timed.
+        Args:
+            groups: batches of inputs.
+
+        Returns:
+            method's name -> for each group, whether the tokens are equal. Raises MmdecError if one of mmdec's methods
+            differs: wrong output must not be timed.
         """
         equal: dict[str, list[bool]] = {method.name: [] for method in methods}
         for number, inputs in enumerate(groups):
@@ -135,8 +140,11 @@ class Harness(ABC, Generic[Input]):
     ) -> Measurements:
         """Measure all methods in turn, A B C A B C, group by group. Call `gate` first: it is the warm-up.
 
-        groups: batches of inputs.
-        Returns: method's name -> for each group, the measurements of its repeats.
+        Args:
+            groups: batches of inputs.
+
+        Returns:
+            method's name -> for each group, the measurements of its repeats.
         """
         measured: dict[str, list[list[Measurement]]] = {method.name: [[] for _ in groups] for method in methods}
         for repeat in range(repeats):

@@ -248,7 +248,9 @@ def _report(
     """Summarise the transcripts: errors, cost, speedup, refused recordings, and at most `worst` transcripts with most
     errors.
 
-    measured: method's name -> the measurements of all calls. normalise: normalises a text before words are compared.
+    Args:
+        measured: method's name -> the measurements of all calls.
+        normalise: normalises a text before words are compared.
     """
     report: dict[str, Any] = {
         **_scores(transcribed, normalise),

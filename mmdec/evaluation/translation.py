@@ -1,7 +1,7 @@
 """Scores speech translators on a split: text, phones, numbers, ASR-BLEU, latency.
 
 `ComparedSystems` holds what is scored: our strategies through `mmdec.translate_speech`, and other systems such as a
-judge's translation (`judge_transcription.py`). All systems run in turn on each recording of a `SpeechCorpus`. The
+judge's translation (`judge.py`). All systems run in turn on each recording of a `SpeechCorpus`. The
 corpus is read from CVSS with Common Voice, or from a manifest of recordings and folders of sentence pairs, which have
 the translations. `mmdec eval speech` prints the report.
 """
@@ -169,10 +169,11 @@ def evaluate_speech(
 ) -> dict[str, Any]:
     """Score speech translators. Returns a JSON-ready report.
 
-    judge: transcribes the systems' speech for ASR-BLEU. log: receives lines of progress.
-    The systems run in turn on each recording, after one warm-up each. A recording that a system refuses counts as an
-    empty translation and is listed. Intervals, and tests against the first system, use a bootstrap over sentences.
-    Raises InputError.
+    Args:
+        judge: transcribes the systems' speech for ASR-BLEU.
+        log: receives lines of progress. The systems run in turn on each recording, after one warm-up each. A recording
+            that a system refuses counts as an empty translation and is listed. Intervals, and tests against the first
+            system, use a bootstrap over sentences. Raises InputError.
     """
     rows = corpus.rows
     outputs = _translate_all(systems.runs, rows, log)
@@ -272,7 +273,8 @@ def _nearest(pairs: Sequence[tuple[Sequence[str], SourceClip]], lexicon: metrics
     """Compute the phone error rate of translations. Each is compared with the reference recording and with the
     pronunciations of the reference texts; the reference with the fewest errors counts.
 
-    pairs: the phones of a translation, and its source.
+    Args:
+        pairs: the phones of a translation, and its source.
     """
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {
@@ -352,7 +354,8 @@ def add_asr_bleu(
     The judge transcribes the speech, and its transcripts are scored. Lower bounds are the ASR-BLEU of shuffled
     transcripts and of noise; the upper bound is that of the reference recordings, if the corpus has them.
 
-    outputs: system's name -> its translation of each row.
+    Args:
+        outputs: system's name -> its translation of each row.
     """
     references = [row.references for row in rows]
     report["recogniser"] = {"name": judge.name, "normalisation": NORMALISATION}

@@ -83,7 +83,9 @@ def not_finite(state: Mapping[str, Tensor]) -> str:
 def divergence_error(fault: str, step: int, options: Mapping[str, Any]) -> MmdecError:
     """Build the error of a training whose loss or weights are not finite.
 
-    fault: words for the message: what is not finite. options: the module's hyperparameters, with the learning rate.
+    Args:
+        fault: words for the message: what is not finite.
+        options: the module's hyperparameters, with the learning rate.
     """
     key = next((name for name in RATES if name in options), RATES[0])
     now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
@@ -157,9 +159,9 @@ class WholeCheckpoints(CheckpointIO):
 def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Read the weights that training begins from, by name.
 
-    path: a checkpoint file, or a folder with model.safetensors.
-    prefix: text to put before each name, if `path` is a folder.
-    Raises InputError for damaged files.
+    Args:
+        path: a checkpoint file, or a folder with model.safetensors.
+        prefix: text to put before each name, if `path` is a folder. Raises InputError for damaged files.
     """
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
@@ -308,9 +310,12 @@ def _step(path: Path) -> int:
 def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple[M, int]:
     """Load a training module, with the mean of the weights in several checkpoints.
 
-    build: the module's class, which is called with the hyperparameters, but without initial weights (`start`).
-    Returns: the module in eval mode, and the training step of the last checkpoint.
-    Raises: InputError for checkpoints of another module.
+    Args:
+        build: the module's class, which is called with the hyperparameters, but without initial weights (`start`).
+
+    Returns:
+        the module in eval mode, and the training step of the last checkpoint. Raises: InputError for checkpoints of
+        another module.
     """
     last = read_checkpoint(checkpoints[-1])
     try:

@@ -35,7 +35,9 @@ def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
     """Seed torch's generators for one training step. A resumed training then draws the same random numbers as an
     uninterrupted training.
 
-    step: number of the step within the epoch. rank: number of the process; each process draws different numbers.
+    Args:
+        step: number of the step within the epoch.
+        rank: number of the process; each process draws different numbers.
     """
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
@@ -85,8 +87,10 @@ class MuonAdamW(Optimizer):
     ) -> MuonAdamW:
         """Build the optimizer from a module's named parameters. Frozen parameters are left out.
 
-        inner: takes the name of a matrix and the matrix; returns whether Muon trains it. AdamW trains everything else.
-        more: further parameter groups for AdamW, each with its own learning rate.
+        Args:
+            inner: takes the name of a matrix and the matrix; returns whether Muon trains it. AdamW trains everything
+                else.
+            more: further parameter groups for AdamW, each with its own learning rate.
         """
         trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
         matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
@@ -161,7 +165,9 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
     It makes `steps` Newton-Schulz steps of fifth degree, X <- a X + (b A + c A^2) X with A = X X^T (Jordan et al.
     2024).
 
-    coefficients: (a, b, c). eps: the smallest norm by which a matrix is divided at the start.
+    Args:
+        coefficients: (a, b, c).
+        eps: the smallest norm by which a matrix is divided at the start.
     """
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
@@ -226,7 +232,9 @@ def batches_by_size(order: Iterable[int], sizes: Sequence[int], most: int) -> li
 
     The size of a batch is that of its largest item times its number of items, as with padding.
 
-    sizes: size of each item, by the item's index. most: the largest size of a batch. A larger item forms a batch alone.
+    Args:
+        sizes: size of each item, by the item's index.
+        most: the largest size of a batch. A larger item forms a batch alone.
     """
     batches: list[list[int]] = [[]]
     largest = 0
@@ -243,9 +251,12 @@ def token_weight(count: Tensor) -> Tensor:
     """Return the factor for this process's mean loss over `count` tokens, so that the average of all processes is the
     mean over all tokens. It is `count` / (mean count of all processes).
 
-    count: one or several counts, a tensor of the same shape in every process.
-    Returns: a factor for each count. It is 1 in a single process. It is also 1 if gradients are off, as in validation:
-    there, processes may have different numbers of batches, and a process that called this alone would wait forever.
+    Args:
+        count: one or several counts, a tensor of the same shape in every process.
+
+    Returns:
+        a factor for each count. It is 1 in a single process. It is also 1 if gradients are off, as in validation:
+        there, processes may have different numbers of batches, and a process that called this alone would wait forever.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.is_grad_enabled()):
         return torch.ones_like(count, dtype=torch.float32)

@@ -63,7 +63,8 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
     The operating system locks the empty file `folder`/.lock. The file .owner beside it names the holder. Both files
     remain. Raises InputError if another process, or another call in this process, holds the lock.
 
-    what: the work that locks the folder, for messages.
+    Args:
+        what: the work that locks the folder, for messages.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / ".lock"), folder / ".owner"

@@ -70,8 +70,11 @@ def save_ctc(
 ) -> Path:
     """Write the folder of a CTC head that drafts. If writing fails, no folder is left.
 
-    head: the trained head. pieces: the head's vocabulary. tokens: the model's token ids.
-    trained: the head's training data in words, for the model card.
+    Args:
+        head: the trained head.
+        pieces: the head's vocabulary.
+        tokens: the model's token ids.
+        trained: the head's training data in words, for the model card.
     """
     target = new_folder(directory)
     with atomic_folder(target) as fresh:

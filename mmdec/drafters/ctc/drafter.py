@@ -75,8 +75,12 @@ class Alignment:
     def _extend(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """Extend alignments by one piece or blank that lasts at least one frame and begins at the best frame.
 
-        before: (F + 1,) scores of the alignments so far. sums: (F + 1,) cumulative sums of the piece's frame scores.
-        Returns: (F + 1,) scores of the extended alignments.
+        Args:
+            before: (F + 1,) scores of the alignments so far.
+            sums: (F + 1,) cumulative sums of the piece's frame scores.
+
+        Returns:
+            (F + 1,) scores of the extended alignments.
         """
         held = np.full_like(before, -np.inf)
         held[1:] = sums[1:] + np.maximum.accumulate(before[:-1] - sums[:-1])
@@ -236,7 +240,6 @@ class Ctc:
             row.waiting += tokens[:length]
 
     def select(self, memory: CtcState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         memory.rows = [memory.rows[index] for index in live.tolist()]
 
     @torch.inference_mode()
@@ -319,7 +322,8 @@ class Ctc:
 
         Pieces are skipped up to the next word if the transcript lacks the last accepted token, or if a segment begins.
 
-        texts: UTF-8 text of each piece.
+        Args:
+            texts: UTF-8 text of each piece.
         """
         begins = row.timed and row.last >= 0 and row.last >= row.first_time
         at = 0
@@ -336,8 +340,11 @@ class Ctc:
     def _tokens(self, heard: Sequence[tuple[int, int, float]]) -> list[tuple[int, float]]:
         """Merge pieces into the model's tokens.
 
-        heard: for each piece: its number, its first frame, and the chance that it is right.
-        Returns: for each token: its id, and its chance, the product of the chances of its pieces.
+        Args:
+            heard: for each piece: its number, its first frame, and the chance that it is right.
+
+        Returns:
+            for each token: its id, and its chance, the product of the chances of its pieces.
         """
         texts = [self.pieces.bytes(piece) for piece, _, _ in heard]
         ends = np.cumsum([len(text) for text in texts]).tolist()
@@ -389,5 +396,4 @@ class CtcByLanguage:
         self.heads[0].update(memory, draft, scores, verdict)
 
     def select(self, memory: CtcState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order."""
         self.heads[0].select(memory, live)

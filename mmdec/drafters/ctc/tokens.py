@@ -99,7 +99,8 @@ def _select_frequent(left: Counter[int], bound: int, merges: Merges) -> list[int
     token is too rare, the two tokens that it was merged from get its occurrences. So a token's number is complete when
     it is visited.
 
-    left: token -> number of occurrences; it is changed.
+    Args:
+        left: token -> number of occurrences; it is changed.
     """
     for _, _, token in reversed(merges.rows):
         times = left.get(token, 0)

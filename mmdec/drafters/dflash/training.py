@@ -88,8 +88,11 @@ class DFlashModule(DraftModule):
     def blocks(self, columns: UnrollInputs, texts: list[TargetFeatures], roots: Tensor) -> Tensor:
         """Run the network over the blocks that begin at some answer tokens.
 
-        roots: (B, R), indices of these tokens in the answers; -1 for none.
-        Returns: final states (B, R, K, H), after the norm, one for each of the K tokens that a block drafts.
+        Args:
+            roots: (B, R), indices of these tokens in the answers; -1 for none.
+
+        Returns:
+            final states (B, R, K, H), after the norm, one for each of the K tokens that a block drafts.
         """
         network = cast(DFlash, self.network)
         answers = pad_sequence([torch.tensor(text.answer[:-1]) for text in texts], batch_first=True).to(roots.device)

@@ -127,7 +127,6 @@ class NetworkDrafter:
         memory.columns = [old + count for old, count in zip(memory.columns, counts, strict=True)]
 
     def select(self, memory: DraftState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         rows = live.tolist()
         memory.cache.select(live)
         memory.columns = [memory.columns[row] for row in rows]
@@ -170,7 +169,8 @@ class NetworkDrafter:
     def _embeds(self, context: Context, visual: Tensor) -> Tensor:
         """Return the embeddings (B, F, H) of the prompt's new tokens; (B, F, 0) for DFlash, which reads none.
 
-        visual: (B, F) bool, True at placeholders of images, video or sound.
+        Args:
+            visual: (B, F) bool, True at placeholders of images, video or sound.
         """
         if self._blocks is not None:
             return next(iter(context.features.values()))[..., :0]
@@ -286,7 +286,11 @@ class NetworkDrafter:
         """Run DFlash: cache the queued tokens' features, then process a block of each batch row's last token and mask
         tokens.
 
-        roots: (B,), each row's last token. Returns: hidden states (B, K, H), one for each drafted depth.
+        Args:
+            roots: (B,), each row's last token.
+
+        Returns:
+            hidden states (B, K, H), one for each drafted depth.
         """
         network, cache, config = cast(DFlash, self.network), memory.cache, cast(DFlashConfig, self._blocks)
         self._extend_cache(memory, self.catch_up(memory))

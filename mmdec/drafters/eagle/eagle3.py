@@ -293,8 +293,11 @@ class Eagle3(LayeredNetwork):
         """Compute the first layer's input for the prompt of one row with L tokens. If `config.pictures` is "dropped",
         positions that read an image token are left out.
 
-        embeds: (L, H). features: (L, k * Ht). visual: (L,) bool, True at visual tokens.
-        carry: only for ViSpec, not used.
+        Args:
+            embeds: (L, H).
+            features: (L, k * Ht).
+            visual: (L,) bool, True at visual tokens.
+            carry: only for ViSpec, not used.
         """
         prompted = super().prompt(embeds, features, visual)
         if self.config.pictures != "dropped":

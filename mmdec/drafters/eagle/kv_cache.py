@@ -101,8 +101,11 @@ class DraftCache:
     def room(self, columns: int, like: Tensor | None = None) -> KeyValues:
         """Reserve space for `columns` positions of a draft, whose keys and values the caller writes into the result.
 
-        like: (B, h, n, d), gives shape and dtype while the cache is empty.
-        Returns: keys and values (B, h, width + columns, d); the last `columns` positions are free.
+        Args:
+            like: (B, h, n, d), gives shape and dtype while the cache is empty.
+
+        Returns:
+            keys and values (B, h, width + columns, d); the last `columns` positions are free.
         """
         self._reserve(self._keys if like is None else like, self.width + columns)
         end = self.width + columns
@@ -124,7 +127,8 @@ class DraftCache:
     def mask(self, tree: Tensor) -> Tensor:
         """Return a draft's additive mask (B, 1, n, width + T), extended by the accepted positions, which all nodes see.
 
-        tree: (B, n, T), the additive mask of n nodes over the draft's T positions.
+        Args:
+            tree: (B, n, T), the additive mask of n nodes over the draft's T positions.
         """
         rows, size, _ = tree.shape
         if self._uneven is None:

@@ -312,7 +312,10 @@ class DraftNetwork(nn.Module):
     def inputs(self, embeds: Tensor, features: Tensor, visual: Tensor | None = None) -> Tensor:
         """Compute the layer's input (B, L - 1, H) for whole rows. Position t reads the embedding of token t + 1.
 
-        embeds: (B, L, H) of the tokens. features: (B, L, k * H). visual: (B, L) bool, True at visual tokens.
+        Args:
+            embeds: (B, L, H) of the tokens.
+            features: (B, L, k * H).
+            visual: (B, L) bool, True at visual tokens.
         """
         return self.fuse(embeds[:, 1:], features[:, :-1])
 
@@ -346,7 +349,8 @@ class DraftNetwork(nn.Module):
         """Return a substitute for a drafted token's features (..., k * H). Only the target could compute the true
         features: outputs of k of its layers. The substitute is the network's own output, repeated k times.
 
-        hidden: (..., H), this output.
+        Args:
+            hidden: (..., H), this output.
         """
         layers = len(self.config.layers)
         return hidden if layers == 1 else hidden.repeat(*[1] * (hidden.dim() - 1), layers)

@@ -69,7 +69,9 @@ OTHERS = {
 def drafts_published(folder: Path, argument: str) -> str:
     """Return the kind of drafter in a folder: "network" (which `read_published` reads), "medusa", or "" for others.
 
-    argument: name of the caller's argument, for errors. Raises: InputError for a known drafter that is not supported.
+    Args:
+        argument: name of the caller's argument, for errors. Raises: InputError for a known drafter that is not
+            supported.
     """
     names = tensor_names(folder, argument)
     _refuse_others(read_settings(folder / "config.json", argument), names, folder, argument)
@@ -138,7 +140,9 @@ def _kind(described: Mapping[str, Any], names: frozenset[str]) -> str:
     """Return the drafter's kind, named as in speculators ("dflash", "eagle3", ...). It is read from the config; else
     "dflash" if the tensors are a DFlash's; else "".
 
-    described: the content of config.json. names: the tensors' names.
+    Args:
+        described: the content of config.json.
+        names: the tensors' names.
     """
     kind = str(described.get("speculators_model_type") or "")
     if not kind and not any(EAGLE3.fullmatch(name) for name in names):
@@ -466,7 +470,8 @@ def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, 
     """Return the tensors by name, with checked tables between the draft vocabulary and the target's: `d2t` as offsets,
     and `t2d`. If both vocabularies are the same, the tables are left out.
 
-    sizes: fields of the configuration. Raises: InputError if the tables are missing, or contradict each other.
+    Args:
+        sizes: fields of the configuration. Raises: InputError if the tables are missing, or contradict each other.
     """
     state, drafted, total = checkpoint.state, sizes["draft_vocab_size"], sizes["vocab_size"]
     own = torch.arange(drafted)

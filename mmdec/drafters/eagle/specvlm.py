@@ -264,8 +264,11 @@ class SpecVLM(DraftNetwork):
         """Compute the layer's input for the prompt of one row, without padding; images are compressed. The question
         that the gate reads is the text after the first image.
 
-        embeds: (L, H). features: (L, k * H). visual: (L,) bool, True at visual tokens.
-        carry: only for ViSpec, not used.
+        Args:
+            embeds: (L, H).
+            features: (L, k * H).
+            visual: (L,) bool, True at visual tokens.
+            carry: only for ViSpec, not used.
         """
         config = cast(SpecVLMConfig, self.config)
         joined = torch.cat([embeds[1:], features[:-1]], -1)  # shape (L - 1, J)

@@ -130,7 +130,9 @@ class Levels:
         """Draft an EAGLE-2 tree in each batch row: expand the likeliest nodes of each level, then take the likeliest
         nodes of all levels.
 
-        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        Args:
+            roots: (B,), each row's last token.
+            hidden: (B, 1, H), the network's hidden state at this token.
         """
         rows, _, size = hidden.shape
         width = min(self.drafter.width, plan.nodes, self.drafter.network.vocabulary)
@@ -166,7 +168,9 @@ class Levels:
         """Draft a tree in each batch row by sampling children without replacement. The draft's `probs` are the
         distributions that the children were sampled from.
 
-        roots: (B,), each row's last token. hidden: (B, 1, H), the network's hidden state at this token.
+        Args:
+            roots: (B,), each row's last token.
+            hidden: (B, 1, H), the network's hidden state at this token.
         """
         depth, vocab_size = min(plan.depth, plan.nodes), self.drafter.network.config.vocab_size
         trees = [GrowingTree([root], values=[1.0]) for root in roots.tolist()]

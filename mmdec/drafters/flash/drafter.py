@@ -69,7 +69,6 @@ class Flash:
         self._columns.update(memory, draft, scores, verdict)
 
     def select(self, memory: DraftState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         self._columns.select(memory, live)
 
     def propose(self, memory: DraftState, roots: Tensor, plan: Plan) -> Draft:

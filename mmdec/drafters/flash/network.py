@@ -108,7 +108,11 @@ class FlashNetwork(DraftNetwork):
         """Compute the layer's input for the prompt of one row, without padding; images are compressed. Position t
         counts as visual if token t + 1 is visual.
 
-        embeds: (L, H). features: (L, H). visual: (L,) bool, True at visual tokens. carry: only for ViSpec, not used.
+        Args:
+            embeds: (L, H).
+            features: (L, H).
+            visual: (L,) bool, True at visual tokens.
+            carry: only for ViSpec, not used.
         """
         images = spans(visual[1:])
         text = (~visual[1:]).nonzero()[:, 0]
@@ -140,6 +144,8 @@ class FlashNetwork(DraftNetwork):
     def refined(self, slot: Tensor, preceding: Tensor, index: int) -> Tensor:
         """Correct the state `slot` (..., H) of slot number `index` by the tokens that earlier slots drafted.
 
-        preceding: (..., H), the sum of these tokens' embeddings. Slot 0 has no earlier slots and is returned unchanged.
+        Args:
+            preceding: (..., H), the sum of these tokens' embeddings. Slot 0 has no earlier slots and is returned
+                unchanged.
         """
         return self.refiners[index - 1](slot, preceding) if index and len(self.refiners) else slot

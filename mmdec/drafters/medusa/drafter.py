@@ -155,7 +155,6 @@ class Medusa:
             memory.candidates = None
 
     def select(self, memory: MedusaState, live: Tensor) -> None:
-        """Keep only the batch rows with the indices `live` (K,) int64, in that order. The others have ended."""
         if memory.hidden is not None:
             memory.hidden = memory.hidden[live]
         block = memory.block

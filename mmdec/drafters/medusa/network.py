@@ -148,7 +148,9 @@ class MedusaHeads(nn.Module):
     def through(self, hidden: Tensor, states: Tensor | None = None) -> Tensor:
         """Apply Medusa-Block's extra layer. Returns: the heads' input (B, T, H); for Medusa-Linear `hidden` itself.
 
-        hidden: (B, T, H), the decoder's last states. states: (B, S, H) of the encoder.
+        Args:
+            hidden: (B, T, H), the decoder's last states.
+            states: (B, S, H) of the encoder.
         """
         if self.block is None:
             return hidden

@@ -148,8 +148,10 @@ def _encodable(name: str) -> bool:
 def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None:
     """Raise InputError if the training split and the development split share an item.
 
-    splits: the items' names in the training split, and in the development split.
-    what: what the items are, for the message. remedy: the message's last sentence.
+    Args:
+        splits: the items' names in the training split, and in the development split.
+        what: what the items are, for the message.
+        remedy: the message's last sentence.
     """
     train, dev = map(set, splits)
     both = sorted(train & dev)

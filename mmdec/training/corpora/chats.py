@@ -76,8 +76,9 @@ def read_conversations(
 ) -> list[Conversation]:
     """Read the conversations of a .json list. Every question must have an answer. Picture files are not opened.
 
-    images: folder that image paths are relative to. Default: the folder "images" beside the list.
-    Raises: InputError for a list that is missing, too large or in another format. The message names the row.
+    Args:
+        images: folder that image paths are relative to. Default: the folder "images" beside the list. Raises:
+            InputError for a list that is missing, too large or in another format. The message names the row.
     """
     path = Path(listed)
     rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))
@@ -108,8 +109,10 @@ def picture_folder(listed: Path, images: str | Path | None) -> Path:
 def _conversation(row: object, place: str, names: PathResolver, answered: bool) -> Conversation:
     """Turn one row of a file into a conversation. Raises InputError for a malformed row.
 
-    place: where the row is, for messages. names: turns picture names into paths.
-    answered: whether the last question must have an answer.
+    Args:
+        place: where the row is, for messages.
+        names: turns picture names into paths.
+        answered: whether the last question must have an answer.
     """
     if not isinstance(row, dict):
         raise malformed_row_error(place, "fields", row)

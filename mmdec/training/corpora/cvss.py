@@ -88,9 +88,12 @@ def read_pairs(
 ) -> tuple[list[SpeechPair], BadRows]:
     """Read one split of the corpus.
 
-    scoring: also use rows without a source sentence or an alignment, which only training needs.
-    Returns: the usable rows, in the order of the split's table, and the bad rows.
-    Raises: InputError for a missing table, for names that lead out of their folder, and if no row is usable.
+    Args:
+        scoring: also use rows without a source sentence or an alignment, which only training needs.
+
+    Returns:
+        the usable rows, in the order of the split's table, and the bad rows. Raises: InputError for a missing table,
+        for names that lead out of their folder, and if no row is usable.
     """
     translations = read_translations(cvss, split, admission)
     sentences = {} if scoring else _read_sentences(common_voice, split)
@@ -169,8 +172,9 @@ def _read_keyed_table(table: Path) -> dict[str, list[str]]:
 def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Path, number: int) -> None:
     """Raise InputError if a name is repeated with a different value.
 
-    first: the value and line number of each name so far; a new name is added.
-    table, number: the file, and the current line's number, for the message.
+    Args:
+        first: the value and line number of each name so far; a new name is added. table, number: the file, and the
+            current line's number, for the message.
     """
     known, line = first.setdefault(name, (value, number))
     if known != value:

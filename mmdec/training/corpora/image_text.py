@@ -83,8 +83,8 @@ def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
     """Ask the same question about one picture, or about each picture of a folder in the order of their names. The
     questions have no right answers.
 
-    pictures: a picture file or a folder.
-    Raises: InputError if `pictures` is neither, or a folder without pictures.
+    Args:
+        pictures: a picture file or a folder. Raises: InputError if `pictures` is neither, or a folder without pictures.
     """
     path = Path(pictures)
     if not question.strip():

@@ -53,8 +53,9 @@ def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
 def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[int, Any]]:
     """Yield the line number and the JSON value of each line that is not blank.
 
-    argument: the file's name in messages. rule: the required format, for messages.
-    Raises: InputError for a line that is not JSON.
+    Args:
+        argument: the file's name in messages.
+        rule: the required format, for messages. Raises: InputError for a line that is not JSON.
     """
     for number, line in text_lines(path, argument):
         try:

@@ -88,9 +88,11 @@ def plan_windows(
     """Plan one batch of about `total` seconds: windows with about `length` seconds of sound, padded to `padded`
     seconds.
 
-    chapters: the utterance indices of each chapter. seconds: the duration of each utterance. pause: shortest and
-    longest pause in seconds. Each window gets slightly more utterances than fit, and `compose` drops the rest: if
-    windows were not full to the last second, the decoder would never learn to attend there.
+    Args:
+        chapters: the utterance indices of each chapter.
+        seconds: the duration of each utterance.
+        pause: shortest and longest pause in seconds. Each window gets slightly more utterances than fit, and `compose`
+            drops the rest: if windows were not full to the last second, the decoder would never learn to attend there.
     """
     windows = []
     for _ in range(max(1, round(total / padded))):
@@ -161,9 +163,11 @@ def window_tokens(
 ) -> list[int]:
     """Build the decoder's input tokens of a window.
 
-    spoken: (start, end, text) of each utterance, in seconds. timed: whether there are timestamps.
-    cut: whether the last utterance is cut off; its text is then left out, and only its start is marked.
-    previous: text for the prompt; "": none.
+    Args:
+        spoken: (start, end, text) of each utterance, in seconds.
+        timed: whether there are timestamps.
+        cut: whether the last utterance is cut off; its text is then left out, and only its start is marked.
+        previous: text for the prompt; "": none.
     """
     special = special_token_ids(tokenizer)
     first = special["<|0.00|>"]
@@ -210,8 +214,10 @@ def check_utterances_apart(train: Sequence[Utterance], dev: Sequence[Utterance])
 def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: str) -> list[float]:
     """Return the duration of each utterance in seconds; NaN if it cannot be used, which is logged.
 
-    kept: folder that caches the results. admission: how many may be bad. of: what the rows are, for messages. Raises
-    InputError if too many are bad.
+    Args:
+        kept: folder that caches the results.
+        admission: how many may be bad.
+        of: what the rows are, for messages. Raises InputError if too many are bad.
     """
     found, bad = seconds_of([row.path for row in rows], kept), BadRows()
     for row, value in zip(rows, found, strict=True):

@@ -117,8 +117,11 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
     """Return the edit distance from phones to the nearest pronunciation of the nearest reference text. Pauses are
     ignored.
 
-    lexicon: lower-case word -> pronunciations; each word may be spoken with any of its pronunciations.
-    Returns: the distance; None if each reference has a word that the lexicon lacks.
+    Args:
+        lexicon: lower-case word -> pronunciations; each word may be spoken with any of its pronunciations.
+
+    Returns:
+        the distance; None if each reference has a word that the lexicon lacks.
     """
     phones = [phone for phone in phones if phone != PAUSE_PHONE]
     distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in references]
@@ -233,11 +236,14 @@ def paired_scores(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Compute BLEU and chrF for several systems, with intervals and significance tests against the first system.
 
-    texts: each system's outputs, by its name, in the order of the references. Texts are not normalised.
-    references: the reference translations of each sentence.
-    Returns: for each system "bleu" and "chrf", each a dict: value, low and high (95 % interval of a bootstrap over
-    sentences), p (p value of a paired bootstrap; None for the first system), signature (sacrebleu's settings).
-    Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; computed by sacrebleu.
+    Args:
+        texts: each system's outputs, by its name, in the order of the references. Texts are not normalised.
+        references: the reference translations of each sentence.
+
+    Returns:
+        for each system "bleu" and "chrf", each a dict: value, low and high (95 % interval of a bootstrap over
+        sentences), p (p value of a paired bootstrap; None for the first system), signature (sacrebleu's settings).
+        Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; computed by sacrebleu.
     """
     package = extra("sacrebleu")
     columns: list[list[str | None]] = []

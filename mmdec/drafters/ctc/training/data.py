@@ -112,9 +112,10 @@ class TransformersReader:
 def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     """Load a speech encoder in float32, with frozen weights.
 
-    model: name of a shipped model, folder or hub id.
-    top: number of last layers of a Whisper encoder to leave out.
-    Raises: InputError if there is no such model, or if transformers has no encoder and feature extractor for it.
+    Args:
+        model: name of a shipped model, folder or hub id.
+        top: number of last layers of a Whisper encoder to leave out. Raises: InputError if there is no such model, or
+            if transformers has no encoder and feature extractor for it.
     """
     folder = find_model(model, WHISPER_KIND, ENCODER_FILES)
     if model_kind(folder) in ENCODER_KINDS:
@@ -165,8 +166,13 @@ CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
 def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np.ndarray:
     """Augment a recording at random, with room acoustics, noise, silence at both ends and more.
 
-    sound: 16 kHz samples (T,). how: the probabilities. draw: source of random numbers.
-    Returns: samples (T',).
+    Args:
+        sound: 16 kHz samples (T,).
+        how: the probabilities.
+        draw: source of random numbers.
+
+    Returns:
+        samples (T',).
     """
     if len(sound) > FRAME and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
@@ -196,8 +202,9 @@ def keep_states(
     It first logs the number of missing recordings, and the size of their states in GB. A killed process loses at most
     the last `CHUNK` recordings.
 
-    rows: (recording, version) pairs; version 0 is the recording itself, n its n-th augmented version.
-    how: the probabilities of augmentations.
+    Args:
+        rows: (recording, version) pairs; version 0 is the recording itself, n its n-th augmented version.
+        how: the probabilities of augmentations.
     """
     store = FrameStore(folder, encoder.width)
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
@@ -220,8 +227,10 @@ def keep_states(
 def load_view(row: Utterance, view: int, how: Distortion) -> Tensor:
     """Load one version of a recording as 16 kHz samples (T,).
 
-    view: 0: the recording itself; n: its n-th augmented version, with a random seed from the recording's name and n.
-    how: the probabilities of augmentations.
+    Args:
+        view: 0: the recording itself; n: its n-th augmented version, with a random seed from the recording's name and
+            n.
+        how: the probabilities of augmentations.
     """
     sound = load_audio(row.path)
     if view == 0:
@@ -308,8 +317,9 @@ class StoredBatches(LightningDataModule):
     ) -> list[list[str]]:
         """Group recordings of about equal length into batches. Returns the names of each batch's recordings.
 
-        draw: source of random numbers for the batches' order; None: by length.
-        world: number of processes that share each batch; a batch is larger by this factor.
+        Args:
+            draw: source of random numbers for the batches' order; None: by length.
+            world: number of processes that share each batch; a batch is larger by this factor.
         """
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         lengths = [self.store.length(name) for name in names]

@@ -180,9 +180,9 @@ class CtcRecogniser:
 def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
     """Load a CTC head and its encoder.
 
-    checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
-    encoder: name or folder of the encoder.
-    Raises: InputError for damaged files.
+    Args:
+        checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
+        encoder: name or folder of the encoder. Raises: InputError for damaged files.
     """
     ears = load_speech_encoder(encoder)
     if checkpoint.is_dir():

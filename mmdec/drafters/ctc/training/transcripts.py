@@ -92,7 +92,6 @@ class KnownText:
                 row[2] = -1 if token == last else token
 
     def select(self, memory: list[list[Any]], live: Tensor) -> None:
-        """Keep only the rows of the batch whose indices are in `live` (K,) int64, in that order."""
         memory[:] = [memory[index] for index in live.tolist()]
 
 
@@ -139,7 +138,8 @@ def join_windows(rows: Sequence[Utterance], language: str, view: int, seed: int)
 
     Each window's maximum length is drawn at random from `WINDOW_SECONDS`.
 
-    view: 0: the recordings as they are; n: the n-th augmented version, with other random lengths.
+    Args:
+        view: 0: the recordings as they are; n: the n-th augmented version, with other random lengths.
     """
     windows: list[JoinedWindow] = []
     taken: list[Utterance] = []
@@ -186,7 +186,8 @@ class WindowReader:
     def states(self, sounds: Sequence[Tensor], whole: bool = True) -> Tensor:
         """Compute the encoder states (B, S, D) of B recordings, each 16 kHz samples (T,).
 
-        whole: pad the recordings to 30 s. False: only to the longest of them and `MARGIN` seconds of silence.
+        Args:
+            whole: pad the recordings to 30 s. False: only to the longest of them and `MARGIN` seconds of silence.
         """
         features = [self._features(sound) for sound in sounds]
         frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN_SECONDS) for row in features)
@@ -210,10 +211,13 @@ class WindowReader:
         the timestamp tokens together are likelier than any other token. Its timestamp is always 0.00, because the time
         is not used.
 
-        how: probabilities of augmentations.
-        least: share of the words' tokens, from 0 to 1, that must be the model's likeliest.
-        Returns: name, encoder states (S, D) and transcript's token ids of the window; None if the model agrees with
-        fewer words.
+        Args:
+            how: probabilities of augmentations.
+            least: share of the words' tokens, from 0 to 1, that must be the model's likeliest.
+
+        Returns:
+            name, encoder states (S, D) and transcript's token ids of the window; None if the model agrees with fewer
+            words.
         """
         model, first = self.whisper.model, self.first_time
         known = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
@@ -255,7 +259,9 @@ class WindowReader:
         If a transcript has no end token after `MAX_TRANSCRIPT_TOKENS` tokens, the model has repeated itself; then an
         empty transcript is yielded.
 
-        how: probabilities of augmentations. whole: pad the windows to 30 s, as in decoding.
+        Args:
+            how: probabilities of augmentations.
+            whole: pad the windows to 30 s, as in decoding.
         """
         sounds = [window.sound(how) for window in windows]
         states = self.states(sounds, whole)

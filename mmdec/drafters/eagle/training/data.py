@@ -355,8 +355,11 @@ class DraftData(LightningDataModule):
         the next samples of both kinds, in the shares of `ramp`. A batch has prompts of similar length, and answers of
         similar length. Every process gets the same number of batches.
 
-        epoch: from 0. rank, world: number of this process, and number of processes.
-        Returns: all samples, and for each batch the indices of its samples.
+        Args:
+            epoch: from 0. rank, world: number of this process, and number of processes.
+
+        Returns:
+            all samples, and for each batch the indices of its samples.
         """
         visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
@@ -426,7 +429,8 @@ def mix_splits(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]
 
     So both splits have answers, even if time runs out before all questions are answered.
 
-    others: samples of the training split.
+    Args:
+        others: samples of the training split.
     """
     places = [(10 * number, sample) for number, sample in enumerate(held)]
     places += [(number + number // 9 + 1, sample) for number, sample in enumerate(others)]

@@ -162,9 +162,13 @@ class Eagle3Module(DraftModule):
     def _compare_tokens(self, hidden: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
         """Compare the drafter with the target at P answer tokens.
 
-        hidden: (P, H), the drafter's states. probs: (P, Vd), the target's distributions over the draft vocabulary.
-        best: (P,), index of the target's likeliest token in the draft vocabulary; -1: it is not there.
-        Returns: the cross-entropies (P,), 0 where `best` is -1; and (P,) 1 where both have the same likeliest token.
+        Args:
+            hidden: (P, H), the drafter's states.
+            probs: (P, Vd), the target's distributions over the draft vocabulary.
+            best: (P,), index of the target's likeliest token in the draft vocabulary; -1: it is not there.
+
+        Returns:
+            the cross-entropies (P,), 0 where `best` is -1; and (P,) 1 where both have the same likeliest token.
         """
         drafted = self.logits(hidden)
         entropy = -(probs * drafted.log_softmax(-1)).sum(-1)

@@ -119,7 +119,10 @@ def losses(
     """Compare the drafter's features (P, H) with the target's. Returns name -> value: "loss", the weighted sum; its
     parts; and "right", the share of positions at which drafter and target have the same likeliest token.
 
-    logits: the LM head, (P, H) -> (P, V). weights: of the loss's parts. cells: maximum logits in memory at a time.
+    Args:
+        logits: the LM head, (P, H) -> (P, V).
+        weights: of the loss's parts.
+        cells: maximum logits in memory at a time.
     """
     parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
 

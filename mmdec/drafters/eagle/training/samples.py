@@ -110,7 +110,9 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     Tensors as long as the text are padded like the text. Other tensors belong to pictures or sounds and are
     concatenated; if their sizes differ (LLaVA-NeXT's tiles, a sound's frames), the smaller ones are padded with zeros.
 
-    pad: id of the padding token. left: pad on the left, as generation needs it, else on the right.
+    Args:
+        pad: id of the padding token.
+        left: pad on the left, as generation needs it, else on the right.
     """
     width = max(row["input_ids"].shape[1] for row in rows)
     joined: Inputs = {}

@@ -114,10 +114,15 @@ class Teacher:
 
         Decoding uses the same code of the target, so a network reads the same features in training and in decoding.
 
-        prompts: the target's input tensors for each text, with batch size 1. answers: token ids of each answer.
-        needs: the layers whose hidden states are returned, and whether visual tokens have their projected embeddings.
-        half: compute matrix products in bfloat16, if the device is fast in it.
-        Returns: the features of each text.
+        Args:
+            prompts: the target's input tensors for each text, with batch size 1.
+            answers: token ids of each answer.
+            needs: the layers whose hidden states are returned, and whether visual tokens have their projected
+                embeddings.
+            half: compute matrix products in bfloat16, if the device is fast in it.
+
+        Returns:
+            the features of each text.
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
         batch = self.to_device(join(rows, self.pad, left=True))
@@ -266,8 +271,12 @@ class FeatureStore:
 def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
     """Reserve a number for the files that this process writes to a folder, so that no two processes write to one file.
 
-    rank: number of this process. locks: the number is reserved until it is closed or the process ends.
-    Returns: `rank`, or `rank` plus a multiple of `WRITERS` if another training uses it.
+    Args:
+        rank: number of this process.
+        locks: the number is reserved until it is closed or the process ends.
+
+    Returns:
+        `rank`, or `rank` plus a multiple of `WRITERS` if another training uses it.
     """
     for attempt in range(WRITERS):
         number = rank + WRITERS * attempt

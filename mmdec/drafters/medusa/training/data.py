@@ -66,10 +66,12 @@ def decode_greedily(
 ) -> list[list[int]]:
     """Decode the greedy text of each window. Returns its new token ids, with the end token if it was reached.
 
-    states: (B, S, H) the encoder's outputs. prompts: the decoder's first token ids in each window.
-    timed: for each window, whether the model's rules for timestamps apply.
-    limit: the most new tokens of a window; the decoder's number of positions is a further limit.
-    drafter: speculative decoding with `nodes` drafted tokens in each round; None: without drafts.
+    Args:
+        states: (B, S, H) the encoder's outputs.
+        prompts: the decoder's first token ids in each window.
+        timed: for each window, whether the model's rules for timestamps apply.
+        limit: the most new tokens of a window; the decoder's number of positions is a further limit.
+        drafter: speculative decoding with `nodes` drafted tokens in each round; None: without drafts.
     """
     shape = HeadAccuracy(default_chances(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
     texts: list[list[int]] = [[] for _ in prompts]
@@ -251,8 +253,11 @@ def split_long(
     """Cut utterances longer than `longest` seconds into parts, at pauses. The parts' texts are unknown and therefore
     "".
 
-    seconds: the duration of each utterance.
-    Returns: all utterances and parts, and the duration of each in seconds.
+    Args:
+        seconds: the duration of each utterance.
+
+    Returns:
+        all utterances and parts, and the duration of each in seconds.
     """
     cut, lengths = list[Utterance](), list[float]()
     for row, length in zip(rows, seconds, strict=True):

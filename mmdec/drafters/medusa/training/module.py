@@ -83,9 +83,14 @@ def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simul
 def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
     """Simulate decoding, first with a chain of one token from each head, then with trees.
 
-    texts: for each text the ranks (n - 1, K) of its true tokens. heads: K. nodes: size of a tree.
-    Returns: tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r
-    was right at depth k, from 0 to 1.
+    Args:
+        texts: for each text the ranks (n - 1, K) of its true tokens.
+        heads: K.
+        nodes: size of a tree.
+
+    Returns:
+        tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r was
+        right at depth k, from 0 to 1.
     """
     chain = simulate(texts, HeadAccuracy(default_chances(heads)).tree(heads, heads), heads)
     chances, tree = estimate(chain), chain
@@ -132,9 +137,11 @@ def first_heads(
 ) -> MedusaHeads:
     """Return the heads that training begins with.
 
-    base: name or folder of the Whisper. count: number of heads.
-    start: folder of saved heads; they are extended or cut to `count`. None: new heads.
-    Raises: InputError if `start` holds heads of another `kind`.
+    Args:
+        base: name or folder of the Whisper.
+        count: number of heads.
+        start: folder of saved heads; they are extended or cut to `count`. None: new heads. Raises: InputError if
+            `start` holds heads of another `kind`.
     """
     shape = model.config
     block = kind == "block"
