@@ -203,8 +203,10 @@ def _encode_prompts(
         most: the most new tokens of an answer.
 
     Returns:
-        the encoded prompts, and the number of prompts that were too long for the model and are left out. Raises:
-        InputError if all prompts are too long.
+        the encoded prompts, and the number of prompts that were too long for the model and are left out.
+
+    Raises:
+        InputError: if all prompts are too long.
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)

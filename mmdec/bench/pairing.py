@@ -233,8 +233,10 @@ def time_methods(
         groups: batches of inputs.
 
     Returns:
-        the measurements of all methods. Raises MmdecError if the tokens of one of mmdec's methods differ from those of
-        greedy decoding.
+        the measurements of all methods.
+
+    Raises:
+        MmdecError: if the tokens of one of mmdec's methods differ from those of greedy decoding.
     """
     watched, recorders = add_depth_recorders(methods)
     equal = harness.gate(watched, groups, log)

@@ -241,8 +241,10 @@ def peer_calls(
     threads).
 
     Args:
-        converted: a new folder for the converted weights. Raises: InputError if CTranslate2 is not installed, or the
-            model was not loaded from a folder.
+        converted: a new folder for the converted weights.
+
+    Raises:
+        InputError: if CTranslate2 is not installed, or the model was not loaded from a folder.
     """
     try:  # imported by name, because type checkers cannot find a missing package
         engine: Any = import_module("ctranslate2")

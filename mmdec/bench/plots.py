@@ -27,8 +27,10 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
     Args:
         directory: where the files are written.
         metrics: a metrics.csv of Lightning's CSVLogger, to plot training curves. Returns the paths of the files. If
-            there are several reports of one benchmark, each has its own files. Raises InputError where matplotlib is
-            not installed, and for an invalid metrics.csv.
+            there are several reports of one benchmark, each has its own files.
+
+    Raises:
+        InputError: where matplotlib is not installed, and for an invalid metrics.csv.
     """
     pyplot = import_pyplot()
     folder = Path(directory)

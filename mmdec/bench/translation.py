@@ -262,7 +262,10 @@ def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor) -> None:
 
     Args:
         states: (1, S, d), S encoder states of width d.
-        sizes: (1,), number of states. Raises: MmdecError if it is wrong.
+        sizes: (1,), number of states.
+
+    Raises:
+        MmdecError: if it is wrong.
     """
     units = decoder.generate(states, sizes, GATE_UNITS)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)

@@ -77,7 +77,10 @@ def answer_prompt(
         inputs: the target's inputs for the prompt, a batch of one.
         drafter: speeds up the answer without changing it.
         tokens: the most new tokens.
-        needs: what the pass must record. Raises: InputError for a prompt that leaves no room for an answer.
+        needs: what the pass must record.
+
+    Raises:
+        InputError: for a prompt that leaves no room for an answer.
     """
     model: Any = target.model
     begin = inputs["input_ids"].shape[1]
@@ -367,7 +370,9 @@ def read_prompts(path: Path, limit: int | None) -> list[DoctorPrompt]:
         limit: take this many, evenly spaced; None: all.
 
     A chat gives one prompt: its system message and first question. Later turns hold answers that are not the target's.
-    Raises: InputError for a file in none of these formats, naming the line or row.
+
+    Raises:
+        InputError: for a file in none of these formats, naming the line or row.
     """
     return [
         DoctorPrompt(chat.turns[0][0], str(chat.notes.get(SYSTEM, "")), chat.images)

@@ -145,8 +145,10 @@ def examine(
         log: receives lines of progress.
 
     Returns:
-        the `Examination`. Raises: InputError for a drafter that does not fit, for a model of speech, and if no prompt
-        gets an answer.
+        the `Examination`.
+
+    Raises:
+        InputError: for a drafter that does not fit, for a model of speech, and if no prompt gets an answer.
     """
     target = target_of(model.model)
     if not isinstance(target, DecoderTarget):

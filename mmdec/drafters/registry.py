@@ -185,8 +185,10 @@ def network_class(system: str) -> type[DraftNetwork]:
     """Return the network class of a built-in drafter. The attribute `config_class` is the class of its configuration.
 
     Args:
-        system: name of a drafter with weights, such as "eagle"; not "medusa" or "ctc". Raises: InputError for any other
-            name.
+        system: name of a drafter with weights, such as "eagle"; not "medusa" or "ctc".
+
+    Raises:
+        InputError: for any other name.
     """
     built = {
         name: entry.network for name, entry in BUILT_IN.items() if entry.network and entry.drafter not in (MEDUSA, CTC)

@@ -117,8 +117,10 @@ class Harness(ABC, Generic[Input]):
             groups: batches of inputs.
 
         Returns:
-            method's name -> for each group, whether the tokens are equal. Raises MmdecError if one of mmdec's methods
-            differs: wrong output must not be timed.
+            method's name -> for each group, whether the tokens are equal.
+
+        Raises:
+            MmdecError: if one of mmdec's methods differs: wrong output must not be timed.
         """
         equal: dict[str, list[bool]] = {method.name: [] for method in methods}
         for number, inputs in enumerate(groups):

@@ -161,7 +161,10 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
     Args:
         path: a checkpoint file, or a folder with model.safetensors.
-        prefix: text to put before each name, if `path` is a folder. Raises InputError for damaged files.
+        prefix: text to put before each name, if `path` is a folder.
+
+    Raises:
+        InputError: for damaged files.
     """
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
@@ -314,8 +317,10 @@ def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple
         build: the module's class, which is called with the hyperparameters, but without initial weights (`start`).
 
     Returns:
-        the module in eval mode, and the training step of the last checkpoint. Raises: InputError for checkpoints of
-        another module.
+        the module in eval mode, and the training step of the last checkpoint.
+
+    Raises:
+        InputError: for checkpoints of another module.
     """
     last = read_checkpoint(checkpoints[-1])
     try:

@@ -70,8 +70,10 @@ def drafts_published(folder: Path, argument: str) -> str:
     """Return the kind of drafter in a folder: "network" (which `read_published` reads), "medusa", or "" for others.
 
     Args:
-        argument: name of the caller's argument, for errors. Raises: InputError for a known drafter that is not
-            supported.
+        argument: name of the caller's argument, for errors.
+
+    Raises:
+        InputError: for a known drafter that is not supported.
     """
     names = tensor_names(folder, argument)
     _refuse_others(read_settings(folder / "config.json", argument), names, folder, argument)
@@ -471,7 +473,10 @@ def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, 
     and `t2d`. If both vocabularies are the same, the tables are left out.
 
     Args:
-        sizes: fields of the configuration. Raises: InputError if the tables are missing, or contradict each other.
+        sizes: fields of the configuration.
+
+    Raises:
+        InputError: if the tables are missing, or contradict each other.
     """
     state, drafted, total = checkpoint.state, sizes["draft_vocab_size"], sizes["vocab_size"]
     own = torch.arange(drafted)

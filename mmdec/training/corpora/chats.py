@@ -77,8 +77,10 @@ def read_conversations(
     """Read the conversations of a .json list. Every question must have an answer. Picture files are not opened.
 
     Args:
-        images: folder that image paths are relative to. Default: the folder "images" beside the list. Raises:
-            InputError for a list that is missing, too large or in another format. The message names the row.
+        images: folder that image paths are relative to. Default: the folder "images" beside the list.
+
+    Raises:
+        InputError: for a list that is missing, too large or in another format. The message names the row.
     """
     path = Path(listed)
     rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))

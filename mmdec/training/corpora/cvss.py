@@ -92,8 +92,10 @@ def read_pairs(
         scoring: also use rows without a source sentence or an alignment, which only training needs.
 
     Returns:
-        the usable rows, in the order of the split's table, and the bad rows. Raises: InputError for a missing table,
-        for names that lead out of their folder, and if no row is usable.
+        the usable rows, in the order of the split's table, and the bad rows.
+
+    Raises:
+        InputError: for a missing table, for names that lead out of their folder, and if no row is usable.
     """
     translations = read_translations(cvss, split, admission)
     sentences = {} if scoring else _read_sentences(common_voice, split)

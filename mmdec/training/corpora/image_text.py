@@ -84,7 +84,10 @@ def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
     questions have no right answers.
 
     Args:
-        pictures: a picture file or a folder. Raises: InputError if `pictures` is neither, or a folder without pictures.
+        pictures: a picture file or a folder.
+
+    Raises:
+        InputError: if `pictures` is neither, or a folder without pictures.
     """
     path = Path(pictures)
     if not question.strip():

@@ -55,7 +55,10 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
 
     Args:
         argument: the file's name in messages.
-        rule: the required format, for messages. Raises: InputError for a line that is not JSON.
+        rule: the required format, for messages.
+
+    Raises:
+        InputError: for a line that is not JSON.
     """
     for number, line in text_lines(path, argument):
         try:

@@ -217,7 +217,10 @@ def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: s
     Args:
         kept: folder that caches the results.
         admission: how many may be bad.
-        of: what the rows are, for messages. Raises InputError if too many are bad.
+        of: what the rows are, for messages.
+
+    Raises:
+        InputError: if too many are bad.
     """
     found, bad = seconds_of([row.path for row in rows], kept), BadRows()
     for row, value in zip(rows, found, strict=True):

@@ -114,8 +114,10 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
 
     Args:
         model: name of a shipped model, folder or hub id.
-        top: number of last layers of a Whisper encoder to leave out. Raises: InputError if there is no such model, or
-            if transformers has no encoder and feature extractor for it.
+        top: number of last layers of a Whisper encoder to leave out.
+
+    Raises:
+        InputError: if there is no such model, or if transformers has no encoder and feature extractor for it.
     """
     folder = find_model(model, WHISPER_KIND, ENCODER_FILES)
     if model_kind(folder) in ENCODER_KINDS:

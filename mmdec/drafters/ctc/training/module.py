@@ -182,7 +182,10 @@ def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
 
     Args:
         checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
-        encoder: name or folder of the encoder. Raises: InputError for damaged files.
+        encoder: name or folder of the encoder.
+
+    Raises:
+        InputError: for damaged files.
     """
     ears = load_speech_encoder(encoder)
     if checkpoint.is_dir():

@@ -140,8 +140,10 @@ def first_heads(
     Args:
         base: name or folder of the Whisper.
         count: number of heads.
-        start: folder of saved heads; they are extended or cut to `count`. None: new heads. Raises: InputError if
-            `start` holds heads of another `kind`.
+        start: folder of saved heads; they are extended or cut to `count`. None: new heads.
+
+    Raises:
+        InputError: if `start` holds heads of another `kind`.
     """
     shape = model.config
     block = kind == "block"
