@@ -36,7 +36,7 @@ def test_the_library_does_not_print() -> None:
     found = {
         str(path.relative_to(PACKAGE)): prints(ast.parse(path.read_text(encoding="utf-8")))
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.relative_to(PACKAGE).parts[0] not in PRODUCT
+        if not set(PRODUCT) & set(path.relative_to(PACKAGE).parts)
     }
     assert {path: lines for path, lines in found.items() if lines} == {}
     assert prints(ast.parse("def f():\n    print(1)\ndef main():\n    print(2)")) == [2]

@@ -1,4 +1,4 @@
-"""Tests that only targets/ and generation/ use transformers' private names, as far as the syntax shows."""
+"""Tests that only targets/, generation/ and whisper/ use transformers' private names, as far as the syntax shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "mmdec"
-ROOMS = ("targets/", "generation/")
+ROOMS = ("targets/", "generation/", "whisper/")
 EXCEPTIONS = {
     # Writes where a model is from, as `from_pretrained` does: the models of hub, one floor up, get their names by it.
     ("checks/weights.py", "_name_or_path"),
@@ -18,7 +18,7 @@ EXCEPTIONS = {
     ("checks/weights.py", "_attn_implementation"),
     ("checks/weights.py", "_experts_implementation"),
     # Labels are kept for a model: where it lies is no part of what it is.
-    ("training/medusa/data.py", "_name_or_path"),
+    ("drafters/medusa/training/data.py", "_name_or_path"),
     # Lightning's: the class that a checkpoint names, whether one was read when an error came, and the count of steps
     # that its loggers go by.
     ("training/__main__.py", "_class_path"),
@@ -26,10 +26,10 @@ EXCEPTIONS = {
     ("training/__main__.py", "_loaded_checkpoint"),
     ("training/callbacks.py", "_batches_that_stepped"),
     # torch's: the only name of its fused product by oneDNN.
-    ("ops/onednn.py", "_linear_pointwise"),
+    ("kernels/onednn.py", "_linear_pointwise"),
     # mmdec's own folders in a wheel, and the end of a tensor's name.
     ("demo/samples.py", "_samples"),
-    ("hub/hifigan.py", "_v"),
+    ("daspeech/hifigan.py", "_v"),
 }
 PRIVATE = re.compile("_[a-z][a-z_]*")
 

@@ -328,7 +328,7 @@ def test_hub_ids_are_fetched_without_pickles(monkeypatch: pytest.MonkeyPatch, ti
 
 
 def test_shipped_models_are_complete_and_translate_the_samples() -> None:
-    samples = sorted((Path(__file__).parents[4] / "data" / "samples").glob("*.wav"))
+    samples = sorted((Path(__file__).parents[3] / "data" / "samples").glob("*.wav"))
     assert hub.DEFAULT_MODEL in hub.shipped_names()
     for name in hub.shipped_names():
         directory = hub.resolve(name)

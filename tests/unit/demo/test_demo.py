@@ -47,14 +47,14 @@ def last(work, *values):
 def speak(sound, rate, count):
     talk, said = None, []
     for at in range(0, len(sound), count):
-        line, text, talk = transcribe.heard((rate, (sound[at : at + count] * 32767).astype("int16")), talk)
+        line, text, talk = transcribe.transcribe_piece((rate, (sound[at : at + count] * 32767).astype("int16")), talk)
         said.append([line, text])
-    return [*said, list(transcribe.ended(talk)[:2])]
+    return [*said, list(transcribe.end_recording(talk)[:2])]
 
 def endless():
     talk = None
     for _ in range(70):
-        line, text, talk = transcribe.heard((16_000, np.zeros(16_000, "int16")), talk)
+        line, text, talk = transcribe.transcribe_piece((16_000, np.zeros(16_000, "int16")), talk)
     return [line, talk.live.seconds]
 
 def music():
@@ -64,7 +64,7 @@ def music():
 
 sentence = mmdec.audio.load_audio(samples.english()[0].path).numpy()
 blocks = page.build()
-way = translate.own_way()
+way = translate.default_way()
 print(json.dumps({
     "blocks": isinstance(blocks, gr.Blocks),
     "started": run_path("demos/app.py")["serve"] is page.serve,
@@ -74,9 +74,9 @@ print(json.dumps({
     "english": last(transcribe.sample_work, 1),
     "street": last(describe.sample_work, 2, list(describe.drafters())[:1]),
     "live": speak(sentence, 16_000, 8_000),
-    "live_odd": [transcribe.heard(None, None)[:2], transcribe.heard((100, sentence), None)[:2],
-                 transcribe.ended(None)[:2],
-                 transcribe.heard((48_000, sentence[:, None].repeat(2, 1)), None)[2].live.seconds],
+    "live_odd": [transcribe.transcribe_piece(None, None)[:2], transcribe.transcribe_piece((100, sentence), None)[:2],
+                 transcribe.end_recording(None)[:2],
+                 transcribe.transcribe_piece((48_000, sentence[:, None].repeat(2, 1)), None)[2].live.seconds],
     "music": speak(music(), 16_000, 8_000),
     "seconds": len(sentence) / 16_000,
     "long": endless(),

@@ -66,7 +66,13 @@ def worth(text: tuple[int, ...], chance: float, ngram: Ngram | None) -> float:
 def test_a_wide_beam_finds_the_best_of_all_texts(
     monkeypatch: pytest.MonkeyPatch, seed: int, collapse: bool, ngram: Ngram | None
 ) -> None:
-    for name, value in {"TEXTS": 10_000, "TOKENS": 6, "JUMPS": 6, "LEAST_TOKEN": -99.0, "LEAST_JUMP": -99.0}.items():
+    for name, value in {
+        "BEAM_SIZE": 10_000,
+        "MAX_TOKENS_PER_VERTEX": 6,
+        "MAX_JUMPS_PER_VERTEX": 6,
+        "MIN_TOKEN_LOGPROB": -99.0,
+        "MIN_JUMP_LOGPROB": -99.0,
+    }.items():
         monkeypatch.setattr(dag_beam, name, value)
     emissions, links = lattice(seed, 6)
     path = beam_path(emissions[None], links[None], torch.tensor([6]), ngram, collapse=collapse, specials=3)
@@ -79,7 +85,13 @@ def test_a_wide_beam_finds_the_best_of_all_texts(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_several_texts_are_the_best_of_all(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    for name, value in {"TEXTS": 10_000, "TOKENS": 6, "JUMPS": 6, "LEAST_TOKEN": -99.0, "LEAST_JUMP": -99.0}.items():
+    for name, value in {
+        "BEAM_SIZE": 10_000,
+        "MAX_TOKENS_PER_VERTEX": 6,
+        "MAX_JUMPS_PER_VERTEX": 6,
+        "MIN_TOKEN_LOGPROB": -99.0,
+        "MIN_JUMP_LOGPROB": -99.0,
+    }.items():
         monkeypatch.setattr(dag_beam, name, value)
     emissions, links = lattice(seed, 5)
     path = beam_path(emissions[None], links[None], torch.tensor([5]), Ngram(), count=3, specials=3)

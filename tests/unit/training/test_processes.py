@@ -43,8 +43,8 @@ def start(code: str) -> subprocess.Popen[bytes]:
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     """Killed without a word, it leaves a file behind and no lock."""
     holder = start(
-        "import time\nfrom pathlib import Path\nfrom mmdec.training.processes import only_one\n"
-        f"with only_one(Path({str(tmp_path)!r}), 'mmdec train drafter'):\n"
+        "import time\nfrom pathlib import Path\nfrom mmdec.training.processes import lock_folder\n"
+        f"with lock_folder(Path({str(tmp_path)!r}), 'mmdec train drafter'):\n"
         f"    Path({str(tmp_path / 'held')!r}).touch()\n    time.sleep(600)\n"
     )
     try:
@@ -64,14 +64,16 @@ CHILD = "{call}; import os, time, pathlib; pathlib.Path({file!r}).write_text(str
 @LINUX
 def test_children_and_grandchildren_end_with_a_killed_parent(tmp_path: Path) -> None:
     """As a trainer does, and the second trainer that it starts."""
-    call = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mmdec.training.processes import end_as_told; "
-    call += "end_as_told()"
+    call = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mmdec.training.processes import end_with_named_parent; "
+    )
+    call += "end_with_named_parent()"
     inner = CHILD.format(call=call, file=str(tmp_path / "inner"))
     starts = f"{call}; import subprocess; subprocess.Popen([sys.executable, '-c', {inner!r}])"
     outer = CHILD.format(call=starts, file=str(tmp_path / "outer"))
     parent = start(
-        "import os, subprocess\nfrom mmdec.training.processes import started_here\n"
-        f"subprocess.run([sys.executable, '-c', {outer!r}], env={{**os.environ, **started_here()}})\n"
+        "import os, subprocess\nfrom mmdec.training.processes import child_environment\n"
+        f"subprocess.run([sys.executable, '-c', {outer!r}], env={{**os.environ, **child_environment()}})\n"
     )
     told = [tmp_path / "outer", tmp_path / "inner"]
     try:

@@ -17,7 +17,7 @@ from mmdec.vision.answer import MAX_STRUCTURE, STRUCTURE, STRUCTURE_OFFSET, pict
 from tests.support.empty_pictures import EMPTY, empty_picture
 from tests.support.tiny_vlm_folder import write
 
-IMAGES = sorted((Path(__file__).parents[4] / "data" / "samples" / "images").glob("*.png"))
+IMAGES = sorted((Path(__file__).parents[3] / "data" / "samples" / "images").glob("*.png"))
 LIMIT = 0.04  # below: empty pictures; above: samples
 
 
