@@ -79,7 +79,7 @@ class Needs:
     # initial acceptance rates, for tree shapes and draft sizes; None: the drafter chooses its tree shapes itself
     prior: Prior | None = None
     keeps_state_between_turns: bool = (
-        False  # whether a chat keeps the drafter's state for the next turn (`Context.carried`)
+        False  # whether a chat keeps the drafter's state for the next turn (`Context.previous_state`)
     )
     may_stop_early: bool = False  # whether it ends a chain early if its tokens become improbable, see `Plan.threshold`
 
@@ -151,7 +151,7 @@ class Plan:
     # A chain (nodes <= depth) of most probable tokens ends at the first node for which the estimated probability that
     # it and all nodes before it are accepted (mean over the rows) is below `threshold`.
     threshold: float = 0.0
-    # A chain is not drafted at all if fewer than `least` of its tokens are expected to be accepted (mean over the
+    # A chain is not drafted at all if fewer than `min_expected_accepted` of its tokens are expected to be accepted (mean over the
     # rows): the target would need more time to check the chain than the chain saves. Only drafters that take almost no
     # time themselves read this.
     min_expected_accepted: float = 0.0
