@@ -78,9 +78,8 @@ class Needs:
     memory: bool = False  # whether it reads the encoder's hidden states and the encoder's input features
     # initial acceptance rates, for tree shapes and draft sizes; None: the drafter chooses its tree shapes itself
     prior: Prior | None = None
-    keeps_state_between_turns: bool = (
-        False  # whether a chat keeps the drafter's state for the next turn (`Context.previous_state`)
-    )
+    # whether a chat keeps the drafter's state for the next turn (`Context.previous_state`)
+    keeps_state_between_turns: bool = False
     may_stop_early: bool = False  # whether it ends a chain early if its tokens become improbable, see `Plan.threshold`
 
 
@@ -151,9 +150,8 @@ class Plan:
     # A chain (nodes <= depth) of most probable tokens ends at the first node for which the estimated probability that
     # it and all nodes before it are accepted (mean over the rows) is below `threshold`.
     threshold: float = 0.0
-    # A chain is not drafted at all if fewer than `min_expected_accepted` of its tokens are expected to be accepted (mean over the
-    # rows): the target would need more time to check the chain than the chain saves. Only drafters that take almost no
-    # time themselves read this.
+    # A chain is not drafted at all if fewer of its tokens are expected to be accepted (mean over the rows): the target
+    # would need more time to check the chain than the chain saves. Only drafters that take almost no time read this.
     min_expected_accepted: float = 0.0
 
 
