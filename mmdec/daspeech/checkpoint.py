@@ -47,7 +47,7 @@ from mmdec.daspeech.vocoder import OUR_MELS, HifiGanVocoder, MelKind, Vocoder
 from mmdec.errors import InputError
 from mmdec.hub.find import HUB_FILES, HUB_ID, download, find_model, model_kind, path_text
 from mmdec.hub.provenance import CARD, command_record, portable
-from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy_card, copy_texts, same_weights
+from mmdec.hub.publish import PROVENANCE, atomic_folder, check_replaceable, copy_texts, same_weights, write_card
 from mmdec.whisper.checkpoint import WHISPER_KIND as WHISPER_KIND
 from mmdec.whisper.checkpoint import load_whisper_encoder
 from mmdec.whisper.encoder import WhisperEncoder
@@ -134,10 +134,7 @@ def save_model(
         save_file(encoder, fresh / "encoder.safetensors")
         save_file(state, fresh / "model.safetensors")
         save_file(to_half_precision(vocoder.state_dict()), fresh / VOCODER)
-        if card is not None:
-            (fresh / CARD).write_text(card, encoding="utf-8")
-        else:
-            copy_card(target, fresh)
+        write_card(target, fresh, card)
     return target
 
 

@@ -36,8 +36,8 @@ from mmdec.daspeech.ctc_beam import PieceNGram
 from mmdec.daspeech.piece_translator import PhoneVoice, PieceTranslator, PieceTranslatorConfig
 from mmdec.daspeech.vocoder import OUR_MELS, MelKind
 from mmdec.errors import InputError
-from mmdec.hub.provenance import CARD, command_record, portable
-from mmdec.hub.publish import PROVENANCE, atomic_folder, copy_card
+from mmdec.hub.provenance import command_record, portable
+from mmdec.hub.publish import PROVENANCE, atomic_folder, write_card
 from mmdec.nn.int8 import pack_rows, unpack_rows
 from mmdec.phonetics.pieces import CTC_SPECIAL_PIECES, DECODER_SPECIAL_PIECES, PieceTokenizer, normalise_for_speech
 from mmdec.phonetics.spelling import Speller
@@ -140,10 +140,7 @@ def save_piece_translator(
                 save_file(ngram.arrays, fresh / file)
         save_file(pack_weights(parts.voice.state_dict()), fresh / "voice.safetensors")
         save_file(pack_weights(vocoder.state_dict()), fresh / VOCODER)
-        if card is not None:
-            (fresh / CARD).write_text(card, encoding="utf-8")
-        else:
-            copy_card(directory, fresh)
+        write_card(directory, fresh, card)
     return directory
 
 

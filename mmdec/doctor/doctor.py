@@ -169,12 +169,12 @@ def examine(
         layers |= {*reader.layers, *searches.searchable_layers(model.model, columns)}
         layers |= {layer for one in variants(reader, folder, model.model, True) for layer in one.reader.layers}
 
-    def written(asked: DoctorPrompt, applied: bool) -> OwnText | None:
+    def target_answer(asked: DoctorPrompt, applied: bool) -> OwnText | None:
         needs = Needs(layers=tuple(sorted(layers)), embeds=True)
         return answer_prompt(target, inputs_of(model, asked, applied), loaded, tokens, needs)
 
     log(f"the model answers {len(prompts)} prompts")
-    answers = [written(asked, templates[0]) for asked in prompts]
+    answers = [target_answer(asked, templates[0]) for asked in prompts]
     texts = [text for text in answers if text is not None]
     if not texts:
         raise InputError("`data` must have prompts that the model answers, but every answer is empty. Give others.")
@@ -183,7 +183,7 @@ def examine(
         log("the model answers some of them " + ("without the chat template" if templates[0] else "as chats"))
         answered = [pair for pair in zip(prompts, answers, strict=True) if pair[1] is not None]
         for asked, text in evenly_spaced(answered, MOST_PAIRS):
-            other = written(asked, templates[1])
+            other = target_answer(asked, templates[1])
             if other is not None and text is not None:
                 pairs.append((text, other))
     log("the drafter is measured")

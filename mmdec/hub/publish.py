@@ -69,11 +69,14 @@ def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.de
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
 
 
-def copy_card(old: Path, fresh: Path) -> None:
-    """Copy the model card of the folder `old` to the folder `fresh`, which will replace `old`.
+def write_card(old: Path, fresh: Path, card: str | None) -> None:
+    """Write the model card into the folder `fresh`, which will replace `old`: this card, or if it is None, `old`'s.
 
     Raises: InputError if the weights of the two folders differ, because the card's figures would then be wrong.
     """
+    if card is not None:
+        (fresh / CARD).write_text(card, encoding="utf-8")
+        return
     if not (old / CARD).is_file():
         return
     if weight_hashes(old) != weight_hashes(fresh):

@@ -64,7 +64,9 @@ class PieceTokenizer:
         return cls(tokenizer)
 
     @classmethod
-    def kept(cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]) -> PieceTokenizer:
+    def load_or_learn(
+        cls, path: Path, texts: Callable[[], Iterable[str]], count: int, special: Sequence[str]
+    ) -> PieceTokenizer:
         """Load the tokenizer from the file `path`; if there is no such file, learn the tokenizer from `texts()` and
         save it to `path`.
 

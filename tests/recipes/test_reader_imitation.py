@@ -20,7 +20,7 @@ from recipes.reader.imitation import main
 ROOT = Path(__file__).parents[2]
 
 
-def heard(*places: int) -> CtcTranscripts:
+def ctc_transcripts(*places: int) -> CtcTranscripts:
     """Each place's first piece, another one beside it."""
     pieces = torch.tensor([[[place, place + 100] for place in places]]).view(1, -1, 2)
     weights = torch.tensor([0.75, 0.25]).expand(1, len(places), 2)
@@ -45,16 +45,20 @@ def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
 def test_each_piece_has_what_was_heard_of_it(
     text: list[int], places: list[int], wanted: list[tuple[int, list[int]]]
 ) -> None:
-    assert outcomes(collect_confusions([(text, heard(*places))])) == wanted
+    assert outcomes(collect_confusions([(text, ctc_transcripts(*places))])) == wanted
 
 
 def test_a_head_that_hears_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="`head` must hear something"):
-        collect_confusions([([5, 6], heard())])
+        collect_confusions([([5, 6], ctc_transcripts())])
 
 
 def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: Path) -> None:
-    said = [([5, 6], heard(5, 6))] * 30 + [([5, 6], heard(5, 8))] * 10 + [([5, 6], heard(5))] * 10
+    said = (
+        [([5, 6], ctc_transcripts(5, 6))] * 30
+        + [([5, 6], ctc_transcripts(5, 8))] * 10
+        + [([5, 6], ctc_transcripts(5))] * 10
+    )
     collect_confusions(said).save(tmp_path / "confusions.safetensors")
     found = Confusions.read(tmp_path / "confusions.safetensors")
     draw = np.random.default_rng(0)
@@ -68,21 +72,21 @@ def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: P
 
 
 def test_a_rare_piece_is_heard_with_the_doubts_of_another() -> None:
-    found = collect_confusions([([5], heard(5))] * MIN_OUTCOMES + [([7], heard(8))])
+    found = collect_confusions([([5], ctc_transcripts(5))] * MIN_OUTCOMES + [([7], ctc_transcripts(8))])
     for _ in range(5):
         pieces, _ = found.imitate([7, 9], np.random.default_rng(1))
         assert pieces.tolist() == [[7, 105], [9, 105]]
 
 
 def test_a_text_of_which_nothing_would_be_heard_keeps_its_first_piece() -> None:
-    found = collect_confusions([([5], heard(5))] + [([6], heard())] * 9)
+    found = collect_confusions([([5], ctc_transcripts(5))] + [([6], ctc_transcripts())] * 9)
     pieces, weights = found.imitate([6], np.random.default_rng(0))
     assert pieces.tolist() == [[6, 0]]
     assert weights.tolist() == [[1, 0]]
 
 
 def test_batches_are_imitated_alike_each_time() -> None:
-    found = collect_confusions([([5, 6], heard(5, 6))] * 5 + [([5, 6], heard(9, 5, 8, 6))] * 5)
+    found = collect_confusions([([5, 6], ctc_transcripts(5, 6))] * 5 + [([5, 6], ctc_transcripts(9, 5, 8, 6))] * 5)
     dataset = Pairs([[5, 6], [6]], [[[4]], [[4]]], [[(0, 0), (1, 0)]], found, [3])
     batch, again = dataset[0], dataset[0]
     assert batch.pieces.shape[2] == 2

@@ -268,7 +268,7 @@ class Checked(ForwardingDrafter):
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [11, 12, 13], [20], [30, 31, 30, 31, 30]]
 
 
-def begun(model: Any, drafter: NetworkDrafter, prompts: list[list[int]], roots: list[int]) -> DraftState:
+def start_drafter(model: Any, drafter: NetworkDrafter, prompts: list[list[int]], roots: list[int]) -> DraftState:
     """Return a drafter's memory after the prompts' round. roots: the token that this round gave each row."""
     _, context, draft, scores = TextTarget(model).prefill(padded(prompts), drafter.needs)
     memory = drafter.start(context)

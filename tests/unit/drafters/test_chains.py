@@ -16,7 +16,7 @@ from mmdec.drafters.eagle.cpu_step import DraftStep, Eagle3Step, SlotStep
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.targets.text import TextTarget
 from mmdec.types import Draft, Plan
-from tests.support.draft_networks import PROMPTS, begun, from_scratch, tree_growing
+from tests.support.draft_networks import PROMPTS, from_scratch, start_drafter, tree_growing
 from tests.support.shortening import SYSTEMS
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import Picture, batch_of, second_turn, vision_model
@@ -28,7 +28,9 @@ ROOTS = [6, 14, 21, 33]
 def proposed(drafter: Any, model: Any, rows: list[int], plan: Plan) -> Draft:
     roots = [ROOTS[row] for row in rows]
     with torch.inference_mode():
-        return drafter.propose(begun(model, drafter, [PROMPTS[row] for row in rows], roots), torch.tensor(roots), plan)
+        return drafter.propose(
+            start_drafter(model, drafter, [PROMPTS[row] for row in rows], roots), torch.tensor(roots), plan
+        )
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "eagle3", "flash", "flash-unrefined"])
@@ -196,8 +198,10 @@ def test_under_autocast_and_with_gradients_torch_does_it(system: str) -> None:
     model = language_model()
     drafter, roots = tree_growing(system, model), torch.tensor(ROOTS[:1])
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
-        assert int(drafter.propose(begun(model, drafter, PROMPTS[:1], ROOTS[:1]), roots, Plan(4, 4)).size[0]) == 5
-    assert int(drafter.propose(begun(model, drafter, PROMPTS[:1], ROOTS[:1]), roots, Plan(4, 4)).size[0]) == 5
+        assert (
+            int(drafter.propose(start_drafter(model, drafter, PROMPTS[:1], ROOTS[:1]), roots, Plan(4, 4)).size[0]) == 5
+        )
+    assert int(drafter.propose(start_drafter(model, drafter, PROMPTS[:1], ROOTS[:1]), roots, Plan(4, 4)).size[0]) == 5
 
 
 def test_a_network_that_fuses_in_its_own_way_is_no_step() -> None:

@@ -13,7 +13,16 @@ import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.types import Plan
-from tests.support.draft_networks import PROMPTS, Checked, begun, dflash_scores, paths, rounds_of, texts, tree_growing
+from tests.support.draft_networks import (
+    PROMPTS,
+    Checked,
+    dflash_scores,
+    paths,
+    rounds_of,
+    start_drafter,
+    texts,
+    tree_growing,
+)
 from tests.support.tiny_text import language_model, prompts
 from tests.support.toy import Changing
 
@@ -70,7 +79,7 @@ def test_drawn_children_have_the_marginals_they_were_drawn_from(form: str) -> No
     """Residual sampling accepts by p / q: q of each node is the naive reading's distribution of its depth."""
     model: Any = language_model(num_hidden_layers=5).double()
     drafter = mapped(tree_growing("dflash", model, **FORMS[form]))
-    memory = begun(model, drafter, [PROMPTS[0]], [7])
+    memory = start_drafter(model, drafter, [PROMPTS[0]], [7])
     draft = drafter.propose(memory, torch.tensor([7]), Plan(9, 3, 1.0, torch.Generator().manual_seed(0)))
     assert draft.probs is not None
     text = [*PROMPTS[0], 7]
@@ -87,7 +96,7 @@ def test_drawn_children_have_the_marginals_they_were_drawn_from(form: str) -> No
 def test_a_tree_holds_the_chain_and_goes_no_deeper_than_the_block() -> None:
     drafter = tree_growing("dflash", MODEL, **BASE)
     chain, tree = (
-        drafter.propose(begun(MODEL, drafter, PROMPTS[:2], [7, 9]), torch.tensor([7, 9]), plan)
+        drafter.propose(start_drafter(MODEL, drafter, PROMPTS[:2], [7, 9]), torch.tensor([7, 9]), plan)
         for plan in (Plan(9, 9), Plan(30, 9))
     )
     for row in range(2):

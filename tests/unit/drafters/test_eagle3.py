@@ -16,7 +16,7 @@ from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs, Plan, Verdict
-from tests.support.draft_networks import PROMPTS, Checked, Watched, begun, rounds_of, texts, tree_growing
+from tests.support.draft_networks import PROMPTS, Checked, Watched, rounds_of, start_drafter, texts, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
 from tests.support.toy import Changing
@@ -71,7 +71,7 @@ def test_greedy_and_sampled_texts_are_the_models_own(form: str, batch: int) -> N
 def test_a_draft_is_told_in_the_targets_tokens_with_its_distribution() -> None:
     """Residual sampling accepts by p / q: q has no mass on tokens that cannot be drafted, and sums to 1."""
     drafter = mapped(tree_growing("eagle3", MODEL, **FORMS["part"]))
-    memory = begun(MODEL, drafter, PROMPTS[:2], [7, 9])
+    memory = start_drafter(MODEL, drafter, PROMPTS[:2], [7, 9])
     plan = Plan(6, 3, temperature=1.0, generator=torch.Generator().manual_seed(0))
     draft = drafter.propose(memory, torch.tensor([7, 9]), plan)
     ids = drafter.network.token_ids(torch.arange(40))

@@ -86,15 +86,15 @@ def test_rows_of_a_batch_get_the_columns_that_they_get_alone(layout: str) -> Non
     model = vision_model("llava")
     drafter, given = tree_growing("msd", model, visual_token=layout), torch.tensor([6, 14, 21])
     with torch.inference_mode():
-        whole = begun(model, drafter, batch_of("llava", ROWS), given)
+        whole = start_drafter(model, drafter, batch_of("llava", ROWS), given)
         for row in range(len(ROWS)):
-            alone = begun(model, drafter, batch_of("llava", [ROWS[row]]), given[row : row + 1])
+            alone = start_drafter(model, drafter, batch_of("llava", [ROWS[row]]), given[row : row + 1])
             for together, own in zip(whole.cache.accepted()[:2], alone.cache.accepted()[:2], strict=True):
                 assert own.shape[2] == whole.cache.lengths[row]
                 torch.testing.assert_close(together[row, :, : own.shape[2]], own[0], atol=1e-5, rtol=1e-5)
 
 
-def begun(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> DraftState:
+def start_drafter(model: Any, drafter: Any, inputs: dict[str, Any], given: torch.Tensor) -> DraftState:
     """The memory after a batch's prompts and the tokens (B,) behind them."""
     _, context, draft, scores = target_of(model).prefill(inputs, drafter.needs)
     memory, zeros = drafter.start(context), torch.zeros_like(given)

@@ -16,7 +16,7 @@ import mmdec
 from mmdec.drafters.mtp import Mtp
 from mmdec.errors import InputError
 from mmdec.types import Plan
-from tests.support.draft_networks import begun, paths
+from tests.support.draft_networks import paths, start_drafter
 from tests.support.tiny_text import SIZES, language_model, prompts
 
 EXPERTS: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_transformers_drafts_the_same_tokens(model: Any) -> None:
 def test_the_cache_gives_what_one_pass_over_everything_gives(model: Any) -> None:
     """Ragged rows: the first level's logits by the head over each row alone, from its first column."""
     drafter, rows, roots = Mtp.of(model), [[5, 6, 7, 8, 9], [11, 12, 13], [20]], [7, 9, 4]
-    memory = begun(model, drafter, rows, roots)  # type: ignore[arg-type]
+    memory = start_drafter(model, drafter, rows, roots)  # type: ignore[arg-type]
     draft = drafter.propose(memory, torch.tensor(roots), Plan(6, 2))  # type: ignore[arg-type]
     for row, text in enumerate(rows):
         ids = torch.tensor([text])

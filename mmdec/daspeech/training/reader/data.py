@@ -135,13 +135,13 @@ class PairData(LightningDataModule):
         self.train = read_training_pairs(text)
         self.dev = evenly_spaced(read_text_pairs(text[0], "dev"), dev_rows)
         everything = [pair for pairs in self.train for pair in pairs]
-        self.pieces = PieceTokenizer.kept(
+        self.pieces = PieceTokenizer.load_or_learn(
             Path(pieces),
             lambda: map(normalise_for_speech, (pair.source for pair in everything)),
             count,
             CTC_SPECIAL_PIECES,
         )
-        self.english = PieceTokenizer.kept(
+        self.english = PieceTokenizer.load_or_learn(
             Path(english),
             lambda: (text for pair in everything for text in pair.references),
             written,

@@ -375,7 +375,7 @@ class SentenceData(StoredBatches, LightningDataModule):
         self.batch_states, self.steps_per_epoch, self.seed = batch_states, steps_per_epoch, seed
         self.text = text
         self.texts: dict[str, list[int]] = {}
-        self.pieces = PieceTokenizer.kept(Path(pieces), self._sentences, count, CTC_SPECIAL_PIECES)
+        self.pieces = PieceTokenizer.load_or_learn(Path(pieces), self._sentences, count, CTC_SPECIAL_PIECES)
 
     def _sentences(self) -> Iterator[str]:
         return (normalise_for_speech(pair.source) for pairs in read_training_pairs(self.text) for pair in pairs)

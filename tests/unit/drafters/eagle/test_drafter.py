@@ -17,12 +17,12 @@ from mmdec.types import Context, Plan, Scores, Verdict
 from tests.support.draft_networks import (
     PROMPTS,
     Checked,
-    begun,
     draft_network,
     from_scratch,
     overfitted,
     paths,
     rounds_of,
+    start_drafter,
     texts,
     tree_growing,
 )
@@ -60,10 +60,10 @@ def test_ragged_rows_get_the_drafts_that_they_get_alone(plan: Plan) -> None:
     drafter = tree_growing("eagle", model, width=4)
     roots = [6, 14, 21, 33]
     with torch.inference_mode():
-        together = drafter.propose(begun(model, drafter, PROMPTS, roots), torch.tensor(roots), plan)
+        together = drafter.propose(start_drafter(model, drafter, PROMPTS, roots), torch.tensor(roots), plan)
         for row, prompt in enumerate(PROMPTS):
             own = torch.tensor(roots[row : row + 1])
-            alone = drafter.propose(begun(model, drafter, [prompt], own.tolist()), own, plan)
+            alone = drafter.propose(start_drafter(model, drafter, [prompt], own.tolist()), own, plan)
             assert torch.equal(together.tokens[row], alone.tokens[0])
             assert torch.equal(together.parents[row], alone.parents[0])
 
@@ -74,7 +74,7 @@ def test_drafts_are_well_formed(nodes: int, depth: int, temperature: float | Non
     model = language_model()
     drafter, roots = tree_growing("eagle", model, width=4), torch.tensor([6, 14, 21])
     generator = torch.Generator().manual_seed(5)
-    memory = begun(model, drafter, PROMPTS[:3], roots.tolist())
+    memory = start_drafter(model, drafter, PROMPTS[:3], roots.tolist())
     draft = drafter.propose(memory, roots, Plan(nodes, depth, temperature, generator))
     assert draft.tokens[:, 0].tolist() == roots.tolist()
     for row in range(3):
@@ -92,9 +92,9 @@ def test_a_draft_is_rolled_back_exactly() -> None:
     model = language_model().double()
     drafter, roots = tree_growing("eagle", model), torch.tensor([6, 14])
     with torch.inference_mode():
-        one, other = (begun(model, drafter, PROMPTS[:2], roots.tolist()) for _ in range(2))
+        one, other = (start_drafter(model, drafter, PROMPTS[:2], roots.tolist()) for _ in range(2))
         first = drafter.propose(one, roots, Plan(40, 6))
-        again = drafter.propose(begun(model, drafter, PROMPTS[:2], roots.tolist()), roots, Plan(40, 6))
+        again = drafter.propose(start_drafter(model, drafter, PROMPTS[:2], roots.tolist()), roots, Plan(40, 6))
         assert torch.equal(first.tokens, again.tokens)
         assert one.cache.lengths == [7, 3]
         drafter.propose(other, roots, Plan(2, 2))
@@ -119,7 +119,7 @@ def test_ancestors_are_kept_and_ties_go_to_the_elder() -> None:
     with torch.inference_mode():
         drafter.output.weight.zero_()
         drafter.output.bias.zero_()
-        draft = drafter.propose(begun(model, drafter, PROMPTS[:1], [6]), roots, Plan(5, 3))
+        draft = drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), roots, Plan(5, 3))
         found = paths(draft, 0)
         assert len(found) == 5
         for path in found:
@@ -127,7 +127,7 @@ def test_ancestors_are_kept_and_ties_go_to_the_elder() -> None:
         assert sum(len(path) == 1 for path in found) == 3  # the whole first level, then the eldest of the second
         drafter.output.bias[:3] = 1000.0  # certain: children are as likely as their parents but for rounding
         drafter.output.bias[0] = 2000.0
-        draft = drafter.propose(begun(model, drafter, PROMPTS[:1], [6]), roots, Plan(7, 4))
+        draft = drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), roots, Plan(7, 4))
         found = paths(draft, 0)
         assert (0, 0, 0, 0) in found
         seen = ancestors(draft.parents)[0]
@@ -138,7 +138,7 @@ def test_without_pruning_the_best_paths_of_all_are_kept() -> None:
     model = language_model().double()
     drafter = tree_growing("eagle", model, width=VOCABULARY)
     with torch.inference_mode():
-        draft = drafter.propose(begun(model, drafter, PROMPTS[:1], [6]), torch.tensor([6]), Plan(VOCABULARY, 2))
+        draft = drafter.propose(start_drafter(model, drafter, PROMPTS[:1], [6]), torch.tensor([6]), Plan(VOCABULARY, 2))
         text = [*PROMPTS[0], 6]
         states = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0, :-1]
         first = from_scratch(drafter, NO_IMAGE, states, text, ())
@@ -197,7 +197,7 @@ def test_drawn_children_come_with_what_they_were_drawn_from() -> None:
     drafter, roots = tree_growing("eagle", model), torch.tensor([6, 14])
     generator = torch.Generator().manual_seed(7)
     with torch.inference_mode():
-        memory = begun(model, drafter, PROMPTS[:2], roots.tolist())
+        memory = start_drafter(model, drafter, PROMPTS[:2], roots.tolist())
         draft = drafter.propose(memory, roots, Plan(9, 3, 1.5, generator))
         assert draft.probs is not None
         assert draft.probs.shape == (*draft.tokens.shape, VOCABULARY)
