@@ -37,7 +37,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_heard_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the folder of a translator with a Whisper's encoder and piece units, with random weights."""
-    from tests.support.tiny_heard import write
+    from tests.support.tiny_piece_translator import write
 
     return write(tmp_path_factory.mktemp("models") / "heard")
 

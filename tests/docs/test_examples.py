@@ -17,7 +17,7 @@ from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule, Rule
 from mmdec.types import Drafter, Target
-from tests.support.toy import Scripted, Toy, forest
+from tests.support.toy_target import Scripted, Toy, forest
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY, LENGTH = 7, 40

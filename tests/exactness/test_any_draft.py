@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdec.core.sampling import Criterion, Processor, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
-from tests.support.toy import Changing, Memory, Scripted, Toy, forest, padded, plain, run, truth, wrong
+from tests.support.toy_target import Changing, Memory, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
 GREEDY = MatchRule()
 RUNS = settings(derandomize=True, deadline=None, max_examples=250, database=None)

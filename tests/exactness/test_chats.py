@@ -23,7 +23,7 @@ from mmdec.errors import InputError
 from mmdec.targets.probe import PROBE_VOCABULARY
 from tests.support.families import model_of
 from tests.support.pairwise import cover
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 PAD, EOS = 0, 2
 OPTIONS: dict[str, Any] = {

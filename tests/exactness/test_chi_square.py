@@ -18,8 +18,8 @@ from mmdec.core.budget import Budget
 from mmdec.core.sampling import Dice, KeyedSample, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
 from mmdec.types import Draft, Plan
-from tests.support.oracle import plain_law
-from tests.support.toy import AlwaysAccept, Memory, Scripted, Toy, run
+from tests.support.enumeration import plain_law
+from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Toy, run
 
 K = TypeVar("K", bound=Hashable)
 

@@ -15,8 +15,8 @@ import mmdec
 from mmdec.errors import InputError
 from mmdec.io.images import to_pil
 from mmdec.pretrained.vlm import load_vlm
-from tests.support.seeing_folders import FAMILIES, NEEDS, write
 from tests.support.tiny_vlm_folder import settings
+from tests.support.vlm_folders import FAMILIES, NEEDS, write
 
 pytestmark = [  # of transformers' own processors, and of a random Llama 4
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),

@@ -25,7 +25,7 @@ from mmdec.targets.families import FAMILIES
 from mmdec.targets.probe import MAX_DIFFERENCE, PROBE_VOCABULARY, PROBE_WINDOW, difference, tiny_config
 from mmdec.targets.text import TextTarget
 from tests.support.families import attention_of, config_of, model_of
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 ALWAYS = {"GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM", "XGLMForCausalLM", "BertLMHeadModel"}
 SHARE = 7

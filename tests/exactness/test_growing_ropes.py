@@ -18,7 +18,7 @@ from mmdec.targets.probe import small_model
 from mmdec.targets.text import TextTarget
 from tests.support.every_class import prompts
 from tests.support.families import config_of
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 LENGTH = 32  # columns at which the frequencies change
 FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}

@@ -19,7 +19,7 @@ from mmdec.core.loop import Round
 from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
 from mmdec.pretrained.audio_lm import LoadedAudioLm, load_audio_lm
-from tests.support.hearing_folders import FAMILIES, RATE, voxtral, write
+from tests.support.audio_lm_folders import FAMILIES, RATE, voxtral, write
 from tests.support.vision_drafters import DRAFTERS
 
 LENGTHS = (9000, 16000, 12345, 31000)  # samples; windows have 32000

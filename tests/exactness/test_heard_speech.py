@@ -17,7 +17,7 @@ from mmdec.daspeech.translator import (
     score_texts,
 )
 from tests.conftest import buzz
-from tests.support.tiny_heard import parts
+from tests.support.tiny_piece_translator import parts
 
 
 def translator(seed: int, folder: Path) -> SpeechTranslator:

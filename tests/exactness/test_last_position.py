@@ -17,7 +17,7 @@ import mmdec
 from mmdec.targets.probe import WEIGHT_DEVIATION, tiny_config
 from tests.support.encoder_decoders import encoder_decoder, sources
 from tests.support.families import attention_of, config_of
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # the guard's warning: a drafter failed
 TABLE = 24

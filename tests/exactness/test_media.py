@@ -17,13 +17,13 @@ from mmdec.compat import CACHE_ARGUMENT, transformers_release
 from mmdec.errors import InputError
 from mmdec.targets.media import AUDIO_FAMILIES, FAMILIES, UNSUPPORTED_CLASSES, VISION_FAMILIES, MediaTarget
 from mmdec.targets.registry import target_of
-from tests.support.hearing_folders import FAMILIES as LISTENING
+from tests.support.audio_lm_folders import FAMILIES as LISTENING
 from tests.support.media_models import FOR, media_inputs, media_model
 from tests.support.pairwise import cover
-from tests.support.seeing_folders import FAMILIES as DESCRIBED
-from tests.support.seeing_folders import NEEDS as SEEING_NEEDS
+from tests.support.random_drafter import Wild
 from tests.support.vision_drafters import DRAFTERS
-from tests.support.wild import Wild
+from tests.support.vlm_folders import FAMILIES as DESCRIBED
+from tests.support.vlm_folders import NEEDS as SEEING_NEEDS
 
 AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # positions of three axes
 ELSEWHERE = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # tests/exactness/test_vision.py

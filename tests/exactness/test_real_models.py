@@ -26,7 +26,7 @@ from mmdec.hub.find import model_kind
 from mmdec.io.audio import SAMPLE_RATE, load_audio
 from mmdec.types import Context, Draft, Drafter, Needs, Plan, Scores, Target, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 WHOLE = bool(os.environ.get("MMDEC_ALL"))

@@ -23,8 +23,8 @@ from mmdec.targets.text import text_scorer
 from mmdec.types import Draft, Needs, Verdict
 from tests.support.pairwise import cover
 from tests.support.quantised import weights_alone
+from tests.support.random_drafter import Wild
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
-from tests.support.wild import Wild
 
 TRIED = sorted(name.removesuffix("ForCausalLM") for name in FAMILIES if name.removesuffix("ForCausalLM") in OWN)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmdec.core.sampling import KeyedSample, Stop, most_probable, transformers_sample
 from mmdec.core.verify import MatchRule
-from tests.support.toy import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
+from tests.support.toy_target import Changing, Scripted, Toy, forest, padded, plain, run, truth, wrong
 
 LENGTH = 24  # of prompt and text
 STOP = Stop(LENGTH, frozenset({0}))

@@ -23,7 +23,7 @@ from mmdec.errors import InputError
 from mmdec.targets.quantization_check import difference
 from mmdec.targets.registry import target_of
 from tests.support.every_class import prompts
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # bitsandbytes' own, and the one about quantised activations
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}

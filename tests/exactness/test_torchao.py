@@ -10,7 +10,7 @@ import torch
 
 import mmdec
 from tests.support.every_class import made, prompts
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 ao: Any = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # its own

@@ -18,8 +18,8 @@ from mmdec.errors import InputError
 from mmdec.io.audio.files import save_audio
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.training.__main__ import main
-from tests.support.hearing_folders import RATE, write
-from tests.support.quiet import FITTING
+from tests.support.audio_lm_folders import RATE, write
+from tests.support.lightning_warnings import FITTING
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "vlm_drafters" / "librispeech" / "eagle3-qwen2-audio.yaml"

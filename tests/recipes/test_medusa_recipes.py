@@ -17,8 +17,8 @@ from mmdec.drafters.medusa.training.data import HeadData
 from mmdec.drafters.medusa.training.module import MedusaModule, measure, spread
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from tests.support.killed import ends_killed, training_to_be_killed
-from tests.support.quiet import LIGHTNING
+from tests.support.kill_callback import ends_killed, training_to_be_killed
+from tests.support.lightning_warnings import LIGHTNING
 from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_english import write_english
 from tests.support.tiny_whisper import write

@@ -158,7 +158,7 @@ def arguments(recipe: str, model: Options, data: Options, processes: int) -> lis
         *(f"--trainer.{name}={value}" for name, value in trainer.items()),
         *(f"--model.init_args.{name}={value}" for name, value in model.items()),
         *(f"--data.init_args.{name}={value}" for name, value in {**whole, "steps_per_epoch": EPOCH}.items()),
-        "--trainer.callbacks+=tests.support.still.Still",
+        "--trainer.callbacks+=tests.support.deterministic_training.Still",
     ]
 
 

@@ -23,7 +23,7 @@ from mmdec.io.audio import load_audio
 from mmdec.phonetics.pieces import PieceTokenizer
 from mmdec.whisper.encoder import TAIL, read_states
 from recipes.reader.export import main
-from tests.support.tiny_heard import parts
+from tests.support.tiny_piece_translator import parts
 from tests.support.tiny_sentences import SIZES, write
 from tests.support.tiny_translator import UNITS
 

@@ -20,7 +20,7 @@ from mmdec.errors import InputError
 from mmdec.io.audio import load_audio, save_audio
 from mmdec.nn.int8 import unpack_rows
 from mmdec.training.__main__ import TrainingCLI
-from tests.support.quiet import LIGHTNING
+from tests.support.lightning_warnings import LIGHTNING
 
 EVERYDAY = Path(__file__).parents[2] / "models" / "daspeech-everyday"
 RECIPES = Path(__file__).parents[2] / "recipes" / "daspeech"

@@ -23,7 +23,7 @@ from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW
 from mmdec.targets.recurrent_cache import has_states
 from tests.support.every_class import made
 from tests.support.families import attention_of, model_of
-from tests.support.wild import Wild
+from tests.support.random_drafter import Wild
 
 PAD = 0
 SINGLE = {"XGLMForCausalLM"}  # families that do not support float64

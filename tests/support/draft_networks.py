@@ -24,7 +24,7 @@ from mmdec.drafters.registry import network_class
 from mmdec.targets.text import TextTarget
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.naive_dflash import naive_block
-from tests.support.toy import padded
+from tests.support.toy_target import padded
 
 Path = tuple[int, ...]
 

@@ -31,9 +31,9 @@ from mmdec.errors import InputError
 from mmdec.targets.probe import PROBE_VOCABULARY, PROBE_WINDOW, WEIGHT_DEVIATION, small_model
 from mmdec.targets.registry import target_of
 from tests.support.families import OWN
+from tests.support.random_drafter import Wild
 from tests.support.recurrent import OWN as RECURRENT
 from tests.support.recurrent import recurrent_config
-from tests.support.wild import Wild
 
 SECONDS = 300  # time limit of a class
 LONGEST = 240  # the most characters of a reason

@@ -33,13 +33,14 @@ from mmdec.io.images import to_pil
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets.media import AUDIO_FAMILIES, VISION_FAMILIES
-from tests.support import hearing_folders, seeing_folders
+from tests.support import audio_lm_folders as hearing_folders
+from tests.support import vlm_folders as seeing_folders
 from tests.support.adversary import options_of
 from tests.support.encoder_decoders import CLASSES, VOCABULARY, attentions, encoder_decoder, sources
 from tests.support.media_models import FOR, media_inputs, media_model
+from tests.support.random_drafter import Wild
 from tests.support.tiny_vlm import KINDS, batch_of, row_of, vision_model
 from tests.support.vision_drafters import DRAFTERS
-from tests.support.wild import Wild
 
 CHUNK = 100
 AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # their positions have three axes

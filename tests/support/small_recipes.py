@@ -15,7 +15,7 @@ from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from tests.support.quiet import FITTING
+from tests.support.lightning_warnings import FITTING
 from tests.support.tiny_translator import tiny_sizes
 
 RECIPES = Path(__file__).parents[2] / "recipes"

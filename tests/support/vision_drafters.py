@@ -14,9 +14,9 @@ from mmdec.drafters.flash.drafter import Flash
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
+from tests.support.random_drafter import Wild
 from tests.support.tiny_text import language_model
 from tests.support.tiny_vlm import KINDS, vision_model
-from tests.support.wild import Wild
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,

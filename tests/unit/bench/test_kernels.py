@@ -7,7 +7,7 @@ import torch
 
 from mmdec.bench import kernels as bench_kernels
 from mmdec.errors import MmdecError
-from tests.support.bench_findings import check_form
+from tests.support.bench_reports import check_form
 
 
 @pytest.fixture(autouse=True)

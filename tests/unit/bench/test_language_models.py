@@ -19,7 +19,7 @@ from mmdec.bench.report import BenchRun, markdown
 from mmdec.errors import InputError, MmdecError
 from mmdec.pretrained.drafters import save_network
 from mmdec.pretrained.language_model import load_language_model
-from tests.support.bench_findings import check_form
+from tests.support.bench_reports import check_form
 from tests.support.draft_networks import draft_network
 from tests.support.tiny_text_folder import OTHER, write
 from tests.support.tiny_vlm_folder import TEXTS

@@ -11,7 +11,7 @@ from mmdec.core.tree import trees_from_lists
 from mmdec.drafters.registry import make_drafter
 from mmdec.evaluation.harness import Method
 from mmdec.types import Scores, Verdict
-from tests.support.bench_findings import compared, measurement, paired
+from tests.support.bench_reports import compared, measurement, paired
 from tests.support.tiny_text import language_model
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from mmdec.bench.plots import check_plots, plot_run, training_curves
 from mmdec.bench.report import BenchRun
 from mmdec.errors import InputError
-from tests.support import bench_findings as findings
+from tests.support import bench_reports as findings
 
 CSV = "step,epoch,train/loss,dev/loss\n0,0,3.5,\n0,0,,3.6\n10,0,2.5,nan\n10,0,,2.75\n20,1,inf,\n,1,1.0,1.0\n"
 

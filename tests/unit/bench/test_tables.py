@@ -29,7 +29,7 @@ from mmdec.bench.report import (
 from mmdec.cli.evaluate import asr_table, speech_table, vlm_table
 from mmdec.errors import InputError
 from mmdec.hub import provenance
-from tests.support import bench_findings as findings
+from tests.support import bench_reports as findings
 
 
 def shown(what: Any, width: int = 80) -> str:

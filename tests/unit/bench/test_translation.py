@@ -15,7 +15,7 @@ from mmdec.daspeech.ar_decoder import ArConfig, ArDecoder
 from mmdec.daspeech.translate import Translation
 from mmdec.errors import InputError, MmdecError
 from tests.conftest import RATE, buzz
-from tests.support.bench_findings import check_form
+from tests.support.bench_reports import check_form
 
 
 def decoder() -> ArDecoder:

@@ -19,7 +19,7 @@ from mmdec.bench.report import load_run, to_json
 from mmdec.cli import bench
 from mmdec.errors import InputError
 from mmdec.training.corpora.image_text import read_questions
-from tests.support import bench_findings as findings
+from tests.support import bench_reports as findings
 
 
 def run(*arguments: object) -> Result:

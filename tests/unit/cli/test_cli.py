@@ -30,8 +30,8 @@ from mmdec.evaluation.translation import COMPARED
 from mmdec.hub.find import LoadedModels
 from mmdec.io import audio
 from tests.conftest import RATE, buzz
+from tests.support.cli_verbs import VERBS
 from tests.support.tiny_containers import CODECS
-from tests.support.verbs import VERBS
 
 
 def run(*arguments: object) -> Result:

@@ -27,9 +27,10 @@ from mmdec.cli import jobs
 from mmdec.cli.jobs import PROGRESS_INTERVAL, CommandJobs, Comparer, InputFile, loading, progress_bar, warn_of_unsure
 from mmdec.tasks.confidence import Calibration, write_calibrations
 from tests.conftest import RATE, buzz
-from tests.support import tiny_heard, tiny_translator, tiny_vlm_folder, tiny_whisper
+from tests.support import tiny_piece_translator as tiny_heard
+from tests.support import tiny_translator, tiny_vlm_folder, tiny_whisper
 from tests.support.pictures import QUESTION, pixels
-from tests.support.served import wav
+from tests.support.running_servers import wav
 
 SAID = r"(\d+\.?\d* times (faster|slower)|as fast), same text: \d+\.\d{3} s with drafts, \d+\.\d{3} s without"
 

@@ -19,8 +19,8 @@ from mmdec import cli
 from mmdec.errors import InputError
 from mmdec.io.audio.voice_activity import PipedSound, decode_samples, is_wav, stream_pieces, wav_stream
 from tests.conftest import RATE, buzz
-from tests.support.ready import start
 from tests.support.tiny_whisper import write
+from tests.support.warm_processes import start
 
 VOICE = np.concatenate([np.zeros(RATE), buzz(0.7), np.zeros(2 * RATE), buzz(0.6, 1), np.zeros(RATE)]).astype("float32")
 S16 = np.round(VOICE * 32767).astype("<i2")

@@ -19,10 +19,11 @@ import mmdec
 from mmdec import cli
 from mmdec.jobs.many import PART
 from tests.conftest import RATE, buzz
-from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
+from tests.support import tiny_piece_translator as tiny_heard
+from tests.support import tiny_vlm_folder, tiny_whisper
 from tests.support.many_rows import check_once, table
 from tests.support.pictures import QUESTION, pixels
-from tests.support.ready import start
+from tests.support.warm_processes import start
 
 COUNT = PART + 3
 

@@ -10,7 +10,7 @@ import torch
 from mmdec.core.drafter_runner import DrafterRunner
 from mmdec.core.tree import depths, root_only, trees_from_lists
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
-from tests.support.toy import Memory, Scripted
+from tests.support.toy_target import Memory, Scripted
 
 ROOTS = torch.tensor([1, 2])
 CONTEXT = Context(ROOTS[:, None], torch.ones(2, 1, dtype=torch.bool), torch.zeros(1, 2, 1), torch.ones(2))

@@ -14,7 +14,7 @@ from mmdec.core.loop import chosen_logprobs, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
 from mmdec.types import Plan, Verdict
-from tests.support.toy import Changing, Scripted, Toy, padded, run, truth, wrong
+from tests.support.toy_target import Changing, Scripted, Toy, padded, run, truth, wrong
 
 PROMPTS = [[1, 2, 3], [4]]
 NEVER: frozenset[int] = frozenset()

@@ -31,9 +31,9 @@ from mmdec.drafters.recycling import Recycling
 from mmdec.targets.text import TextTarget
 from mmdec.types import Plan, Prior
 from tests.support.measurements import measurements
-from tests.support.ready import said
 from tests.support.tiny_text import llama
 from tests.support.tiny_whisper import VOCABULARY, sound, whisper
+from tests.support.warm_processes import said
 
 PAIR = MeasurementKey("target", "cpu", "drafter")
 ENDING = MeasurementKey("model", "cpu", "one that ends chains")

@@ -21,7 +21,7 @@ from mmdec.core.verify import (
     verify,
 )
 from mmdec.types import Draft, Plan, Scores
-from tests.support.toy import AlwaysAccept, Changing, Scripted, Toy, forest, run
+from tests.support.toy_target import AlwaysAccept, Changing, Scripted, Toy, forest, run
 
 VOCAB = 8
 

@@ -20,7 +20,7 @@ from mmdec.daspeech.piece_checkpoint import POSITIONS, REQUIRED_FILES, PieceTran
 from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import SCALE_SUFFIX
 from tests.conftest import RATE, buzz
-from tests.support.tiny_heard import parts
+from tests.support.tiny_piece_translator import parts
 
 CPU = torch.device("cpu")
 

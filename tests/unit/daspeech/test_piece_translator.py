@@ -14,7 +14,7 @@ from mmdec.drafters.ctc.network import best_pieces, collapse
 from mmdec.errors import InputError
 from mmdec.whisper.encoder import TAIL, read_states
 from tests.conftest import buzz
-from tests.support.tiny_heard import network, sizes
+from tests.support.tiny_piece_translator import network, sizes
 
 
 def sounds() -> list[Tensor]:

@@ -38,7 +38,7 @@ from mmdec.pretrained.drafters import load_drafter, save_network
 from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs
-from tests.support import seeing_folders
+from tests.support import vlm_folders as seeing_folders
 from tests.support.trained_eagle3 import SIZE, language, loaded, prompt_texts, published_eagle3, target, trained
 
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]

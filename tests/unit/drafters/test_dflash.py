@@ -24,7 +24,7 @@ from tests.support.draft_networks import (
     tree_growing,
 )
 from tests.support.tiny_text import language_model, prompts
-from tests.support.toy import Changing
+from tests.support.toy_target import Changing
 
 BASE: dict[str, Any] = {"block_size": 5, "mask_token": 3, "num_hidden_layers": 2}
 FORMS: dict[str, dict[str, Any]] = {

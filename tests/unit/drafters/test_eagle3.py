@@ -19,7 +19,7 @@ from mmdec.types import Needs, Plan, Verdict
 from tests.support.draft_networks import PROMPTS, Checked, Watched, rounds_of, start_drafter, texts, tree_growing
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
-from tests.support.toy import Changing
+from tests.support.toy_target import Changing
 from tests.support.vision_drafters import eagle3
 
 FORMS: dict[str, dict[str, Any]] = {

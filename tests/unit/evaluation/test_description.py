@@ -25,7 +25,7 @@ from mmdec.evaluation.description import DescriptionHarness, evaluate_vlm, score
 from mmdec.evaluation.harness import Method
 from mmdec.pretrained.vlm import LoadedVlm, load_vlm
 from mmdec.training.corpora.image_text import ImageQuestion, read_questions
-from tests.support.bench_findings import check_form
+from tests.support.bench_reports import check_form
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import drafter_weights, llava, qwen, write
 

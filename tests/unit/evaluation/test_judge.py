@@ -22,7 +22,8 @@ from mmdec.evaluation import judge as judge_transcription
 from mmdec.evaluation.judge import Cascade, Judge, comparison_systems, read, speak
 from mmdec.whisper.transcribe import transcribe
 from tests.conftest import RATE, buzz
-from tests.support import tiny_heard, tiny_whisper
+from tests.support import tiny_piece_translator as tiny_heard
+from tests.support import tiny_whisper
 
 
 @pytest.fixture(scope="module")

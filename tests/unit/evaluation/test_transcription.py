@@ -27,7 +27,7 @@ from mmdec.evaluation.harness import Measurement, Method, parse_plan
 from mmdec.evaluation.transcription import TranscriptionHarness
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.decoder import decoder_of_layers
-from tests.support.bench_findings import check_form
+from tests.support.bench_reports import check_form
 from tests.support.tiny_whisper import write
 
 RATE = 16_000

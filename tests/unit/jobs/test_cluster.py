@@ -21,7 +21,7 @@ from mmdec.jobs.many import PART
 from tests.conftest import RATE, buzz
 from tests.support import tiny_whisper
 from tests.support.many_rows import check_once, table
-from tests.support.served import ROOT
+from tests.support.running_servers import ROOT
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 COUNT = 2000 if WHOLE else 6 * PART

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import served
+from tests.support import running_servers as served
 
 
 @pytest.fixture(scope="session")

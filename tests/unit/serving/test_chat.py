@@ -15,7 +15,7 @@ import mmdec
 from mmdec.serving.engines import TextDeltas
 from mmdec.serving.server import ServerLimits
 from tests.support.pictures import QUESTION, pixels
-from tests.support.served import events, picture, served
+from tests.support.running_servers import events, picture, served
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ import pytest
 
 import mmdec
 from mmdec.serving.server import ServerLimits
-from tests.support.load import TRANSCRIBE, Question, load
 from tests.support.pictures import QUESTION, pixels
-from tests.support.served import ROOT, picture, served, until, wav
+from tests.support.running_servers import ROOT, picture, served, until, wav
+from tests.support.server_load import TRANSCRIBE, Question, load
 
 CLIENTS = 32
 WHOLE = bool(os.environ.get("MMDEC_ALL"))

@@ -13,7 +13,7 @@ import pytest
 import mmdec
 from tests.conftest import RATE, buzz
 from tests.support.pictures import QUESTION, pixels
-from tests.support.served import picture, served, wav
+from tests.support.running_servers import picture, served, wav
 
 openai = pytest.importorskip("openai", reason="needs `pip install openai`")
 CHAT, TRANSCRIBE = "/v1/chat/completions", "/v1/audio/transcriptions"

@@ -19,7 +19,7 @@ from mmdec.serving.realtime import TRANSCRIPTION
 from mmdec.serving.server import Server, ServerLimits
 from tests.conftest import RATE, buzz
 from tests.support.measurements import measurements
-from tests.support.served import ROOT, AsgiSocket, finished
+from tests.support.running_servers import ROOT, AsgiSocket, finished
 
 FORM = {"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": RATE}}}}, "type": "session.update"}
 

@@ -27,7 +27,7 @@ from mmdec.serving.server import ServerLimits
 from mmdec.vision.chat import Dialogue
 from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels
-from tests.support.served import finished, served, until, wav
+from tests.support.running_servers import finished, served, until, wav
 
 TRANSCRIBE = "/v1/audio/transcriptions"
 

@@ -20,8 +20,8 @@ from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.serving.engines import EngineOptions, TranscriptionEngine
 from mmdec.serving.server import confidence_warning
 from tests.conftest import RATE, buzz
-from tests.support.hearing_folders import write
-from tests.support.served import as_wav, events, finished, served, wav
+from tests.support.audio_lm_folders import write
+from tests.support.running_servers import as_wav, events, finished, served, wav
 
 TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.processes import TERMINATED, lock_folder
-from tests.support.quiet import LIGHTNING
+from tests.support.lightning_warnings import LIGHTNING
 from tests.support.tiny_run import fit, recipe
 
 pytestmark = LIGHTNING

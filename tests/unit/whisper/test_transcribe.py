@@ -18,7 +18,7 @@ from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.tasks.confidence import confidence, read_calibrations
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
-from tests.support import hearing_folders
+from tests.support import audio_lm_folders as hearing_folders
 from tests.support.short_transcripts import transcribe
 from tests.support.tiny_whisper import heads
 

@@ -27,7 +27,7 @@ from tests.support.draft_networks import (
     tree_growing,
 )
 from tests.support.tiny_text import VOCABULARY, language_model
-from tests.support.toy import Changing, padded
+from tests.support.toy_target import Changing, padded
 from tests.support.trees import is_chain
 
 NO_IMAGE = Context(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1), torch.zeros(1))

@@ -13,7 +13,7 @@ import pytest
 from mmdec.errors import InputError
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.training.corpora import augment as sounds
-from tests.support.ready import said
+from tests.support.warm_processes import said
 
 COUNT = 4 * SAMPLE_RATE
 FREQUENCY = np.fft.rfftfreq(COUNT, 1 / SAMPLE_RATE)

@@ -26,7 +26,7 @@ from mmdec.errors import InputError
 from mmdec.io.audio import load_audio
 from mmdec.training.corpora.librispeech import Utterance
 from mmdec.training.stores import FrameStore
-from tests.support.tiny_heard import write as write_translator
+from tests.support.tiny_piece_translator import write as write_translator
 from tests.support.tiny_sentences import SIZES, TEXTS, write
 
 

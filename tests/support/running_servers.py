@@ -24,7 +24,8 @@ from mmdec.serving.app import build
 from mmdec.serving.engines import EngineOptions, load_engine
 from mmdec.serving.server import Server, ServerLimits
 from tests.conftest import RATE, buzz
-from tests.support import tiny_heard, tiny_vlm_folder, tiny_whisper
+from tests.support import tiny_piece_translator as tiny_heard
+from tests.support import tiny_vlm_folder, tiny_whisper
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,8 @@
 """Runs programs in separate processes without the time of their imports: `start` replaces `subprocess.Popen`.
 
-One process for each test session, `python -m tests.support.ready`, imports the modules that programs need. Each program
-is a fork of it with its own folder, environment, arguments and streams, and ends as a Python program does.
+One process for each test session, `python -m tests.support.warm_processes`, imports the modules that programs need.
+Each program is a fork of it with its own folder, environment, arguments and streams, and ends as a Python program
+does.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _parent() -> socket.socket:
     """Start the process that forks programs, once. Returns the socket for requests. The process ends with this one."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        command = [sys.executable, "-m", "tests.support.ready", str(there.fileno())]
+        command = [sys.executable, "-m", "tests.support.warm_processes", str(there.fileno())]
         process = subprocess.Popen(command, cwd=ROOT, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
 
     def end() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.sampling import Dice, Processor
-from tests.support.toy import Toy
+from tests.support.toy_target import Toy
 
 T = TypeVar("T")
 Law = dict[tuple[int, ...], float]  # text -> probability

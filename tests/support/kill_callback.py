@@ -10,7 +10,7 @@ from subprocess import DEVNULL
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from tests.support.ready import TRAINING, Program, start
+from tests.support.warm_processes import TRAINING, Program, start
 
 
 class Killed(Callback):
@@ -31,7 +31,7 @@ def training_to_be_killed(options: Sequence[str], step: int, folder: Path, said:
 
     said: the file for its stdout and stderr.
     """
-    killed = ("--trainer.callbacks+=tests.support.killed.Killed", f"--trainer.callbacks.step={step}")
+    killed = ("--trainer.callbacks+=tests.support.kill_callback.Killed", f"--trainer.callbacks.step={step}")
     with said.open("wb") as file:
         words = ["mmdec.training", *options, *killed]
         return start(words, TRAINING, folder, {"OMP_NUM_THREADS": "1"}, True, (DEVNULL, file, file))
