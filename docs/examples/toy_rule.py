@@ -18,7 +18,7 @@ class AmongBest:
     k: int = 2
     name = "among-best"
 
-    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
         """The drafter need not draw its tokens."""
         return plan
 
@@ -27,7 +27,7 @@ class AmongBest:
         path: list[int] = []
         node = 0
         while True:
-            scores = text.warped(branch.row, branch.logits[node])[0]  # (V,) after all processors
+            scores = text.processed_logits(branch.row, branch.logits[node])[0]  # (V,) after all processors
             best = scores.topk(self.k).indices.tolist()
             children = [child for child in branch.children[node] if branch.tokens[child] in best]
             token = branch.tokens[children[0]] if children else best[0]

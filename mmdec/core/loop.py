@@ -104,7 +104,7 @@ def decode(
                 guard.select(live)
         report = replace(_round(index, rows, verdict, sizes, done), logprobs=chosen_logprobs(scores.logits, verdict))
         cut = [
-            ended and text.room(row) <= 0 and text.tokens[row][-1] not in text.stop.eos
+            ended and text.is_cut(row)
             for row, ended in zip(rows, done, strict=True)
         ]
         watch.lap("core")
@@ -115,9 +115,9 @@ def decode(
         if not text.live:
             return
         watch.start()
-        plan = rule.drawn(budget.plan(len(text.live)), device)
+        plan = rule.drafting_plan(budget.plan(len(text.live)), device)
         watch.lap("core")
-        draft = guard.propose(roots, plan, [text.reach(row) for row in text.live])
+        draft = guard.propose(roots, plan, [text.round_limit(row) for row in text.live])
         watch.lap("drafter")
         scores = target.score(session, draft)
         watch.lap("target")

@@ -179,25 +179,31 @@ class Sequences:
 
         logits: the target's raw logits (..., V).
         """
-        logits = logits.to(torch.float32)  # `warped` uses float32, too, so both break ties between logits equally
+        logits = logits.to(
+            torch.float32
+        )  # `processed_logits` uses float32, too, so both break ties between logits equally
         for each in self._suppressions or ():
             if each.only_at is None:
                 logits = logits.index_fill(-1, each.tokens, -torch.inf)
         return logits
 
-    def room(self, row: int) -> int:
+    def remaining_tokens(self, row: int) -> int:
         """Return how many more tokens the row may get before it reaches its maximum length."""
         return self.stop.max_length - self.start - len(self.tokens[row])
 
-    def reach(self, row: int) -> int:
+    def round_limit(self, row: int) -> int:
         """Return how many tokens the next round may add to the row: limited by its maximum length and by the number of
         positions of the target model."""
-        room = self.room(row)
-        return (
-            room if self.position_limits is None else min(room, self.position_limits[row] - len(self.tokens[row]) + 1)
-        )
+        remaining = self.remaining_tokens(row)
+        if self.position_limits is None:
+            return remaining
+        return min(remaining, self.position_limits[row] - len(self.tokens[row]) + 1)
 
-    def warped(self, row: int, logits: Tensor) -> Tensor:
+    def is_cut(self, row: int) -> bool:
+        """Return whether the row has reached its maximum length without an end token."""
+        return self.remaining_tokens(row) <= 0 and self.tokens[row][-1] not in self.stop.eos
+
+    def processed_logits(self, row: int, logits: Tensor) -> Tensor:
         """Return the next token's logits after the row's processors, (1, V) float32. logits: raw logits (V,)."""
         scores = logits[None].to(torch.float32, copy=True)
         if self.processors is not None:
@@ -214,14 +220,14 @@ class Sequences:
         """Add a token to the text of one batch row, and call the stopping criteria. Returns whether the text ends after
         this token. row: index of the batch row."""
         self.push(row, token)
-        done = token in self.stop.eos or self.room(row) <= 0
+        done = token in self.stop.eos or self.remaining_tokens(row) <= 0
         if self._criteria[row]:
             ids, steps = self.row(row), None if self._steps is None else self._steps(row, len(self.tokens[row]))
             for criterion in self._criteria[row]:  # call all, even after the first True: a criterion may hold state
                 done = bool(criterion(ids, steps)) or done
         return done
 
-    def padded(self, pad: int) -> Tensor:
+    def padded_ids(self, pad: int) -> Tensor:
         """Return the ids (B, longest) of all rows, prompts included, padded on the right with the token id `pad`."""
         longest = max(map(len, self.tokens))
         rows = [row + [pad] * (longest - len(row)) for row in self.tokens]

@@ -41,7 +41,7 @@ class RowTree:
     probs: Tensor | None  # (N, V), the distributions that children were drawn from; None: nothing was drawn
     likeliest: Callable[[], list[int]]  # each node's most probable next token; called only if `Sequences.alike` is True
 
-    def drawn(self, node: int) -> Tensor | None:
+    def draft_distribution(self, node: int) -> Tensor | None:
         """Return the probabilities (V,) float64 from which the drafter sampled the children of a node; zeros if the
         node has no children. None if the draft was not sampled."""
         if self.probs is None:
@@ -71,7 +71,7 @@ class Rule(Protocol):
     @property
     def name(self) -> RuleName: ...
 
-    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
         """Return `plan`, the instructions for the drafter, changed for this rule. Rules that need sampled drafts add a
         temperature and a random generator on `device`; other rules return the plan unchanged."""
         ...
@@ -156,7 +156,7 @@ class MatchRule:
     choice: Choice = most_probable
     name: RuleName = "greedy"
 
-    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
         return plan
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
@@ -165,7 +165,9 @@ class MatchRule:
             return _descend(branch, text, lambda node: branch.match(node, best[node]))
 
         def step(node: int) -> Step:
-            return branch.match(node, self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row))
+            return branch.match(
+                node, self.choice(text.processed_logits(branch.row, branch.logits[node]), text, branch.row)
+            )
 
         return _descend(branch, text, step)
 
@@ -179,7 +181,7 @@ class SamplingState:
     temperature: float = 1.0
     generator: torch.Generator | None = None
 
-    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
         """Return `plan`, the instructions for the drafter, with this rule's temperature and the drafter's random
         generator on `device`."""
         if self.generator is None:
@@ -198,8 +200,8 @@ class ResidualRule:
     name: RuleName = "residual"
     dice: Callable[..., Dice] = keyed_dice
 
-    def drawn(self, plan: Plan, device: torch.device) -> Plan:
-        return self.stream.drawn(plan, device)
+    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
+        return self.stream.drafting_plan(plan, device)
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
@@ -207,7 +209,7 @@ class ResidualRule:
     def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
         p = _distribution(text, branch.row, branch.logits[node])
         dice = self.dice(p.device, self.stream.seed, "residual", branch.row, len(text.tokens[branch.row]))
-        q = branch.drawn(node)
+        q = branch.draft_distribution(node)
         for child in branch.children[node]:
             token = branch.tokens[child]
             drawn = 1.0 if q is None else float(q[token])
@@ -239,14 +241,14 @@ class TypicalRule:
     delta: float = 0.3
     name: RuleName = "typical"
 
-    def drawn(self, plan: Plan, device: torch.device) -> Plan:
+    def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
         return plan
 
     def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
         return _descend(branch, text, lambda node: self._step(branch, text, node))
 
     def _step(self, branch: RowTree, text: Sequences, node: int) -> Step:
-        scores = text.warped(branch.row, branch.logits[node])
+        scores = text.processed_logits(branch.row, branch.logits[node])
         p = scores[0].double().softmax(-1)
         entropy = float(cast(Any, torch.special).entr(p).sum())  # cast: `torch.special` is untyped
         threshold = min(self.epsilon, self.delta * math.exp(-entropy))
@@ -259,4 +261,4 @@ class TypicalRule:
 
 def _distribution(text: Sequences, row: int, logits: Tensor) -> Tensor:
     """Return the next token's distribution (V,) float64 after the row's logits processors. logits: (V,), raw."""
-    return text.warped(row, logits)[0].double().softmax(-1)
+    return text.processed_logits(row, logits)[0].double().softmax(-1)

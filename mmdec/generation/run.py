@@ -143,7 +143,7 @@ class PreparedRun:
     @property
     def sequences(self) -> Tensor:
         """Return the prompts with their new tokens (B, L). They are complete once all rounds were iterated."""
-        return self.text.padded(self.pad)
+        return self.text.padded_ids(self.pad)
 
     def output(self, config: GenerationConfig) -> Tensor | Output:
         """Return what `model.generate` returns: sequences (B, L), or transformers' output object if
@@ -353,7 +353,7 @@ def _extend_cache(
     `model.generate` would. pad: id of the padding token."""
     for round_ in rounds:
         if not text.live:
-            target.extend(inputs, text.padded(pad))
+            target.extend(inputs, text.padded_ids(pad))
         yield round_
 
 

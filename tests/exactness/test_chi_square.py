@@ -94,8 +94,8 @@ def keyed_match(drafter: Racing) -> Rule:
     class Drawn(MatchRule):
         """Matching is lossless for drawn drafts, too."""
 
-        def drawn(self, plan: Plan, device: torch.device) -> Plan:
-            return stream.drawn(plan, device)
+        def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
+            return stream.drafting_plan(plan, device)
 
     stream = SamplingState(11)
     return Drawn(KeyedSample(11), "sampled")
@@ -107,8 +107,8 @@ def residual(drafter: Racing) -> Rule:
 
 def always(drafter: Racing) -> Rule:
     class Drawn(AlwaysAccept):
-        def drawn(self, plan: Plan, device: torch.device) -> Plan:
-            return stream.drawn(plan, device)
+        def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
+            return stream.drafting_plan(plan, device)
 
     stream = SamplingState(14)
     return Drawn(KeyedSample(14), "sampled")

@@ -188,7 +188,7 @@ class AlwaysAccept(MatchRule):
             path.append(node)
             if text.append(branch.row, branch.tokens[node]):
                 return path[:-1], True
-        token = self.choice(text.warped(branch.row, branch.logits[node]), text, branch.row)
+        token = self.choice(text.processed_logits(branch.row, branch.logits[node]), text, branch.row)
         return path, text.append(branch.row, token)
 
 

@@ -46,8 +46,8 @@ def test_rows_grow_on_their_own() -> None:
     assert text.row(0).tolist() == [[0, 5, 6, *range(150)]]
     assert text.row(1).tolist() == [[7, 8, 9, 3]]
     assert text.row(1).is_contiguous()
-    assert (text.room(0), text.room(1)) == (47, 196)
-    assert text.padded(99).tolist() == [[0, 5, 6, *range(150)], [7, 8, 9, 3, *[99] * 149]]
+    assert (text.remaining_tokens(0), text.remaining_tokens(1)) == (47, 196)
+    assert text.padded_ids(99).tolist() == [[0, 5, 6, *range(150)], [7, 8, 9, 3, *[99] * 149]]
     assert PROMPT.tolist() == [[0, 5, 6], [7, 8, 9]]
 
 
@@ -79,12 +79,12 @@ def test_suppressed_tokens_of_all_positions_at_once() -> None:
     tokens = torch.tensor([1, 2])
     text = Sequences(PROMPT, Stop(99), [Suppression(tokens), Suppression(torch.tensor([3]), only_at=3)])
     logits = torch.tensor([0.0, 5.0, 4.0, 3.0, 2.0], dtype=torch.bfloat16)
-    assert text.warped(0, logits).tolist() == [[0, -torch.inf, -torch.inf, -torch.inf, 2]]
+    assert text.processed_logits(0, logits).tolist() == [[0, -torch.inf, -torch.inf, -torch.inf, 2]]
     assert (text.only_suppresses(0), text.only_suppresses(1)) == (False, False)  # the first position is another
     text.push(0, 4)
     assert (text.only_suppresses(0), text.only_suppresses(1)) == (True, False)
-    assert text.warped(0, logits).tolist() == [[0, -torch.inf, -torch.inf, 3, 2]]
-    assert torch.equal(text.suppress(logits), text.warped(0, logits)[0])
+    assert text.processed_logits(0, logits).tolist() == [[0, -torch.inf, -torch.inf, 3, 2]]
+    assert torch.equal(text.suppress(logits), text.processed_logits(0, logits)[0])
     assert logits.tolist() == [0, 5, 4, 3, 2]
     mixed = Sequences(PROMPT, Stop(99), [Suppression(tokens), Counter()])
     assert not mixed.only_suppresses(0)  # somebody else is to be asked
@@ -99,7 +99,7 @@ def test_the_most_probable_of_all_positions_are_those_of_each(dtype: torch.dtype
     logits[0, 0] = 1 + 1e-12 * torch.arange(17, dtype=torch.float64)
     logits[0, 1] = -torch.inf
     logits[1, 2, 5] = torch.nan
-    each = [[most_probable(text.warped(0, node), text, 0) for node in row] for row in logits]
+    each = [[most_probable(text.processed_logits(0, node), text, 0) for node in row] for row in logits]
     assert most_probable_each(text.suppress(logits)) == each
     assert each[0][:2] == [0, 0]
 
@@ -137,9 +137,9 @@ def test_each_row_has_processors_of_its_own_that_share_networks() -> None:
     counter = Counter()
     text = Sequences(PROMPT, Stop(99), [counter])
     logits = torch.zeros(4, dtype=torch.bfloat16)
-    assert [float(text.warped(0, logits)[0, 0]) for _ in range(3)] == [1, 2, 3]
-    assert float(text.warped(1, logits)[0, 0]) == 1
-    assert text.warped(1, logits).dtype == torch.float32
+    assert [float(text.processed_logits(0, logits)[0, 0]) for _ in range(3)] == [1, 2, 3]
+    assert float(text.processed_logits(1, logits)[0, 0]) == 1
+    assert text.processed_logits(1, logits).dtype == torch.float32
     assert counter.calls == 3
     assert text.processors is not None
     (other,) = text.processors[1]
@@ -150,7 +150,7 @@ def test_each_row_has_processors_of_its_own_that_share_networks() -> None:
 def test_processors_may_write_into_the_logits() -> None:
     text = Sequences(PROMPT[:1], Stop(99), [lambda ids, scores: scores.fill_(9.0)])
     logits = torch.zeros(4)
-    text.warped(0, logits)
+    text.processed_logits(0, logits)
     assert logits.sum() == 0
 
 

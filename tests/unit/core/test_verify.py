@@ -157,12 +157,12 @@ def test_rules_say_what_they_are() -> None:
     assert {"typical"} == LOSSY_RULES
     plan, cpu = Plan(3, 3), torch.device("cpu")
     for rule in (MatchRule(), TypicalRule()):
-        assert rule.drawn(plan, cpu) == plan
+        assert rule.drafting_plan(plan, cpu) == plan
     rule = ResidualRule(SamplingState(5, 0.7))
-    drawn = rule.drawn(plan, cpu)
+    drawn = rule.drafting_plan(plan, cpu)
     assert (drawn.nodes, drawn.depth, drawn.temperature) == (3, 3, 0.7)
     assert drawn.generator is not None
-    assert rule.drawn(plan, cpu).generator is drawn.generator  # one stream for the run
+    assert rule.drafting_plan(plan, cpu).generator is drawn.generator  # one stream for the run
 
 
 def test_typical_takes_the_best_of_the_probable_children() -> None:

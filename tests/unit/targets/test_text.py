@@ -64,7 +64,7 @@ def run(model: PreTrainedModel, ids: Tensor, new: int, nodes: int, **inputs: Any
     drafter = Lookup() if nodes else None
     for _ in decode(TextTarget(model), {"input_ids": ids, **inputs}, text, MatchRule(), drafter, Budget.fixed(nodes)):
         pass
-    return text.padded(0)
+    return text.padded_ids(0)
 
 
 def verdict(paths: list[list[int]]) -> Verdict:
