@@ -103,11 +103,31 @@ class TreeShape(Protocol):
 
 
 @dataclass(frozen=True)
+class MediaContext:
+    """The images, video and sound of a prompt, for a model that reads them at placeholders among its tokens."""
+
+    placeholders: Tensor  # (B, P) bool, True at the placeholder tokens of images, video or sound
+    # the processor's outputs (pixels, sizes, sound features); None if the target received encoded images instead
+    inputs: Mapping[str, Any] | None = None
+    vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
+    # (images, 2 * width): mean and standard deviation of each image's states in the vision tower
+    summaries: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class EncoderContext:
+    """What the encoder of an encoder-decoder model computed, for drafters with `Needs.memory`."""
+
+    states: Tensor  # (B, S, H), the encoder's hidden states
+    sound: Tensor | None = None  # (B, mels, T), the speech encoder's input features; None: not known
+
+
+@dataclass(frozen=True)
 class Context:
     """What the pass over the prompt computed, for drafters that read it.
 
-    `features`, `embeds`, `visual` and `positions` cover only the last F tokens of the prompt: those that were not yet
-    in the key-value cache that the caller passed. Without such a cache F = P.
+    `positions`, `features` and `embeds` cover only the last F tokens of the prompt: those that were not yet in the
+    key-value cache that the caller passed. Without such a cache F = P.
     """
 
     tokens: Tensor  # (B, P) int64, the prompts' token ids
@@ -116,24 +136,32 @@ class Context:
     next_position: Tensor  # (B,), the target's position of the first root; M-RoPE's rope_delta is included
     features: Mapping[int, Tensor] = field(default_factory=lambda: {})  # layer -> its hidden states (B, F, H)
     embeds: Tensor | None = None  # (B, F, H), the first layer's inputs: at visual tokens the projected visual embedding
-    visual: Tensor | None = None  # (B, F) bool, True at the placeholder tokens of images, video or audio
-    pictures: Tensor | None = None  # (B, P) bool, as `visual`, but for all prompt tokens
-    # the processor's outputs for images and audio (pixels, sizes, features), if the target received them
-    images: Mapping[str, Any] | None = None
-    memory: Tensor | None = None  # (B, S, H), the encoder's hidden states
-    sound: Tensor | None = None  # (B, mels, T), the speech encoder's input features; None: not known
+    past: int = 0  # number of tokens that were in the caller's key-value cache before this call
+    media: MediaContext | None = None  # None: the model reads only text
+    encoder: EncoderContext | None = None  # None without `Needs.memory`
     source: Sequence[Sequence[int]] | None = None  # each row's encoder input ids, if the decoder has the same tokens
+
+    # What the target can score.
     room: Tensor | None = None  # (B,), number of further tokens until the target's maximum length; None: no maximum
     # True: each node of a draft takes up one of the target's positions; False: nodes of equal depth share a position
-    columns: bool = False
+    nodes_take_positions: bool = False
     needs_chains: bool = False  # whether a draft must be a chain
+
+    # What the loop and the chat add for the drafter.
     # chooses tree shapes by the acceptance rates of earlier generate() calls; None without `Needs.prior`
     shape: TreeShape | None = None
-    past: int = 0  # number of tokens that were in the caller's key-value cache before this call
-    vision_seconds: float = 0.0  # seconds in the vision tower during the prompt's pass; 0 if the caller ran the tower
-    # (images, 2 * width): mean and standard deviation of each image's states in the vision tower
-    summaries: Tensor | None = None
     previous_state: Any = None  # the drafter's state from the previous turn of a chat; None: there is none
+
+    @property
+    def visual(self) -> Tensor:
+        """Return which of the last F tokens are placeholders of images, video or sound, (B, F) bool."""
+        rows, width = self.positions.shape[-2:]
+        return self.mask.new_zeros(rows, width) if self.media is None else self.media.placeholders[:, -width:]
+
+    @property
+    def text_mask(self) -> Tensor:
+        """Return which prompt tokens are text, neither padding nor placeholders, (B, P) bool."""
+        return self.mask if self.media is None else self.mask & ~self.media.placeholders
 
 
 @dataclass(frozen=True)

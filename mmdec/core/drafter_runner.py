@@ -24,11 +24,11 @@ class DrafterRunner:
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
         self.memory: Any = None
-        self.columns = self.needs_chains = False
+        self.nodes_take_positions = self.needs_chains = False
 
     def start(self, context: Context) -> None:
         """Start the drafter, which reads what the target computed for the prompt (`context`)."""
-        self.columns, self.needs_chains = context.columns, context.needs_chains
+        self.nodes_take_positions, self.needs_chains = context.nodes_take_positions, context.needs_chains
         if self.drafter is not None:
             self.memory = self._try(self.drafter.start, context)
 
@@ -38,7 +38,7 @@ class DrafterRunner:
         plan: the maximum size. room: how many tokens this round may add to each batch row, the bonus token included.
         Returns: a draft within the plan, in each row at most room - 1 deep; only the roots if there is no valid draft.
         """
-        if self.columns:
+        if self.nodes_take_positions:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
         depth = min(plan.depth, max(room) - 1)
         if self.needs_chains:

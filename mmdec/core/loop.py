@@ -1,13 +1,14 @@
 """Speculative decoding, on one screen: draft, one pass of the target, verify, commit.
 
-The loop does not depend on models, tokenizers or kinds of drafters. `mmdec.types` describes targets and drafters,
-`verify.py` accepts tokens, `budget.py` chooses draft sizes, and `guard.py` handles drafters that fail.
+The loop knows no models, tokenizers or kinds of drafters. `mmdec.types` describes targets and drafters, `verify.py`
+decides which tokens are accepted, `budget.py` chooses draft sizes, and `drafter_runner.py` handles drafters that fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -22,10 +23,11 @@ from mmdec.types import Drafter, Needs, Plan, Target, TreeShape, Verdict
 
 
 class Planner(Protocol):
-    """An object that chooses draft sizes for the loop. `plan` returns the size for the next round. `observe` receives
-    the seconds of a round and the numbers of its accepted tokens."""
+    """Chooses the size of each draft from what earlier rounds cost and gained."""
 
-    def plan(self, batch: int) -> Plan: ...
+    def plan(self, batch: int) -> Plan:
+        """Return the maximum size of the next draft for `batch` rows."""
+        ...
 
     def observe(
         self,
@@ -35,30 +37,45 @@ class Planner(Protocol):
         accepted: list[int],
         target: float,
         drafter: float,
-        starved: bool,  # whether the thread waited for a free CPU; then the seconds are CPU time
+        starved: bool,
         /,
-    ) -> None: ...
+    ) -> None:
+        """Record a round.
+
+        Args:
+            batch: Number of rows.
+            sizes: Number of each row's nodes, root included.
+            depth: Depth of the deepest tree.
+            accepted: Number of each row's accepted nodes, root excluded.
+            target: Seconds in the target's pass.
+            drafter: Seconds in the drafter.
+            starved: Whether the thread waited for a free CPU; the seconds are then CPU time.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Round:
-    """The result of one round: one draft and one target pass. Its lists have one entry for each batch row that had not
-    ended before."""
+    """The result of one round: one draft and one target pass.
+
+    Its lists have one entry for each batch row that had not ended before.
+    """
 
     index: int  # number of the round in this `generate` call; 0 is the pass over the prompt
     rows: list[int]  # indices in the batch of the rows that had not ended before
-    tokens: list[list[int]]  # new tokens of each batch row, bonus or correction included
-    drafted: list[int]  # number of each batch row's drafted nodes, root excluded
-    accepted: list[int]  # number of each batch row's drafted nodes that were accepted
-    done: list[bool]  # for each batch row, whether it has ended
+    tokens: list[list[int]]  # new tokens of each row, bonus or correction included
+    drafted: list[int]  # number of each row's drafted nodes, root excluded
+    accepted: list[int]  # number of each row's drafted nodes that were accepted
+    done: list[bool]  # for each row, whether it has ended
     target: float = 0.0  # seconds in the target's pass
     drafter: float = 0.0  # seconds in the drafter
     core: float = 0.0  # seconds in everything else
     vision: float = 0.0  # seconds in the vision tower, which `target` includes
     text: list[str] = field(default_factory=lambda: [])  # each row's new text, if the tokens were decoded; else empty
     logprobs: Tensor | None = field(default=None, repr=False, compare=False)  # (rows, T), log-probability of each token
-    summaries: Tensor | None = field(default=None, repr=False, compare=False)  # `Context.summaries`; only in round 0
-    # for each batch row, whether it ended by the maximum length, without an end token
+    # `MediaContext.summaries`; only in round 0
+    summaries: Tensor | None = field(default=None, repr=False, compare=False)
+    # for each row, whether it ended by the maximum length, without an end token
     cut: list[bool] = field(default_factory=lambda: [], repr=False, compare=False)
 
 
@@ -72,63 +89,87 @@ def decode(
     budget: Planner,
     shape: TreeShape | None = None,
 ) -> Iterator[Round]:
-    """Decode a batch speculatively. Yields each round, until every row has ended; close the iterator to cancel.
+    """Decode a batch speculatively.
 
     A row's tokens are those of plain decoding with the same rule. They do not depend on drafter, budget or batch.
+    Close the iterator to cancel.
 
-    inputs: model inputs for `target.prefill`. text: holds the prompts (B, P) and receives the new tokens.
-    rule: decides which drafted tokens are accepted. drafter: None for plain decoding. budget: chooses draft sizes.
-    shape: chooses the nodes of trees, for drafters that guess each depth independently (`Needs.prior`).
+    Args:
+        target: The model that decides.
+        inputs: Model inputs for `target.prefill`.
+        text: Holds the prompts (B, P) and receives the new tokens.
+        rule: Decides which drafted tokens are accepted.
+        drafter: Proposes tokens; None for plain decoding.
+        budget: Chooses draft sizes.
+        shape: Chooses the nodes of trees, for drafters that guess each depth independently (`Needs.prior`).
+
+    Yields:
+        Each round, until every row has ended.
     """
     device = target.device  # read once, because it is slow: the property searches all submodules of a large model
-    watch, guard = RoundTimer(device), DrafterRunner(drafter, target.vocab_size)
+    timer, runner = RoundTimer(device), DrafterRunner(drafter, target.vocab_size)
     session, context, draft, scores = target.prefill(inputs, drafter.needs if drafter else Needs())
-    watch.lap("target")
+    timer.lap("target")
     text.position_limits = None if context.room is None else int_list(context.room)
-    guard.start(replace(context, shape=shape))
-    watch.lap("drafter")
-    index, vision, summaries = 0, context.vision_seconds, context.summaries
-    while True:
+    runner.start(replace(context, shape=shape))
+    timer.lap("drafter")
+    for index in count():
         rows, sizes = text.live, int_list(draft.size)
         verdict = verify(draft, scores, rule, text)
         target.commit(session, verdict)
-        watch.lap("core")
-        guard.update(draft, scores, verdict)
-        watch.lap("drafter")
+        timer.lap("core")
+        runner.update(draft, scores, verdict)
+        timer.lap("drafter")
+
         roots, done = verdict.next, bool_list(verdict.done)
         if any(done):
             live = verdict.done.logical_not().nonzero()[:, 0]
-            text.live, roots = [row for row, ended in zip(rows, done, strict=True) if not ended], roots[live]
+            roots = roots[live]
+            text.live = [row for row, ended in zip(rows, done, strict=True) if not ended]
             if text.live:
                 target.select(session, live)
-                guard.select(live)
-        report = replace(_round(index, rows, verdict, sizes, done), logprobs=chosen_logprobs(scores.logits, verdict))
-        cut = [
-            ended and text.is_cut(row)
-            for row, ended in zip(rows, done, strict=True)
-        ]
-        watch.lap("core")
-        if index:
-            budget.observe(len(rows), sizes, height(draft), report.accepted, *watch.round_costs())
-        yield replace(report, **watch.seconds, vision=vision, summaries=summaries, cut=cut)
-        vision, summaries = 0.0, None
+                runner.select(live)
+        result = Round(
+            index,
+            rows,
+            tokens=[
+                row[:length] for row, length in zip(int_rows(verdict.tokens), int_list(verdict.lengths), strict=True)
+            ],
+            drafted=[size - 1 for size in sizes],
+            accepted=[sum(node > 0 for node in path) for path in int_rows(verdict.path)],
+            done=done,
+            logprobs=chosen_logprobs(scores.logits, verdict),
+            cut=[ended and text.is_cut(row) for row, ended in zip(rows, done, strict=True)],
+        )
+        timer.lap("core")
+        if index > 0:
+            budget.observe(len(rows), sizes, height(draft), result.accepted, *timer.round_costs())
+        elif context.media is not None:
+            result = replace(result, vision=context.media.vision_seconds, summaries=context.media.summaries)
+        yield replace(result, **timer.seconds)
         if not text.live:
             return
-        watch.start()
+
+        timer.start()
         plan = rule.drafting_plan(budget.plan(len(text.live)), device)
-        watch.lap("core")
-        draft = guard.propose(roots, plan, [text.round_limit(row) for row in text.live])
-        watch.lap("drafter")
+        timer.lap("core")
+        draft = runner.propose(roots, plan, [text.round_limit(row) for row in text.live])
+        timer.lap("drafter")
         scores = target.score(session, draft)
-        watch.lap("target")
-        index += 1
+        timer.lap("target")
 
 
 def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
-    """Return the log-probabilities (B, T) float32 of the T new tokens of a round, from the target's raw logits (B, N,
-    V).
+    """Return the log-probabilities of a round's T new tokens, from the target's raw logits.
 
-    Entries after a batch row's last token are undefined. The result stays on the device, without synchronisation.
+    The result stays on the device, without synchronisation. Entries after a row's last token are undefined.
+
+    Args:
+        logits: (B, N, V), the logits after each node of the draft.
+        verdict: The verifier's decision about that draft.
+
+    Returns:
+        (B, T) float32.
     """
     tokens = verdict.tokens.clamp_min(0)
     nodes = verdict.path[:, : tokens.shape[1]].clamp_min(0)
@@ -138,9 +179,3 @@ def chosen_logprobs(logits: Tensor, verdict: Verdict) -> Tensor:
         rows = logits[torch.arange(len(tokens), device=logits.device)[:, None], nodes]
     rows = rows.float()  # float32 before logsumexp: half precision would round probabilities near 1 to 1
     return rows.gather(2, tokens[..., None])[..., 0] - rows.logsumexp(2)
-
-
-def _round(index: int, rows: list[int], verdict: Verdict, sizes: list[int], done: list[bool]) -> Round:
-    tokens = [row[:length] for row, length in zip(int_rows(verdict.tokens), int_list(verdict.lengths), strict=True)]
-    accepted = [sum(node > 0 for node in path) for path in int_rows(verdict.path)]
-    return Round(index, rows, tokens, [size - 1 for size in sizes], accepted, done)

@@ -17,7 +17,7 @@ from mmdec.daspeech.dag_decoder import PAD as PAD
 from mmdec.errors import InputError
 from mmdec.kernels.kv_gather import kv_gather
 from mmdec.targets.kv_cache import RowLayout
-from mmdec.types import Context, Draft, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, EncoderContext, Needs, Scores, Verdict
 
 
 @dataclass
@@ -59,7 +59,8 @@ class UnitTarget:
         draft = root_only(tokens[:, 0])
         scores = self.score(session, draft)
         where = torch.zeros_like(tokens)
-        context = Context(tokens, tokens == BOS, where[None], where[:, 0], memory=states if needs.memory else None)
+        encoder = EncoderContext(states) if needs.memory else None
+        context = Context(tokens, tokens == BOS, where[None], where[:, 0], encoder=encoder)
         return session, context, draft, scores
 
     def score(self, session: UnitSession, draft: Draft) -> Scores:

@@ -161,7 +161,7 @@ class Reader:
             bool.
         """
         whole = text.context
-        visual = whole.visual[0] if whole.visual is not None else whole.mask[0].logical_not()
+        visual = whole.visual[0]
         embeds = self.table(whole.tokens[0]) * self.scale
         if self.network.config.projected and whole.embeds is not None:
             embeds = torch.where(visual[:, None], whole.embeds[0], embeds)

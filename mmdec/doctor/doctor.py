@@ -233,7 +233,7 @@ def examine(
 
 
 def _has_pictures(text: OwnText) -> bool:
-    return text.context.visual is not None and bool(text.context.visual.any())
+    return bool(text.context.visual.any())
 
 
 def _template(reader: Reader, pairs: Sequence[tuple[OwnText, OwnText]]) -> Trial:

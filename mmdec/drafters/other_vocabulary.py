@@ -78,8 +78,7 @@ class OtherVocabulary:
 
     def start(self, context: Context) -> OtherVocabularyState:
         """Return the state of each batch row: its prompt without padding and image placeholders."""
-        mask = context.mask if context.pictures is None else context.mask & ~context.pictures
-        rows = zip(context.tokens.tolist(), mask.tolist(), strict=True)
+        rows = zip(context.tokens.tolist(), context.text_mask.tolist(), strict=True)
         return OtherVocabularyState(
             [[token for token, kept in zip(tokens, row, strict=True) if kept] for tokens, row in rows]
         )

@@ -146,30 +146,30 @@ class SmallModel:
         nothing is drafted in this `generate` call."""
         if self._images:
             try:
-                memory = self._run_prompt(context, context.mask, context.images or {})
+                memory = self._run_prompt(context, context.mask, (context.media and context.media.inputs) or {})
             except InputError:  # images are missing, do not match the placeholders, or the placeholders are for sound
                 memory = None
             if memory is not None:
                 return memory
-        blind = context.mask if context.pictures is None else context.mask & ~context.pictures
-        return self._run_prompt(context, blind, {}) or SmallModelState(None, [[] for _ in context.tokens])
+        return self._run_prompt(context, context.text_mask, {}) or SmallModelState(None, [[] for _ in context.tokens])
 
     def _run_prompt(self, context: Context, mask: Tensor, images: Mapping[str, Any]) -> SmallModelState | None:
         """Run the small model over the prompt tokens where `mask` (B, P) is True. images: the processor's outputs for
         images, or empty. Returns None if the small model cannot read the prompt."""
         lengths, tokens = mask.sum(1).tolist(), context.tokens.masked_fill(~mask, 0)
         # a decoder that reads an encoder counts padding as positions, too
-        longest = max(lengths) if context.memory is None else mask.shape[1]
+        encoder = context.encoder
+        longest = max(lengths) if encoder is None else mask.shape[1]
         too_long = self._positions is not None and longest > self._positions
         if too_long or int(tokens.max()) >= self._model.vocab_size or not bool(mask[:, -1].all()):
             return None
         inputs: dict[str, Any] = {"input_ids": tokens, **images}
-        if context.memory is None:
+        if encoder is None:
             inputs["attention_mask"] = mask.long()
         else:
-            states: Tensor | None = context.memory
-            if context.memory.shape[-1] != self._model.hidden_size:
-                states = self._encode(context.sound) if self._encode and context.sound is not None else None
+            states: Tensor | None = encoder.states
+            if encoder.states.shape[-1] != self._model.hidden_size:
+                states = self._encode(encoder.sound) if self._encode and encoder.sound is not None else None
             if states is None:
                 return None  # the sound is not known here, or the small model's encoder needs other features
             inputs |= {"decoder_attention_mask": mask.long(), "encoder_outputs": (states,)}

@@ -69,7 +69,7 @@ def small_drafter(
                 f"folder, but has {small.vocab_size}. Give folders that hold model and tokenizer, or pass the target's "
                 "tokenizer to `mmdec.load_drafter`."
             )
-    sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.columns}
+    sees = {"memory": small.reads_encoder, "images": small.reads_images, "columns": small.nodes_take_positions}
     return SmallModel(small, positions=small.positions, encode=small.encode if small.encodes_sound else None, **sees)
 
 

@@ -40,7 +40,7 @@ from mmdec.targets.recurrent_cache import (
     has_states,
 )
 from mmdec.targets.windows import Gaps, Window, Windows, full_cache, full_length_layer
-from mmdec.types import Context, Draft, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, MediaContext, Needs, Scores, Verdict
 
 Mask = Tensor | dict[str, Tensor | None] | None  # a model's mask argument: one mask, or layer type -> mask
 DECODER_INPUTS = {*ARGUMENTS, "use_cache"}  # names of the inputs that `prefill` accepts; others raise InputError
@@ -205,12 +205,8 @@ class Prompt:
     text: TextPrompt
     positions: Tensor  # (1 or 3 axes, B, F) position ids
     offsets: Tensor | None = None  # (3 axes, B): position minus index in the text, after the prompt; None: one axis
-    visual: Tensor | None = None  # (B, F) bool, True at placeholders of images, video or sound
-    pictures: Tensor | None = None  # (B, P) bool, as `visual`, but for the whole prompt, cached tokens included
     extra: Mapping[str, Any] = field(default_factory=dict)  # further inputs of the model
-    vision_seconds: float = 0.0  # seconds in the vision tower
-    summaries: Tensor | None = None  # (images, 2 * width): mean and deviation of each image's states (vision tower)
-    images: Mapping[str, Any] | None = None  # the processor's pixels and sizes, which a drafting model may read
+    media: MediaContext | None = None  # the prompt's images, video and sound; None: the model reads only text
 
 
 class DecoderTarget(HfTarget, ABC):
@@ -230,7 +226,7 @@ class DecoderTarget(HfTarget, ABC):
         # maximum number of positions: rotary embeddings have none; all others are treated as learned embeddings
         turned = getattr(config, "rope_parameters", None) is not None
         self.positions = None if turned else getattr(config, "max_position_embeddings", None)
-        self.columns = config.model_type == "gpt_neo"
+        self.nodes_take_positions = config.model_type == "gpt_neo"
         self.windows = Windows.of(config)
         self.needs_chains = has_states(config)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -336,15 +332,11 @@ class DecoderTarget(HfTarget, ABC):
             next_position=following if prompt.offsets is None else (following + prompt.offsets).amax(0),
             features={layer: states for layer, states in scores.features.items() if layer != FIRST_LAYER_INPUTS},
             embeds=scores.features.get(FIRST_LAYER_INPUTS),
-            visual=prompt.visual,
-            pictures=prompt.pictures,
-            images=prompt.images,
-            room=None if self.positions is None else self.positions - 1 - text.positions[:, -1],
-            columns=self.columns,
-            needs_chains=self.needs_chains,
             past=text.past,
-            vision_seconds=prompt.vision_seconds,
-            summaries=prompt.summaries,
+            media=prompt.media,
+            room=None if self.positions is None else self.positions - 1 - text.positions[:, -1],
+            nodes_take_positions=self.nodes_take_positions,
+            needs_chains=self.needs_chains,
         )
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from mmdec.errors import InputError
 from mmdec.kernels.tree_attention import TreeMask
 from mmdec.targets.hf_target import HfTarget, check_attention, check_layers, output_states
 from mmdec.targets.kv_cache import KVPool, RowLayout, check_cache, keep_path
-from mmdec.types import Context, Draft, Needs, Scores, Verdict
+from mmdec.types import Context, Draft, EncoderContext, Needs, Scores, Verdict
 
 SOURCE = "source_ids"  # key of the encoder's token ids among the inputs of `prefill`
 ENCODED_INPUTS = {"input_ids", "encoder_outputs", "attention_mask", "decoder_attention_mask", CACHE_ARGUMENT, SOURCE}
@@ -182,10 +182,9 @@ class EncodedTarget(HfTarget, ABC):
             next_position=last + 1,
             features=scores.features,
             embeds=self.model.get_input_embeddings()(ids) if needs.embeds else None,
-            memory=encoded[0] if needs.memory else None,
-            sound=getattr(prompt.encoded, "sound", None) if needs.memory else None,
-            room=None if self.positions is None else self.positions - 1 - last,
+            encoder=EncoderContext(encoded[0], getattr(prompt.encoded, "sound", None)) if needs.memory else None,
             source=_source(inputs.get(SOURCE), len(ids)),
+            room=None if self.positions is None else self.positions - 1 - last,
         )
         ends = {layer: features[:, -1:] for layer, features in scores.features.items()}
         return session, context, root_only(ids[:, -1]), Scores(scores.logits[:, -1:], ends)

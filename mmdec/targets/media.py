@@ -34,6 +34,7 @@ from mmdec.errors import InputError
 from mmdec.targets.decoder import DECODER_INPUTS, ROPE_ATTRIBUTE, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
 from mmdec.targets.families import check_decoder, check_proof
 from mmdec.targets.text import text_scorer
+from mmdec.types import MediaContext
 
 # supported models for images, as beginnings of class names; tests/exactness/test_vision.py and test_media.py test each
 VISION_FAMILIES = """
@@ -422,7 +423,7 @@ class MediaTarget(DecoderTarget):
                 outputs[kind], summaries = output, told
         tokens = [getattr(self.model.config, name, None) for name in PLACEHOLDER_IDS]
         listed = torch.tensor([token for token in tokens if isinstance(token, int)], device=text.ids.device)
-        pictures = torch.isin(text.ids, listed)
+        placeholders = torch.isin(text.ids, listed)
         positions, offsets = text.positions[None, :, -width:], None
         if self._axes:
             if vision.positions is None:
@@ -430,8 +431,7 @@ class MediaTarget(DecoderTarget):
             positions, offsets = vision.positions
         extra = {**media, **({VISION_OUTPUTS_KEY: outputs} if outputs else {})}
         images = None if VISION_OUTPUTS_KEY in vision.inputs else {**vision.inputs, **media}
-        seen = pictures[:, -width:]
-        return Prompt(text, positions, offsets, seen, pictures, extra, vision.seconds, summaries, images)
+        return Prompt(text, positions, offsets, extra, MediaContext(placeholders, images, vision.seconds, summaries))
 
     def _call(self, ids: Tensor, mask: Mask, positions: Tensor, cache: Any, more: Mapping[str, Any]) -> Any:
         model: Any = self.model

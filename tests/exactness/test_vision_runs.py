@@ -162,9 +162,9 @@ def test_drafters_read_what_the_language_model_gets(kind: str) -> None:
     _, context, _, scores = MediaTarget(model).prefill(inputs, needs)
     hook.remove()
     assert len(runs) == (1 if kind not in AXES else 2)  # images, videos
-    assert context.vision_seconds > 0
+    assert context.media is not None
+    assert context.media.vision_seconds > 0
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    assert context.visual is not None
     assert torch.equal(context.visual, (ids == IMAGE) | (ids == VIDEO))
     assert torch.equal(context.mask, mask)
     assert context.embeds is not None

@@ -85,7 +85,7 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
             return dflash_scores(drafter, features, text[-1])[len(path)]
         embeds = embedding(torch.tensor(text))
         visual = torch.zeros(len(text), dtype=torch.bool)
-        if context.embeds is not None and context.visual is not None:
+        if context.embeds is not None and context.media is not None:
             given = context.mask[0].nonzero()[:, 0]
             embeds[: len(given)], visual[: len(given)] = context.embeds[0, given], context.visual[0, given]
         prompt = network.prompt(embeds, torch.cat([features, features[-1:]]), visual)

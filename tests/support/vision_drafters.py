@@ -43,7 +43,7 @@ class Reader:
         assert context.tokens.shape == context.mask.shape
         assert fresh in (context.tokens.shape[1], context.tokens.shape[1] - context.past)
         assert context.embeds is not None
-        assert context.visual is not None
+        assert context.media is not None
         assert context.visual.shape == (rows, fresh)
         for states in (context.embeds, *context.features.values()):
             assert states.shape[:2] == (rows, fresh)

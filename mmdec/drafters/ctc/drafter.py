@@ -215,13 +215,14 @@ class Ctc:
 
     def begin(self, context: Context, known: Sequence[int]) -> list[CtcRow]:
         """Return the state of each batch row. The head is run over the rows with the indices `known` alone."""
-        if context.memory is None:
+        encoder = context.encoder
+        if encoder is None:
             raise InputError("`context` must hold the encoder's states, but does not. Draft for a speech model.")
         untimed = self.first_time - 1  # id of <|notimestamps|>, the token before the timestamps
         rows = [CtcRow(self, last != untimed, self.first_time) for last in context.tokens[:, -1].tolist()]
         if known:
-            read = state_lengths(context.memory, context.sound)
-            heard = self._listen(context.memory[list(known)], [read[at] for at in known])
+            read = state_lengths(encoder.states, encoder.sound)
+            heard = self._listen(encoder.states[list(known)], [read[at] for at in known])
             for at, logprobs in zip(known, heard, strict=True):
                 rows[at].alignment = Alignment(logprobs)
         return rows

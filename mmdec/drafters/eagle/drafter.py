@@ -110,8 +110,7 @@ class NetworkDrafter:
             cache = DraftCache(rows, self.network.depth)
             memory = DraftState(cache, [context.past] * rows, [context.past] * rows)
         memory.packed, memory.step, memory.asked = None, None, False  # weights may have changed since the last turn
-        visual = context.visual if context.visual is not None else torch.zeros_like(mask)
-        waiting = PendingPrompt(self._embeds(context, visual), features, visual, mask)
+        waiting = PendingPrompt(self._embeds(context, context.visual), features, context.visual, mask)
         own = self._own or self._blocks
         if own is not None and own.follows and len(context.positions) > 1:
             positions = context.positions if own.positions == "axes" else context.positions[:1]

@@ -33,7 +33,7 @@ from mmdec.training.checkpoints import newest_checkpoints
 from mmdec.training.corpora.librispeech import read_utterances
 from mmdec.training.metrics.text import rate, word_edits
 from mmdec.training.stores import FrameStore, TokenStore
-from mmdec.types import Context, Plan, Scores, Verdict
+from mmdec.types import Context, EncoderContext, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 
 SIZES = (4, 8, 16)  # numbers of nodes in a drafted chain for which tokens per round are measured
@@ -59,7 +59,8 @@ def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequenc
     """
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))
-    memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, memory=states[None]))
+    encoder = EncoderContext(states[None])
+    memory = drafter.start(Context(ids, ids >= 0, positions[None, None], positions[-1:] + 1, encoder=encoder))
     scores = Scores(torch.zeros(1, 1, 1))
     done, rounds, drafted = 0, 0, 0
     accepted = [text[0]]  # this token comes from the Whisper's pass over the prompt, without a draft

@@ -131,7 +131,7 @@ class Teacher:
             context = self.target.read(batch, needs)
         features = torch.cat([context.features[layer] for layer in needs.layers], -1)
         embeds = self.embed(batch["input_ids"]) if context.embeds is None else context.embeds
-        visual = context.mask.new_zeros(context.mask.shape) if context.visual is None else context.visual
+        visual = context.visual
         positions = context.positions if len(context.positions) > 1 else None
         readings = []
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

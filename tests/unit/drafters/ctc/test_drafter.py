@@ -27,7 +27,7 @@ from mmdec.drafters.ctc.training.measure import ctc_token_ids
 from mmdec.errors import InputError
 from mmdec.nn.int8 import SCALE_SUFFIX
 from mmdec.pretrained.drafters import load_drafter
-from mmdec.types import Context, Draft, Plan, Scores, Verdict
+from mmdec.types import Context, Draft, EncoderContext, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import load_whisper
 from tests.support.tiny_whisper import EOT, TIMESTAMPS, VOCABULARY, whisper, write
 from tests.support.whisper_calls import ctc
@@ -109,7 +109,9 @@ def test_rows_of_a_language_that_the_head_does_not_know_are_left_alone() -> None
     tokens = torch.tensor([[3, 7, TIMESTAMPS - 1], [3, 8, TIMESTAMPS - 1]])
     positions = torch.arange(3).expand(2, -1)
     states = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
-    memory = made.start(Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=states))
+    memory = made.start(
+        Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, encoder=EncoderContext(states))
+    )
     draft = made.propose(memory, torch.zeros(2, dtype=torch.long), Plan(4, 4))
     assert draft.size.tolist() == [5, 1]
     made.select(memory, torch.tensor([1]))
@@ -124,7 +126,7 @@ def test_each_row_is_drafted_by_the_head_of_its_language() -> None:
     tokens = torch.tensor([[3, language, TIMESTAMPS - 1] for language in languages])
     positions = torch.arange(3).expand(4, -1)
     states = torch.randn(4, 40, 32, generator=torch.Generator().manual_seed(0))
-    context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=states)
+    context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, encoder=EncoderContext(states))
     memory, apart = both.start(context), [one.start(context) for one in made]
     which = [0, 1, 0, 0]
     accepted = torch.tensor([[4, 5], [6, -1], [4, 5], [7, -1]])
@@ -166,7 +168,9 @@ def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: py
     )
     tokens = torch.tensor([[3, 7, 8], [3, 7, 9], [3, 6, 8]])
     positions = torch.arange(3).expand(3, -1)
-    context = Context(tokens, tokens >= 0, positions[None], positions[:, -1] + 1, memory=torch.zeros(3, 40, 32))
+    context = Context(
+        tokens, tokens >= 0, positions[None], positions[:, -1] + 1, encoder=EncoderContext(torch.zeros(3, 40, 32))
+    )
     memory = CtcByLanguage(made).start(context)
     assert heard == [(made[0], 40)]
     assert [row.alignment is not None for row in memory.rows] == [True, False, False]

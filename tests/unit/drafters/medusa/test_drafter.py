@@ -22,7 +22,7 @@ from mmdec.drafters.medusa.checkpoint import convert, load_heads, save_heads
 from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.errors import InputError
-from mmdec.types import Context, Draft, Plan, Prior, Scores, Verdict
+from mmdec.types import Context, Draft, EncoderContext, Plan, Prior, Scores, Verdict
 from tests.support.tiny_whisper import VOCABULARY, medusa_heads, whisper
 
 BLOCK = MedusaConfig(32, VOCABULARY, "block", 3, 2, 48)
@@ -78,10 +78,16 @@ def test_the_drafter_reads_what_training_reads() -> None:
         first = torch.randn(batch, prompt, 32, generator=generator)
         texts = [row[kept] for row, kept in zip(first, mask, strict=True)]
         tokens = torch.zeros(batch, prompt, dtype=torch.long)
+        encoder = EncoderContext(states) if config is BLOCK else None
         with torch.no_grad():
             memory = drafter.start(
                 Context(
-                    tokens, mask, tokens[None], mask.sum(1), {-1: first}, memory=states if config is BLOCK else None
+                    tokens,
+                    mask,
+                    tokens[None],
+                    mask.sum(1),
+                    {-1: first},
+                    encoder=encoder,
                 )
             )
             zeros = torch.zeros(batch, 1, dtype=torch.long)
