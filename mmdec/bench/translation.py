@@ -28,6 +28,7 @@ from mmdec.bench.pairing import PairedTiming, prepare_device, quartiles, time_pa
 from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
 from mmdec.core.timing import Stopwatch
 from mmdec.daspeech.ar_decoder import ArDecoder
+from mmdec.daspeech.checkpoint import DEFAULT_MODEL
 from mmdec.daspeech.dag_decoder import BOS, EOS
 from mmdec.daspeech.model import EncodedSpeech
 from mmdec.daspeech.translate import Translation, load, translate_speech
@@ -35,7 +36,6 @@ from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.errors import InputError, MmdecError
 from mmdec.evaluation.harness import Log, describe_measurement, no_log
 from mmdec.evaluation.judge import Judge
-from mmdec.hub import DEFAULT_MODEL
 from mmdec.io import audio
 from mmdec.kernels.dag_decode import LatticePath
 

@@ -302,7 +302,7 @@ def check_complete(directory: Path, name: str) -> Path:
     pickles = [path.name for path in sorted(directory.iterdir()) if path.suffix in PICKLE_SUFFIXES]
     if pickles:
         raise InputError(
-            f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Export with `hub.save_model`."
+            f"`model` must hold safetensors, but '{name}' holds a pickle, {pickles[0]}. Save it as safetensors."
         )
     raise InputError(f"`model` must hold {', '.join(needed)}, but '{name}' lacks {', '.join(missing)}. Fetch it again.")
 

@@ -25,7 +25,8 @@ from mmdec.daspeech.translator import (
     total_timings,
 )
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, path_text, path_version
+from mmdec.hub.cache import LoadedModels, path_version
+from mmdec.hub.find import path_text
 from mmdec.io import audio as sound
 from mmdec.tasks.batch import check_placement
 from mmdec.tasks.confidence import check_min_confidence, read_calibrations

@@ -31,7 +31,8 @@ from mmdec.checks.weights import lies_inside, read_settings
 from mmdec.drafters.ctc.drafter import Ctc, CtcByLanguage
 from mmdec.drafters.registry import OTHERWISE, auto_names, make_drafter
 from mmdec.errors import InputError
-from mmdec.hub.find import drafter_folder, model_folders, path_version
+from mmdec.hub.cache import path_version
+from mmdec.hub.find import drafter_folder, model_folders
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.targets.hf_target import source_folder
 from mmdec.targets.registry import target_of

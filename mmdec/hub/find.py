@@ -6,10 +6,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, final
+from typing import Any
 
 from mmdec.checks.arguments import show
 from mmdec.checks.weights import PICKLE_SUFFIXES, read_settings
@@ -28,7 +27,6 @@ SHORT_NAMES = {
 }
 DRAFTER_PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 
-Model = TypeVar("Model")
 log = logging.getLogger(__name__)
 
 
@@ -76,7 +74,7 @@ def find_model(
     )
     path = Path(text)
     if path.suffix in PICKLE_SUFFIXES:
-        raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Export it with `hub.save_model`.")
+        raise InputError(f"`model` must hold safetensors, but is the pickle '{text}'. Save it as safetensors.")
     if path.is_dir():
         return path
     owner = next((owner for pattern, owner in SHORT_NAMES.items() if pattern.fullmatch(text)), None)
@@ -166,31 +164,6 @@ def path_text(source: object, argument: str, rule: str) -> str:
     raise InputError(f"`{argument}` must be {rule} or a hub id, but is {show(source)}. Give its name as text.")
 
 
-@final
-class PathVersion(NamedTuple):
-    """A cache key for the content of a path. The key changes if a file at the path is written again."""
-
-    path: str
-    modified_ns: int  # modification time of the newest file in nanoseconds; 0: there is no file
-
-
-def path_version(source: str | os.PathLike[str]) -> PathVersion:
-    """Return a cache key for the current content of a directory or file. source: a path, or another name of a model,
-    such as a hub id, whose key never changes."""
-    path = Path(source)
-    if not path.exists():
-        return PathVersion(os.fspath(source), 0)
-    files = path.iterdir() if path.is_dir() else [path]
-    return PathVersion(str(path.resolve()), max((_modified_ns(file) for file in files), default=0))
-
-
-def _modified_ns(file: Path) -> int:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:  # the link is circular, or its target is missing
-        return file.lstat().st_mtime_ns
-
-
 def download(
     name: str, files: Sequence[str], argument: str = "model", fetching: Mapping[str, Any] | None = None
 ) -> Path:
@@ -224,37 +197,3 @@ def download(
             f"`{argument}` must be found on the hub, but '{name}' was not ({type(error).__name__}). "
             "Check the name and the network, or give a directory."
         ) from error
-
-
-@final
-class LoadedModels(Generic[Model]):
-    """A thread-safe cache of loaded models, which holds only one version of each model's files. Threads that ask for
-    the same model wait until it is loaded."""
-
-    def __init__(self) -> None:
-        # key without file times -> (key with file times, model)
-        self._models: dict[Hashable, tuple[Hashable, Model]] = {}
-        self._lock = threading.RLock()
-
-    def __reduce__(self) -> tuple[type[LoadedModels[Model]], tuple[()]]:
-        """A copy of the cache (by copy or pickle) is empty: a lock cannot be copied, and the models would be in memory
-        twice."""
-        return LoadedModels, ()
-
-    def get(self, key: Hashable, read: Callable[[], Model]) -> Model:
-        """Return the model with this key. If it is missing, call `read` to load it; a model that was loaded from an
-        earlier version of the same files is dropped first."""
-        place = _without_versions(key)
-        with self._lock:
-            if place in self._models and self._models[place][0] != key:
-                del self._models[place]
-            if place not in self._models:
-                self._models[place] = key, read()
-            return self._models[place][1]
-
-
-def _without_versions(key: Hashable) -> Hashable:
-    """Replace each `Version` in a key by its path, so that all versions of a model have the same key."""
-    if isinstance(key, PathVersion):
-        return key.path
-    return tuple(map(_without_versions, key)) if isinstance(key, tuple) else key

@@ -22,7 +22,8 @@ from transformers import CONFIG_MAPPING, AutoProcessor, PreTrainedModel, Process
 from mmdec.checks.devices import PASSED_ON, check_device
 from mmdec.checks.weights import check_extractor, read_settings, report_damage
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, find_model, model_kind, path_version
+from mmdec.hub.cache import LoadedModels, path_version
+from mmdec.hub.find import find_model, model_kind
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES, read_network
 from mmdec.pretrained.plain_text import PlainText

@@ -31,7 +31,8 @@ from transformers import (
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import read_settings, read_weights, report_damage, weight_file
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, find_model, model_kind, path_version
+from mmdec.hub.cache import LoadedModels, path_version
+from mmdec.hub.find import find_model, model_kind
 from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
 from mmdec.pretrained.plain_text import PlainText
 

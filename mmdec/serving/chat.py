@@ -17,11 +17,11 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import mmdec
+from mmdec.serving.dialogue import Dialogue
 from mmdec.serving.engines import AnswerEngine
 from mmdec.serving.queue import Job
 from mmdec.serving.server import ApiError, EventStream, Server, api_note, confidence_warning, server_of
 from mmdec.tasks.confidence import CUT_CONFIDENCE
-from mmdec.vision.chat import Dialogue
 
 router = APIRouter(prefix="/v1/chat")
 MAX_PICTURES = 16

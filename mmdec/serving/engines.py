@@ -16,11 +16,11 @@ from typing import Any, final
 import mmdec
 from mmdec.daspeech.translator import SpeechTranslator
 from mmdec.pretrained.audio_lm import LoadedAudioLm
+from mmdec.serving.dialogue import Dialogue, answer_dialogues
 from mmdec.serving.queue import DecodingStopped, DisconnectCriterion, Job
 from mmdec.tasks.confidence import read_calibrations
 from mmdec.tasks.inputs import describe_silence
 from mmdec.vision.answer import ANSWER
-from mmdec.vision.chat import Dialogue, answer_dialogues
 from mmdec.whisper.live import LiveTranscriber
 from mmdec.whisper.request import can_translate
 from mmdec.whisper.transcribe import LoadedTranscriber

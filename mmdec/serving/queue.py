@@ -2,8 +2,7 @@
 batch.
 
 By default there is one decoding thread. If there are several, the requests are divided among them. This file does not
-depend on HTTP: a job's events go to the asyncio event loop of the handler that waits for the job. `Metrics` counts the
-work in the format that Prometheus reads: https://prometheus.io/docs/instrumenting/exposition_formats.
+depend on HTTP: a job's events go to the asyncio event loop of the handler that waits for the job.
 """
 
 from __future__ import annotations
@@ -12,115 +11,17 @@ import asyncio
 import logging
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, final
 
 import torch
 
+from mmdec.serving.metrics import Metrics
+
 log = logging.getLogger(__name__)
 GATHER_SECONDS = 0.02  # seconds to wait for further requests before a batch is taken, if the previous batch had several
-PREFIX = "mmdec_"
-COUNTERS = {
-    "requests_total": "Requests by endpoint and status.",
-    "stage_seconds_total": "Seconds of decoding by task and stage; a batch's seconds are shared by its rows.",
-    "sound_seconds_total": "Seconds of sound that were decoded.",
-    "tokens_total": "Tokens that were written; divided by rounds, the tokens a round.",
-    "rounds_total": "Rounds that the rows took part in: a draft and one pass of the model.",
-    "stopped_total": "Jobs whose client went away or waited too long.",
-}
-HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "request_seconds": (
-        "Seconds from a request's first byte to its answer's last.",
-        (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
-    ),
-    "batch_rows": ("Requests that were decoded together.", (1, 2, 4, 8, 16, 32, 64)),
-}
-Labels = tuple[tuple[str, str], ...]
-
-
-@final
-class Metrics:
-    """Counts a server's requests and work: counters and histograms by name and labels. Any thread may add to it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[tuple[str, Labels], float] = defaultdict(float)
-        self._buckets: dict[tuple[str, Labels], list[float]] = {}
-
-    def add(self, name: str, value: float = 1.0, **labels: str) -> None:
-        """Add a value to a counter.
-
-        Args:
-            name: A key of `COUNTERS`.
-            labels: The counter's labels, such as endpoint="/v1/models".
-        """
-        with self._lock:
-            self._counts[name, tuple(sorted(labels.items()))] += value
-
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add a value to a histogram.
-
-        Args:
-            name: A key of `HISTOGRAMS`.
-            labels: The histogram's labels.
-        """
-        key, bounds = (name, tuple(sorted(labels.items()))), HISTOGRAMS[name][1]
-        with self._lock:
-            # for each upper bound, the number of values up to it; then the number and the sum of all values
-            row = self._buckets.setdefault(key, [0.0] * (len(bounds) + 2))
-            for index, bound in enumerate(bounds):
-                row[index] += value <= bound
-            row[-2] += 1
-            row[-1] += value
-
-    def decoded(self, task: str, result: Any, seconds: float) -> None:
-        """Count one result of `transcribe`, `describe` or `translate_speech`.
-
-        Args:
-            task: Label of the counters.
-            seconds: Duration of the audio.
-        """
-        for stage, spent in result.timings.items():
-            if stage != "total":
-                self.add("stage_seconds_total", spent, task=task, stage=stage)
-        self.add("sound_seconds_total", seconds, task=task)
-        written = getattr(result, "tokens", None)
-        self.add("tokens_total", len(result.units if written is None else written), task=task)
-        self.add("rounds_total", result.passes if written is None else result.rounds, task=task)
-
-    def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Write all counters in Prometheus' text format.
-
-        Args:
-            gauges: Further values, name -> (description, current value).
-        """
-        lines: list[str] = []
-        with self._lock:
-            for name, told in COUNTERS.items():
-                rows = [
-                    f"{PREFIX}{name}{_labels(labels)} {value:g}"
-                    for (each, labels), value in sorted(self._counts.items())
-                    if each == name
-                ]
-                lines += [f"# HELP {PREFIX}{name} {told}", f"# TYPE {PREFIX}{name} counter", *rows]
-            for name, (told, bounds) in HISTOGRAMS.items():
-                lines += [f"# HELP {PREFIX}{name} {told}", f"# TYPE {PREFIX}{name} histogram"]
-                for (each, labels), row in sorted(self._buckets.items()):
-                    if each == name:
-                        for bound, count in zip((*bounds, "+Inf"), row, strict=False):
-                            lines.append(f"{PREFIX}{name}_bucket{_labels((*labels, ('le', str(bound))))} {count:g}")
-                        lines.append(f"{PREFIX}{name}_sum{_labels(labels)} {row[-1]:g}")
-                        lines.append(f"{PREFIX}{name}_count{_labels(labels)} {row[-2]:g}")
-        for name, (told, value) in gauges.items():
-            lines += [f"# HELP {PREFIX}{name} {told}", f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value:g}"]
-        return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Labels) -> str:
-    inside = ",".join(f'{name}="{value}"' for name, value in labels)
-    return f"{{{inside}}}" if inside else ""
 
 
 class DecodingStopped(Exception):

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mmdec import InputError
 from mmdec.core.summary import RAISE_LENGTH
 from mmdec.serving.engines import AnyEngine
-from mmdec.serving.queue import DecodingStopped, DecodingWorker, Job, Metrics
+from mmdec.serving.metrics import Metrics
+from mmdec.serving.queue import DecodingStopped, DecodingWorker, Job
 from mmdec.tasks.confidence import LIKELY_WRONG
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from mmdec.drafters.registry import AUTO, NAME, drafter_entry, drafter_names
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter
 from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
-from mmdec.hub.find import drafter_by_name, drafter_folder, path_version
+from mmdec.hub.cache import path_version
+from mmdec.hub.find import drafter_by_name, drafter_folder
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.pretrained.drafters import load_drafter
 from mmdec.pretrained.small_model import small_drafter

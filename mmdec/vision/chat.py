@@ -7,23 +7,21 @@ computed again, and the drafter's state continues with the cache.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers import DynamicCache
 from typing_extensions import Unpack
 
-from mmdec.checks.arguments import check_callable, check_threads, show, suggesting_options
+from mmdec.checks.arguments import check_callable, check_threads, suggesting_options
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.timing import Stopwatch
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions
-from mmdec.io.images import ImageSource, read_image, to_pil
-from mmdec.pretrained.vlm import DEFAULT_MODEL, LoadedVlm
+from mmdec.io.images import to_pil
+from mmdec.pretrained.vlm import DEFAULT_MODEL
 from mmdec.tasks.batch import as_drafter, as_loaded
 from mmdec.tasks.confidence import Evidence, check_min_confidence, confidence_error
 from mmdec.tasks.threads import with_threads
@@ -193,86 +191,3 @@ class Chat:
         ends = end if isinstance(end, list | tuple) else [end]
         continued = answer[:-1] if answer[-1] in ends else answer
         return torch.cat([ids, ids.new_tensor([continued])], 1)
-
-
-# maximum pixels of a picture from an untrusted client; a larger JPEG is decoded at a smaller size
-MAX_PIXELS = 8_000_000
-DECODING = ("rule", "num_speculative_tokens", "seed", "statistics", "on_round")
-
-
-@final
-@dataclass(frozen=True)
-class Dialogue:
-    """A dialogue that was read and checked, so that the model can continue it."""
-
-    question: Question  # the whole dialogue as text, with all of its pictures
-    tokens: int  # number of prompt tokens, image tokens included
-
-    @classmethod
-    def of(cls, vlm: LoadedVlm, messages: Sequence[Message], images: Sequence[ImageSource] = ()) -> Dialogue:
-        """Read and check a dialogue.
-
-        Args:
-            messages: In the format of chat templates, the content of each as a list of parts.
-            images: In the order of the image parts.
-
-        Raises:
-            InputError: If the template or the processor rejects the dialogue, or it exceeds the model's maximum length.
-        """
-        pictures = tuple(read_image(image, max_pixels=MAX_PIXELS) for image in images)
-        question = Question("", pictures, _render_dialogue(vlm, messages))
-        try:
-            inputs = model_inputs(vlm, [question.text], [question])
-        except Exception:
-            check_images(vlm, question)  # raises a clearer error if the pictures are the cause
-            raise
-        for error in prompt_errors(vlm, inputs, "Shorten it, or send fewer or smaller pictures.").values():
-            raise error
-        return cls(question, int(inputs["attention_mask"].sum()))
-
-
-def _render_dialogue(vlm: LoadedVlm, messages: Sequence[Message]) -> str:
-    """Write a dialogue as text by the chat template.
-
-    Raises:
-        InputError: If the template rejects it or leaves out a text.
-    """
-    texts = [part["text"] for message in messages for part in message["content"] if part["type"] == "text"]
-    try:
-        text = render_chat(vlm, messages)
-    except TemplateError as error:
-        raise InputError(f"`messages` must be what the model's chat template takes, but it says: {error}.") from error
-    whole = vlm.plain.restore(text)
-    lost = next((each for each in texts if each.strip() not in whole), None)
-    if lost is not None:
-        raise InputError(f"`messages` must be what the model's chat template writes, but it drops {show(lost)}.")
-    return text
-
-
-def answer_dialogues(
-    vlm: LoadedVlm, dialogues: Sequence[Dialogue], **options: Unpack[DescribeOptions]
-) -> list[Description]:
-    """Continue several dialogues as one batch.
-
-    The answers equal those of `model.generate`.
-
-    Args:
-        options: drafter, rule, num_speculative_tokens, seed, statistics, threads and on_round as for `describe`, and
-            arguments of `generate`.
-
-    Returns:
-        A `Description` for each dialogue, in order.
-
-    Raises:
-        InputError: If an option is rejected.
-    """
-    given: dict[str, Any] = {**options}
-    threads = given.pop("threads", None)
-    drafter = as_drafter(vlm, given.pop("drafter", AUTO))
-    decoding = DecodingOptions(drafter, **{name: given.pop(name) for name in DECODING if name in given})
-    request = DescriptionRequest.of(vlm, decoding, given)
-    with with_threads(threads, vlm.model), suggesting_options(DescribeOptions.__annotations__):
-        stopwatch = Stopwatch(vlm.model.device)
-        questions = [dialogue.question for dialogue in dialogues]
-        inputs: Mapping[str, Any] = model_inputs(vlm, [question.text for question in questions], questions)
-        return describe_batch(request, inputs, [question.pictures for question in questions], stopwatch.lap())

@@ -33,7 +33,8 @@ from mmdec.checks.weights import (
 from mmdec.drafters.medusa.checkpoint import WEIGHTS
 from mmdec.drafters.registry import auto_names, drafter_names
 from mmdec.errors import InputError
-from mmdec.hub.find import LoadedModels, drafter_folder, find_model, model_kind, path_text, path_version
+from mmdec.hub.cache import LoadedModels, path_version
+from mmdec.hub.find import drafter_folder, find_model, model_kind, path_text
 from mmdec.io.audio import SAMPLE_RATE
 from mmdec.nn.int8 import quantise_linears
 from mmdec.pretrained.drafters import load_drafter

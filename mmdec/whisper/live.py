@@ -25,19 +25,9 @@ from mmdec.drafters.registry import AUTO
 from mmdec.errors import InputError
 from mmdec.generation.run import DecodingOptions, DrafterChoice, Speculation
 from mmdec.io.audio import SAMPLE_RATE, Mixer, check_rate
+from mmdec.io.audio.pipe import BYTES, PipedSound, decode_samples, is_wav, looks_like_a_file, stream_pieces, wav_stream
 from mmdec.io.audio.structure import AudioLoss
-from mmdec.io.audio.voice_activity import (
-    BYTES,
-    PipedSound,
-    SpeechWindow,
-    SpeechWindows,
-    StreamResampler,
-    decode_samples,
-    is_wav,
-    looks_like_a_file,
-    stream_pieces,
-    wav_stream,
-)
+from mmdec.io.audio.voice_activity import SpeechWindow, SpeechWindows, StreamResampler
 from mmdec.pretrained.audio_lm import LoadedAudioLm
 from mmdec.tasks.batch import as_loaded, load_speculation
 from mmdec.tasks.inputs import integer_rate, split_channels, with_note

@@ -8,10 +8,10 @@ import torch
 
 from mmdec.daspeech.acoustic import FastSpeech2Config
 from mmdec.daspeech.ar_decoder import ArConfig
+from mmdec.daspeech.checkpoint import save_model
 from mmdec.daspeech.dag_decoder import DagConfig
 from mmdec.daspeech.model import DASpeech, DASpeechConfig
 from mmdec.daspeech.vocoder import Vocoder, VocoderConfig
-from mmdec.hub import save_model
 from mmdec.nn.conformer import EncoderConfig
 
 LEXICON = {"hello": [("hh", "ax", "l", "ow")], "there": [("dh", "eh", "r")], "low": [("l", "ow")]}

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmdec import hub
+from mmdec.daspeech.checkpoint import save_model
 from mmdec.daspeech.model import DASpeech
 from mmdec.daspeech.training.acoustic import save_network
 from mmdec.daspeech.training.module import DASpeechModule
@@ -41,7 +41,7 @@ def assemble(checkpoints: Sequence[Path], vocoder_folder: Path, out: Path) -> Pa
     vocoder = load_vocoder(vocoder_folder)
     units: list[str] = module.hparams["units"]
     training = {"checkpoints": len(checkpoints), "step": step, "hyperparameters": dict(module.hparams)}
-    return hub.save_model(out, module.network, vocoder, units, provenance={"training": training})
+    return save_model(out, module.network, vocoder, units, provenance={"training": training})
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import mmdec
 from mmdec.checks.arguments import MAX_NODES, MAX_THREADS, UnknownOption, did_you_mean, show
 from mmdec.cli import app
 from mmdec.drafters.lookup import Lookup
-from mmdec.hub.find import LoadedModels
+from mmdec.hub.cache import LoadedModels
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
 from tests.support.tiny_text import language_model

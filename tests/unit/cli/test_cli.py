@@ -27,7 +27,7 @@ from mmdec.cli.translate import AUDIO_SUFFIXES
 from mmdec.daspeech.translator import STRATEGIES
 from mmdec.errors import InputError
 from mmdec.evaluation.translation import COMPARED
-from mmdec.hub.find import LoadedModels
+from mmdec.hub.cache import LoadedModels
 from mmdec.io import audio
 from tests.conftest import RATE, buzz
 from tests.support.cli_verbs import VERBS

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import mmdec
 from mmdec import cli
 from mmdec.errors import InputError
-from mmdec.io.audio.voice_activity import PipedSound, decode_samples, is_wav, stream_pieces, wav_stream
+from mmdec.io.audio.pipe import PipedSound, decode_samples, is_wav, stream_pieces, wav_stream
 from tests.conftest import RATE, buzz
 from tests.support.tiny_whisper import write
 from tests.support.warm_processes import start

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmdec
-from mmdec import hub
-from mmdec.daspeech.checkpoint import read_parts, save_parts
+from mmdec.daspeech.checkpoint import read_parts, resolve, save_parts
 from mmdec.daspeech.piece_checkpoint import POSITIONS, REQUIRED_FILES, PieceTranslatorParts, save_piece_translator
 from mmdec.errors import InputError, MmdecError
 from mmdec.nn.int8 import SCALE_SUFFIX
@@ -203,4 +202,4 @@ def test_scales_that_do_not_fit_are_refused(copied: Path) -> None:
 
 
 def test_the_doors_know_it(tiny_heard_model: Path) -> None:
-    assert hub.resolve(tiny_heard_model) == tiny_heard_model
+    assert resolve(tiny_heard_model) == tiny_heard_model

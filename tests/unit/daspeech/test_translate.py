@@ -15,11 +15,11 @@ import soundfile
 import torch
 
 import mmdec
-from mmdec import hub
 from mmdec.checks.devices import check_device
 from mmdec.checks.weights import PICKLE_SUFFIXES
+from mmdec.daspeech import checkpoint
 from mmdec.daspeech.translator import STAGES, STRATEGIES, Pass
-from mmdec.hub.find import HUB_FILES
+from mmdec.hub.find import HUB_FILES, shipped_names
 from tests.conftest import RATE, buzz
 
 
@@ -259,18 +259,18 @@ def test_weights_never_change_under_a_card(tiny_model: Path, tmp_path: Path) -> 
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "again"
     rest = (translator.vocoder, translator.units)
-    hub.save_model(target, translator.model, *rest, card="# card\n")
-    hub.save_model(target, translator.model, *rest)
+    checkpoint.save_model(target, translator.model, *rest, card="# card\n")
+    checkpoint.save_model(target, translator.model, *rest)
     assert (target / "README.md").read_text() == "# card\n"  # the same weights
     other = copy.deepcopy(translator.model)
     with torch.no_grad():
         other.decoder.embed_tokens.weight.mul_(2.0)
     before = (target / "model.safetensors").read_bytes()
     with pytest.raises(mmdec.InputError, match=r"no card of other weights.*delete its README.md"):
-        hub.save_model(target, other, *rest)
+        checkpoint.save_model(target, other, *rest)
     assert (target / "model.safetensors").read_bytes() == before
     assert (target / "README.md").read_text() == "# card\n"
-    hub.save_model(target, other, *rest, card="# measured\n")
+    checkpoint.save_model(target, other, *rest, card="# measured\n")
     assert (target / "model.safetensors").read_bytes() != before
     assert (target / "README.md").read_text() == "# measured\n"
 
@@ -279,8 +279,8 @@ def test_saving_again_keeps_the_card_and_leaves_nothing_behind(tiny_model: Path,
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "again"
     parts = (translator.model, translator.vocoder, translator.units)
-    hub.save_model(target, *parts, card="# card\n")
-    hub.save_model(target, *parts, provenance={"split": "test"})
+    checkpoint.save_model(target, *parts, card="# card\n")
+    checkpoint.save_model(target, *parts, provenance={"split": "test"})
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
     assert (target / "README.md").read_text() == "# card\n"
     provenance = json.loads((target / "provenance.json").read_text())
@@ -296,7 +296,7 @@ def test_a_failed_save_leaves_the_old_model(tiny_model: Path, tmp_path: Path) ->
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "kept"
     parts = (translator.model, translator.vocoder, translator.units)
-    hub.save_model(target, *parts)
+    checkpoint.save_model(target, *parts)
     before = (target / "model.safetensors").read_bytes()
     weight = translator.model.adaptor.fc1.weight
     kept = weight.detach().clone()
@@ -304,7 +304,7 @@ def test_a_failed_save_leaves_the_old_model(tiny_model: Path, tmp_path: Path) ->
         with torch.no_grad():
             weight[0, 0] = 1e6  # beyond half precision
         with pytest.raises(mmdec.MmdecError, match="must fit half precision"):
-            hub.save_model(target, *parts)
+            checkpoint.save_model(target, *parts)
     finally:
         with torch.no_grad():
             weight.copy_(kept)
@@ -322,16 +322,16 @@ def test_hub_ids_are_fetched_without_pickles(monkeypatch: pytest.MonkeyPatch, ti
         return str(tiny_model)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert hub.resolve("someone/daspeech@v1") == tiny_model
+    assert checkpoint.resolve("someone/daspeech@v1") == tiny_model
     assert (asked["repository"], asked["revision"]) == ("someone/daspeech", "v1")
     assert not any(pattern.endswith(PICKLE_SUFFIXES) for pattern in HUB_FILES)
 
 
 def test_shipped_models_are_complete_and_translate_the_samples() -> None:
     samples = sorted((Path(__file__).parents[3] / "data" / "samples").glob("*.wav"))
-    assert hub.DEFAULT_MODEL in hub.shipped_names()
-    for name in hub.shipped_names():
-        directory = hub.resolve(name)
+    assert checkpoint.DEFAULT_MODEL in shipped_names()
+    for name in shipped_names():
+        directory = checkpoint.resolve(name)
         files = {path.name: path.stat().st_size for path in directory.iterdir()}
         assert {"README.md", "provenance.json"} <= files.keys()
         assert not any(file.endswith(PICKLE_SUFFIXES) for file in files)

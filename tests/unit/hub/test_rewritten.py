@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 
 from mmdec.drafters.medusa.checkpoint import save_heads
-from mmdec.hub.find import LoadedModels, path_version
+from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.whisper.checkpoint import load_whisper
 from tests.support.tiny_whisper import heads, write
 

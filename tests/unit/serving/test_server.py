@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 import mmdec
 from mmdec import cli
 from mmdec.serving.app import listening_sockets, make_server
+from mmdec.serving.dialogue import Dialogue
 from mmdec.serving.engines import EngineOptions, load_engine
-from mmdec.serving.queue import DecodingStopped, DecodingWorker, DisconnectCriterion, Job, Metrics
+from mmdec.serving.metrics import Metrics
+from mmdec.serving.queue import DecodingStopped, DecodingWorker, DisconnectCriterion, Job
 from mmdec.serving.server import ServerLimits
-from mmdec.vision.chat import Dialogue
 from tests.support.measurements import measurements
 from tests.support.pictures import QUESTION, pixels
 from tests.support.running_servers import finished, served, until, wav

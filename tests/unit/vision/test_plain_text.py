@@ -15,7 +15,7 @@ import mmdec
 from mmdec.io.images import to_pil
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.pretrained.vlm import LoadedVlm
-from mmdec.vision.chat import Dialogue
+from mmdec.serving.dialogue import Dialogue
 from mmdec.vision.describe import Message, Question, model_inputs, render_chat, user_message
 from tests.support import vlm_folders as seeing_folders
 from tests.support.pictures import QUESTION, pixels

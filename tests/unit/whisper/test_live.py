@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import mmdec
 from mmdec.errors import InputError
-from mmdec.io.audio.voice_activity import BYTES
+from mmdec.io.audio.pipe import BYTES
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.live import LiveTranscriber
 from tests.conftest import RATE, buzz

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmdec import hub
+from mmdec.daspeech.checkpoint import resolve
 from mmdec.daspeech.training.export import assemble, load_module, save_network
 from mmdec.daspeech.training.module import DASpeechModule, load_network
 from mmdec.daspeech.translate import load
@@ -107,7 +107,7 @@ def test_a_directory_is_put_together_and_loads(corpus: TinyCorpus, tmp_path: Pat
     )
     (folder / "vocoder.json").write_text(json.dumps({"config": asdict(vocoder.config)}), encoding="utf-8")
     out = assemble(paths, folder, tmp_path / "models" / "tiny")
-    assert hub.resolve(out) == out
+    assert resolve(out) == out
     translator = load(out, "cpu")
     assert list(translator.units) == units
     wanted = load_module(paths)[0].network.state_dict()

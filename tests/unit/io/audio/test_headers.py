@@ -14,15 +14,8 @@ import torch
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio.headers import PatchedFile, repair_header
+from mmdec.io.audio.pipe import PipedSound, decode_samples, is_wav, looks_like_a_file, stream_pieces, wav_stream
 from mmdec.io.audio.samples import SAMPLE_RATE as RATE
-from mmdec.io.audio.voice_activity import (
-    PipedSound,
-    decode_samples,
-    is_wav,
-    looks_like_a_file,
-    stream_pieces,
-    wav_stream,
-)
 from tests.conftest import buzz
 
 LIST = b"LIST" + struct.pack("<I", 26) + b"INFOISFT\x0e\0\0\0Lavf58.29.100\0"

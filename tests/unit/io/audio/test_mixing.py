@@ -10,8 +10,8 @@ import torch
 
 from mmdec.io import audio
 from mmdec.io.audio.mixing import Mixer, mix
+from mmdec.io.audio.pipe import PipedSound, stream_pieces
 from mmdec.io.audio.samples import SAMPLE_RATE as RATE
-from mmdec.io.audio.voice_activity import PipedSound, stream_pieces
 from mmdec.tasks.inputs import read_audio, read_recording
 from tests.conftest import buzz
 

@@ -16,7 +16,7 @@ import torch
 from mmdec.errors import InputError
 from mmdec.io import audio
 from mmdec.io.audio import structure as damage
-from mmdec.io.audio.voice_activity import stream_pieces, wav_stream
+from mmdec.io.audio.pipe import stream_pieces, wav_stream
 from mmdec.whisper.live import read_pipe
 from tests.support.tiny_containers import CODECS, contained, film
 
