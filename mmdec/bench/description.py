@@ -45,14 +45,20 @@ def bench_vlm(
 ) -> BenchReport:
     """Time drafters against greedy `generate`, its prompt lookup, and mmdec's plain decoding.
 
-    questions: file or folder of questions; None: the questions about the sample pictures, or,
-        if `images` is given, `prompt` about each picture.
-    images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in `questions`.
-    max_new_tokens: the most new tokens of an answer; None: the model's default.
-    per_task: number of questions from each task, evenly spaced. repeats: timed answers of each method to each question.
-    drafters: names or folders, as `mmdec.describe` takes them. They are also compared with each other.
-    plan: draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
-    Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
+    Args:
+        questions: File or folder of questions; None: the questions about the sample pictures, or, if `images` is given,
+            `prompt` about each picture.
+        images: Folder of the pictures, or one picture.
+        allow_absolute_paths: Accept absolute paths in `questions`.
+        max_new_tokens: The most new tokens of an answer; None: the model's default.
+        per_task: Number of questions from each task, evenly spaced.
+        repeats: Timed answers of each method to each question.
+        drafters: Names or folders, as `mmdec.describe` takes them. They are also compared with each other.
+        plan: Draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
+
+    Raises:
+        InputError: If an argument is not valid.
+        MmdecError: If mmdec's tokens differ from those of greedy decoding.
     """
     check_whole("per_task", per_task, 1, 2**31, "6 of each task give a first impression.")
     check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")

@@ -36,7 +36,11 @@ FLEX = "FlexAttention"
 
 
 def bench_kernels(*, repeats: int = 15, device: str | None = "cpu", threads: int = 1, log: Log = no_log) -> BenchReport:
-    """Time tree attention, moves in the KV cache, and the DAG loss. Raises MmdecError if two results differ."""
+    """Time tree attention, moves in the KV cache, and the DAG loss.
+
+    Raises:
+        MmdecError: If two results differ.
+    """
     torch_device = prepare_device(device, threads)
     torch.manual_seed(0)
     dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
@@ -83,9 +87,9 @@ def _attention(name: str, nodes: int, columns: int, device: torch.device, dtype:
     """Time our tree attention against torch's attention.
 
     Args:
-        name: a key of `HEADS`.
-        nodes: number of nodes of the draft tree.
-        columns: number of prefix tokens.
+        name: A key of `HEADS`.
+        nodes: Number of nodes of the draft tree.
+        columns: Number of prefix tokens.
     """
     heads, key_heads, width = ATTENTION_SHAPES[name]
     q = torch.randn(1, heads, nodes, width, dtype=dtype, device=device)
@@ -135,8 +139,9 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: TreeMask, columns: int, scale: 
     """Return a function that calls compiled FlexAttention with the same tree mask.
 
     Args:
-        q: (1, heads, N, d) of N nodes. k, v: (1, key heads, columns + N, d).
-        columns: number of prefix tokens.
+        q: (1, heads, N, d) of N nodes.
+        k, v: (1, key heads, columns + N, d).
+        columns: Number of prefix tokens.
     """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -185,7 +190,7 @@ def _graph(shape: tuple[int, int, int], device: torch.device, repeats: int) -> O
     memory.
 
     Args:
-        shape: batch size, tokens, vertices.
+        shape: Batch size, tokens, vertices.
     """
     batch, tokens, size = shape
     match = torch.randn(batch, tokens, size, device=device)

@@ -69,7 +69,9 @@ class EncodedPrompt:
 class LanguageHarness(Harness[EncodedPrompt]):
     """Answers encoded prompts with one language model, and measures the calls.
 
-    most: maximum number of new tokens. afresh: whether each call of mmdec starts without statistics of earlier calls.
+    Args:
+        most: Maximum number of new tokens.
+        afresh: Whether each call of mmdec starts without statistics of earlier calls.
     """
 
     what: ClassVar[str] = "prompt"
@@ -130,13 +132,18 @@ def bench_language(
 ) -> BenchReport:
     """Time prompt lookup, recycling and a small model for a language model against transformers' own loops.
 
-    model: directory or hub id of the language model. draft: directory or hub id of a smaller model that drafts, or of a
-        drafter for this model, such as EAGLE-3's.
-    data: a file of prompts: .txt, one on each line, or .jsonl or .json of chats. None: built-in prompts, eight kinds of
-        instruction for a model with a chat template, else beginnings of stories.
-    per_kind: number of prompts of each kind, evenly spaced. repeats: timed answers of each method to each prompt.
-    max_new_tokens: the most new tokens of an answer.
-    Raises InputError, and MmdecError if mmdec's tokens differ from those of greedy decoding.
+    Args:
+        model: Directory or hub id of the language model.
+        draft: Directory or hub id of a smaller model that drafts, or of a drafter for this model, such as EAGLE-3's.
+        data: A file of prompts: .txt, one on each line, or .jsonl or .json of chats. None: built-in prompts, eight
+            kinds of instruction for a model with a chat template, else beginnings of stories.
+        per_kind: Number of prompts of each kind, evenly spaced.
+        repeats: Timed answers of each method to each prompt.
+        max_new_tokens: The most new tokens of an answer.
+
+    Raises:
+        InputError: If an argument is not valid.
+        MmdecError: If mmdec's tokens differ from those of greedy decoding.
     """
     check_whole("per_kind", per_kind, 1, 2**31, "3 of each kind give a first impression.")
     check_whole("repeats", repeats, 1, 10_000, "5 give quartiles.")
@@ -200,13 +207,13 @@ def _encode_prompts(
     """Encode prompts as token ids.
 
     Args:
-        most: the most new tokens of an answer.
+        most: The most new tokens of an answer.
 
     Returns:
-        the encoded prompts, and the number of prompts that were too long for the model and are left out.
+        The encoded prompts, and the number of prompts that were too long for the model and are left out.
 
     Raises:
-        InputError: if all prompts are too long.
+        InputError: If all prompts are too long.
     """
     tokenizer, config = language.tokenizer, language.model.config
     positions = getattr(config, "max_position_embeddings", None)
@@ -246,11 +253,11 @@ def _methods(
     """Make the methods to time.
 
     Args:
-        small: a model that drafts.
-        drafter: a draft network, for which transformers has no loop. None: there is none.
+        small: A model that drafts.
+        drafter: A draft network, for which transformers has no loop. None: there is none.
 
     Returns:
-        the methods with mmdec's drafters, and those with transformers' own speculative loops.
+        The methods with mmdec's drafters, and those with transformers' own speculative loops.
     """
     ours = [Method.drafted(name, make_drafter(name)) for name in drafter_names()]
     stock = [LOOKUP]
@@ -394,10 +401,13 @@ BEGINNINGS = (  # short, in plain letters, because small models of stories have 
 
 
 def read_prompts(path: str | Path) -> list[TextPrompt]:
-    """Read prompts from a file: .txt with one on each line, or .jsonl or .json of chats. A prompt ends with its chat's
-    last question. The prompt's kind is the row's field `category`, `task`, `topic` or `kind`.
+    """Read prompts from a file: .txt with one on each line, or .jsonl or .json of chats.
 
-    Raises: InputError for a file that is missing, empty or in another format, naming the line.
+    A prompt ends with its chat's last question. The prompt's kind is the row's field `category`, `task`, `topic` or
+    `kind`.
+
+    Raises:
+        InputError: For a file that is missing, empty or in another format, naming the line.
     """
     return [_prompt(chat) for chat in read_chats(path)]
 

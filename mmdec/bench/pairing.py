@@ -35,8 +35,11 @@ Result = TypeVar("Result")
 
 
 def prepare_device(device: str | None, threads: int) -> torch.device:
-    """Set torch's threads for the process, and return the device; None: a GPU if there is one. Raises InputError if the
-    device or the number is impossible."""
+    """Set torch's threads for the process, and return the device; None: a GPU if there is one.
+
+    Raises:
+        InputError: If the device or the number is impossible.
+    """
     check_threads(threads)
     found = check_device(device)
     keep_threads(threads)
@@ -69,7 +72,9 @@ class PairedTiming:
     def row(self, subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any) -> Comparison:
         """Build a row of a report, in which a is the subject and b the baseline.
 
-        subject, baseline: names of the methods. group, kind, timed, more: fields of `Comparison`.
+        Args:
+            subject, baseline: Names of the methods.
+            group, kind, timed, more: Fields of `Comparison`.
         """
         return Comparison(
             *(subject, baseline, group, kind, timed, self.ratio, self.low, self.high, self.n),
@@ -90,9 +95,9 @@ def time_pairs(
     """Call a and b alternately, after one warm-up of each, and summarise their seconds.
 
     Args:
-        repeats: number of timed pairs.
-        device: the wall clock waits until this device has finished.
-        seconds: takes what a or b returned, and returns the seconds to count; None: the wall clock of the call.
+        repeats: Number of timed pairs.
+        device: The wall clock waits until this device has finished.
+        seconds: Takes what a or b returned, and returns the seconds to count; None: the wall clock of the call.
     """
     pairs: list[tuple[float, float]] = []
     stopwatch = Stopwatch(device)
@@ -126,7 +131,11 @@ class Group:
 
 
 def task_groups(tasks: Sequence[str]) -> list[Group]:
-    """Group inputs: all, and those of each task. tasks: the task of each input."""
+    """Group inputs: all, and those of each task.
+
+    Args:
+        tasks: The task of each input.
+    """
     of = {name: [index for index, task in enumerate(tasks) if task == name] for name in sorted(set(tasks))}
     each = [Group(f"task {name}", "task", indices) for name, indices in of.items()]
     return [Group("all", "all", range(len(tasks))), *each]
@@ -135,9 +144,10 @@ def task_groups(tasks: Sequence[str]) -> list[Group]:
 def length_groups(lengths: Sequence[int], bins: Sequence[tuple[int, int]], unit: str) -> list[Group]:
     """Group inputs by length.
 
-    lengths: the length of each input. bins: least and most length of each group. The last group's name shows only the
-        least.
-    unit: the unit of the lengths, for names such as "6-10 words".
+    Args:
+        lengths: The length of each input.
+        bins: Least and most length of each group. The last group's name shows only the least.
+        unit: The unit of the lengths, for names such as "6-10 words".
     """
     groups = []
     for low, high in bins:
@@ -162,9 +172,13 @@ class MethodTimings:
         """Compare two methods on the inputs for which the baseline produced the same tokens as greedy decoding; skip
         the other inputs.
 
-        subject, baseline: names of methods. group: the inputs to choose from.
-        Returns: two rows of the report, for the decoder's seconds and for the wall clock; none if all inputs were
-            skipped. Tokens per round do not count the prompt's pass.
+        Args:
+            subject, baseline: Names of methods.
+            group: The inputs to choose from.
+
+        Returns:
+            Two rows of the report, for the decoder's seconds and for the wall clock; none if all inputs were skipped.
+            Tokens per round do not count the prompt's pass.
         """
         same = [index for index in group.indices if self.equal[baseline][index]]
         if not same:
@@ -195,11 +209,13 @@ class MethodTimings:
         return rows
 
     def stages(self) -> dict[str, dict[str, float]]:
-        """Compute how long each stage of decoding takes for one input, in milliseconds. Returns: method -> stage ->
-        milliseconds.
+        """Compute how long each stage of decoding takes for one input, in milliseconds.
 
         The stage "decoder" does not include the drafter's time. transformers' own loops do not report the drafter's
         time, so for them "decoder" includes it.
+
+        Returns:
+            Method -> stage -> milliseconds.
         """
         parts: dict[str, Callable[[Measurement], float]] = {
             "features": attrgetter("features"),
@@ -217,8 +233,8 @@ def _milliseconds(runs: Sequence[Sequence[Measurement]], seconds: Callable[[Meas
     """Compute the median over repeats, then the mean over inputs, in milliseconds.
 
     Args:
-        runs: for each input, the measurements of its repeats.
-        seconds: takes the seconds from a measurement.
+        runs: For each input, the measurements of its repeats.
+        seconds: Takes the seconds from a measurement.
     """
     return 1e3 * statistics.fmean(statistics.median(map(seconds, repeats)) for repeats in runs)
 
@@ -229,14 +245,14 @@ def time_methods(
     """Compare tokens, then time all methods in turn.
 
     Args:
-        methods: the second one must be transformers' greedy decoding.
-        groups: batches of inputs.
+        methods: The second one must be transformers' greedy decoding.
+        groups: Batches of inputs.
 
     Returns:
-        the measurements of all methods.
+        The measurements of all methods.
 
     Raises:
-        MmdecError: if the tokens of one of mmdec's methods differ from those of greedy decoding.
+        MmdecError: If the tokens of one of mmdec's methods differ from those of greedy decoding.
     """
     watched, recorders = add_depth_recorders(methods)
     equal = harness.gate(watched, groups, log)
@@ -250,10 +266,10 @@ def runnable_methods(
     """Try methods of transformers on one input, because not every model can decode with each of them.
 
     Args:
-        first: the input.
+        first: The input.
 
     Returns:
-        the methods that work; name -> reason for the methods that do not work.
+        The methods that work; name -> reason for the methods that do not work.
     """
     found, left_out = list[Method](), dict[str, str]()
     for method in methods:
@@ -291,7 +307,11 @@ class DepthRecorder(ForwardingDrafter):
 
 
 def add_depth_recorders(methods: Sequence[Method]) -> tuple[list[Method], dict[str, DepthRecorder]]:
-    """Wrap the drafters of mmdec's methods in recorders. Returns all methods, and the recorders by method name."""
+    """Wrap the drafters of mmdec's methods in recorders.
+
+    Returns:
+        All methods, and the recorders by method name.
+    """
     recorders: dict[str, DepthRecorder] = {}
     watched = []
     for method in methods:

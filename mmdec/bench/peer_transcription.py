@@ -81,13 +81,20 @@ def bench_peer(
 ) -> BenchReport:
     """Time mmdec, transformers and another engine on recordings of any length.
 
-    recordings: audio files; the transcript of each may lie beside it (.txt). model: a shipped name, a folder or a hub
-        id.
-    peer: "ctranslate2". heads: mmdec's drafter, by name, folder or object.
-    repeats: timed calls of each engine and recording. language: None: detected.
-    threads: each engine runs with one thread and with this number.
-    Returns: the report; its ratios are the baseline's seconds over the subject's.
-    Raises: InputError where the peer is unknown or not installed, or there are no recordings.
+    Args:
+        recordings: Audio files; the transcript of each may lie beside it (.txt).
+        model: A shipped name, a folder or a hub id.
+        peer: "ctranslate2".
+        heads: mmdec's drafter, by name, folder or object.
+        repeats: Timed calls of each engine and recording.
+        language: None: detected.
+        threads: Each engine runs with one thread and with this number.
+
+    Returns:
+        The report; its ratios are the baseline's seconds over the subject's.
+
+    Raises:
+        InputError: Where the peer is unknown or not installed, or there are no recordings.
     """
     if peer not in PEERS:
         raise InputError(f"`peer` must be one of {', '.join(PEERS)}, but is {peer!r}. Leave it out for none.")
@@ -180,8 +187,13 @@ def time_in_turn(sides: Sequence[Engine], sounds: Sequence[Tensor], repeats: int
 def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Comparison]:
     """Compare each pair of engines on some recordings, by wall clock and by processor seconds.
 
-    sides: the engines. group: name of this group of recordings. indices: indices of these recordings.
-    Returns: rows of the report. The wall clock takes each engine with the number of threads that is faster, processor
+    Args:
+        sides: The engines.
+        group: Name of this group of recordings.
+        indices: Indices of these recordings.
+
+    Returns:
+        Rows of the report. The wall clock takes each engine with the number of threads that is faster, processor
         seconds are with one thread.
     """
     rows: list[Comparison] = []
@@ -210,14 +222,17 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
 
 
 def long_form(decode: Window, features: Tensor, size: int, first: int) -> list[int]:
-    """Decode a recording that is longer than a window. Returns its tokens.
+    """Decode a recording that is longer than a window.
 
     Args:
-        decode: decodes one window.
+        decode: Decodes one window.
         features: (1, mels, T), T frames of 10 ms.
-        size: frames of a window.
-        first: id of the timestamp token 0.00; later timestamps have higher ids. Source: the same rule as transformers'
+        size: Frames of a window.
+        first: Id of the timestamp token 0.00; later timestamps have higher ids. Source: the same rule as transformers'
             `_retrieve_segment`.
+
+    Returns:
+        Its tokens.
     """
     said, at = list[int](), 0
     while at < features.shape[-1]:
@@ -241,10 +256,10 @@ def peer_calls(
     threads).
 
     Args:
-        converted: a new folder for the converted weights.
+        converted: A new folder for the converted weights.
 
     Raises:
-        InputError: if CTranslate2 is not installed, or the model was not loaded from a folder.
+        InputError: If CTranslate2 is not installed, or the model was not loaded from a folder.
     """
     try:  # imported by name, because type checkers cannot find a missing package
         engine: Any = import_module("ctranslate2")
@@ -305,7 +320,7 @@ def _words_wrong(sides: Sides, references: Sequence[str], harness: Transcription
     """Compute each engine's word error rate, in percent, with one thread.
 
     Args:
-        references: the transcript of each recording; "": it has none.
+        references: The transcript of each recording; "": it has none.
     """
     whisper = harness.whisper
     multilingual = getattr(whisper.model.generation_config, "is_multilingual", False)
@@ -331,6 +346,9 @@ def _totals(sides: Sides, recordings: int) -> list[Quantity]:
 
 
 def _total(laps: Mapping[int, Sequence[float]]) -> float:
-    """Sum the seconds of all recordings; a recording's seconds are the median of its repeats. laps: index of a
-    recording -> the seconds of each repeat."""
+    """Sum the seconds of all recordings; a recording's seconds are the median of its repeats.
+
+    Args:
+        laps: Index of a recording -> the seconds of each repeat.
+    """
     return sum(map(statistics.median, laps.values()))

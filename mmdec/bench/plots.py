@@ -25,12 +25,12 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
     acceptance by depth.
 
     Args:
-        directory: where the files are written.
-        metrics: a metrics.csv of Lightning's CSVLogger, to plot training curves. Returns the paths of the files. If
+        directory: Where the files are written.
+        metrics: A metrics.csv of Lightning's CSVLogger, to plot training curves. Returns the paths of the files. If
             there are several reports of one benchmark, each has its own files.
 
     Raises:
-        InputError: where matplotlib is not installed, and for an invalid metrics.csv.
+        InputError: Where matplotlib is not installed, and for an invalid metrics.csv.
     """
     pyplot = import_pyplot()
     folder = Path(directory)
@@ -65,8 +65,13 @@ def check_plots(metrics: str | Path | None = None) -> None:
 
 
 def training_curves(path: str | Path) -> dict[str, list[tuple[float, float]]]:
-    """Read the columns of a metrics.csv by Lightning's CSVLogger: name -> (step, value), in order. Missing and
-    non-finite values are left out. Raises InputError if the file cannot be read or has no such columns."""
+    """Read the columns of a metrics.csv by Lightning's CSVLogger: name -> (step, value), in order.
+
+    Missing and non-finite values are left out.
+
+    Raises:
+        InputError: If the file cannot be read or has no such columns.
+    """
     source = Path(path)
     try:
         if source.stat().st_size > LARGEST_CSV:
@@ -104,7 +109,11 @@ def _float(text: object) -> float | None:
 
 
 def import_pyplot() -> Any:
-    """Import matplotlib.pyplot for drawing without a display. Raises InputError where it is not installed."""
+    """Import matplotlib.pyplot for drawing without a display.
+
+    Raises:
+        InputError: Where it is not installed.
+    """
     try:
         import_module("matplotlib").use("Agg")
         return import_module("matplotlib.pyplot")
@@ -120,7 +129,9 @@ def new_figure(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield a new figure and its axes; close the figure at the end.
 
-    rows, columns: numbers of axes. panel: width and height of each axes in inches.
+    Args:
+        rows, columns: Numbers of axes.
+        panel: Width and height of each axes in inches.
     """
     size = (panel[0] * columns, panel[1] * rows)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained")
@@ -224,10 +235,10 @@ def _training(pyplot: Any, curves: Mapping[str, Sequence[tuple[float, float]]], 
     """Plot training curves, train and val of a metric in one panel; at most `PANELS`, those with the most points.
 
     Args:
-        curves: metric -> (step, value) in order.
+        curves: Metric -> (step, value) in order.
 
     Returns:
-        the path of the file.
+        The path of the file.
     """
     panels: dict[str, list[str]] = {}
     for name in curves:

@@ -108,15 +108,22 @@ class BenchRun:
 
 
 def to_json(run: BenchRun, **more: Any) -> str:
-    """Write benchmark results as standard JSON: values that are not finite become null. more: further top-level
-    entries."""
+    """Write benchmark results as standard JSON: values that are not finite become null.
+
+    Args:
+        more: Further top-level entries.
+    """
     content = {"format": FORMAT, "version": VERSION, **asdict(run), **more}
     text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def load_run(path: str | Path) -> BenchRun:
-    """Read what `to_json` wrote. Raises InputError for a file that is missing, too large or of another format."""
+    """Read what `to_json` wrote.
+
+    Raises:
+        InputError: For a file that is missing, too large or of another format.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     source = Path(path)
@@ -185,7 +192,11 @@ FIRST = 12  # characters: smallest width of a table's first column, the only one
 
 def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
     """Format benchmark results as tables of at most `WIDTH` characters a line: one for each pair of subject and
-    baseline. changes: differences from other results."""
+    baseline.
+
+    Args:
+        changes: Differences from other results.
+    """
     parts: list[RenderableType] = []
     for title, head, rows in sections(run, changes):
         parts.append(Text(fill(title, WIDTH)))
@@ -198,8 +209,11 @@ def screen(run: BenchRun, changes: Changes | None = None) -> RenderableType:
 
 
 def markdown(run: BenchRun, changes: Changes | None = None) -> str:
-    """Format benchmark results as Markdown, with the same tables as `screen`. changes: differences from other
-    results."""
+    """Format benchmark results as Markdown, with the same tables as `screen`.
+
+    Args:
+        changes: Differences from other results.
+    """
     lines: list[str] = []
     for title, head, rows in sections(run, changes):
         if head:
@@ -214,7 +228,7 @@ def sections(run: BenchRun, changes: Changes | None = None) -> Iterator[tuple[st
     """Yield the parts of the output: a title, the headings of the table (() for a list of lines), the rows.
 
     Args:
-        changes: differences from other results; None: none are shown.
+        changes: Differences from other results; None: none are shown.
     """
     for report in run.reports:
         yield from _report(report)
@@ -433,8 +447,8 @@ def compare_runs(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
     """Compare two sets of results, benchmark by benchmark. Comparisons that only one of them has are listed.
 
     Args:
-        before: the saved results.
-        source: name of their file.
+        before: The saved results.
+        source: Name of their file.
     """
     warnings: list[str] = []
     rows: list[Change] = []
@@ -468,8 +482,13 @@ def compare_runs(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
-    """List how the machines and versions of two results differ. Commit, date and command are ignored, because they do
-    not affect speed. now, before: `hardware` of the reports."""
+    """List how the machines and versions of two results differ.
+
+    Commit, date and command are ignored, because they do not affect speed.
+
+    Args:
+        now, before: `hardware` of the reports.
+    """
     lines = [
         f"{name} {before.get(name)!s} then, {now.get(name)!s} now"
         for name in SURROUNDINGS

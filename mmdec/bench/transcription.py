@@ -70,14 +70,14 @@ def bench_asr(
     """Time Medusa heads against greedy decoding, prompt lookup and an assistant.
 
     Args:
-        recordings: audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
-        heads: directory of Medusa heads; None: those in the model's folder.
-        assistant: directory of a smaller Whisper; None: build one from the model's own layers.
-        plan: draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
-        repeats: timed calls of each method and recording.
-        batch: number of long recordings in a batch.
+        recordings: Audio files; if empty, `per_bin` recordings of each length are taken from the corpus's splits.
+        heads: Directory of Medusa heads; None: those in the model's folder.
+        assistant: Directory of a smaller Whisper; None: build one from the model's own layers.
+        plan: Draft size: "learned", a chain such as "8", or a tree such as "16x6" (16 nodes, at most 6 deep).
+        repeats: Timed calls of each method and recording.
+        batch: Number of long recordings in a batch.
         language: None: detect it.
-        allow_absolute_paths: accept absolute paths in the corpus's lists. Raises InputError, and MmdecError if mmdec's
+        allow_absolute_paths: Accept absolute paths in the corpus's lists. Raises InputError, and MmdecError if mmdec's
             tokens differ from those of greedy decoding.
     """
     if min(per_bin, repeats, batch) < 1:
@@ -121,11 +121,11 @@ def _report(
     """Build the report.
 
     Args:
-        chosen: all recordings.
-        long: indices of the long ones.
-        alone: timings of the recordings one by one.
-        rows: rows of the report for batches.
-        machine: the report's `hardware`.
+        chosen: All recordings.
+        long: Indices of the long ones.
+        alone: Timings of the recordings one by one.
+        rows: Rows of the report for batches.
+        machine: The report's `hardware`.
     """
     count, whole = len(chosen), Group(f"{LONG[0]} and more", "all", long)
     lengths = length_groups([max(recording.words, 1) for recording in chosen], BINS, "words")
@@ -183,7 +183,7 @@ def from_corpus(
     """Choose `per_bin` recordings for each range of lengths in `BINS`, evenly spaced over the splits.
 
     Args:
-        admission: which paths in the corpus's lists are accepted.
+        admission: Which paths in the corpus's lists are accepted.
     """
     rows = read_splits(os.fspath(corpus), list(splits), admission)
     chosen = []

@@ -62,17 +62,15 @@ def bench_speech(
     """Time the shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
     Args:
-        recordings: files of speech. For a source length, they are joined end to end and cut.
-        seconds: the source lengths.
-        repeats: timed pairs of calls.
-        judge: a model to compare whole calls with; it returns only text.
-
-    By length, the baseline decodes exactly `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the
-    graph's size follows from the source frames or pieces. "From file to samples" includes reading, features, all
-    networks and words. Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls
-    on speech of `WHOLE` seconds are timed against the baseline and the judge.
-
-    Raises InputError, and MmdecError if an output is wrong: then nothing is timed.
+        recordings: Files of speech. For a source length, they are joined end to end and cut.
+        seconds: The source lengths.
+        repeats: Timed pairs of calls.
+        judge: A model to compare whole calls with; it returns only text. By length, the baseline decodes exactly
+            `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the graph's size follows from the
+            source frames or pieces. "From file to samples" includes reading, features, all networks and words.
+            Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls on speech
+            of `WHOLE` seconds are timed against the baseline and the judge. Raises InputError, and MmdecError if an
+            output is wrong: then nothing is timed.
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
@@ -115,10 +113,10 @@ def _by_length(
     """Time the graph decoder against autoregressive decoding, after the encoder, for source lengths in seconds.
 
     Args:
-        recordings: joined end to end and cut to each length.
+        recordings: Joined end to end and cut to each length.
 
     Returns:
-        a row of the report for each length.
+        A row of the report for each length.
     """
     network, device = translator.model, translator.device
     sounds = [audio.load_audio(path) for path in recordings]
@@ -181,8 +179,8 @@ def _whole_calls(
     text.
 
     Args:
-        recordings: joined end to end and cut.
-        repeats: timed pairs of calls.
+        recordings: Joined end to end and cut.
+        repeats: Timed pairs of calls.
         judge: None: there is none.
     """
     sides: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -265,7 +263,7 @@ def gate(decoder: ArDecoder, states: Tensor, sizes: Tensor) -> None:
         sizes: (1,), number of states.
 
     Raises:
-        MmdecError: if it is wrong.
+        MmdecError: If it is wrong.
     """
     units = decoder.generate(states, sizes, GATE_UNITS)[0]
     tokens = torch.tensor([[BOS, *units]], device=states.device)

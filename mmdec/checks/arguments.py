@@ -47,8 +47,11 @@ def show(value: object) -> str:
 def check_whole(name: str, value: object, least: int, most: int, remedy: str) -> int:
     """Return `value` as an int; raise InputError unless it is a whole number from `least` to `most`.
 
-    NumPy's integers are accepted; True and "2" are not. name: the argument's name in the error. remedy: the error's
-    last sentence.
+    NumPy's integers are accepted; True and "2" are not.
+
+    Args:
+        name: The argument's name in the error.
+        remedy: The error's last sentence.
     """
     number: int | None = None
     if not isinstance(value, bool):
@@ -62,14 +65,22 @@ def check_whole(name: str, value: object, least: int, most: int, remedy: str) ->
 
 
 def check_threads(threads: object) -> int | None:
-    """Return a valid number of torch's threads; None if it is to be chosen later. Raises InputError."""
+    """Return a valid number of torch's threads; None if it is to be chosen later.
+
+    Raises:
+        InputError: If it is not valid.
+    """
     if threads is None:
         return None
     return check_whole("threads", threads, 1, MAX_THREADS, "Leave it out to have them chosen.")
 
 
 def check_nodes(nodes: object) -> int | tuple[int, int] | None:
-    """Return a valid draft size: an int (tokens of a chain), (nodes, depth) of a tree, or None. Raises InputError."""
+    """Return a valid draft size: an int (tokens of a chain), (nodes, depth) of a tree, or None.
+
+    Raises:
+        InputError: If it is not valid.
+    """
     name, remedy = "num_speculative_tokens", "Give nodes, or (nodes, depth) of a tree; 0 is plain decoding."
     if nodes is None:
         return None
@@ -81,7 +92,11 @@ def check_nodes(nodes: object) -> int | tuple[int, int] | None:
 
 
 def check_seed(seed: object) -> int | None:
-    """Return a valid seed for torch's generators, or None. Raises InputError."""
+    """Return a valid seed for torch's generators, or None.
+
+    Raises:
+        InputError: If it is not valid.
+    """
     return None if seed is None else check_whole("seed", seed, -(2**63), 2**64 - 1, "Leave it out for torch's own.")
 
 
@@ -93,37 +108,54 @@ def check_switch(name: str, value: object) -> bool:
 
 
 def check_instance(name: str, value: object, kind: type[T], rule: str, remedy: str) -> T:
-    """Return the argument `name`; raise InputError unless it is an instance of the class `kind`. rule: what it must be,
-    in words. remedy: the error's last sentence."""
+    """Return the argument `name`; raise InputError unless it is an instance of the class `kind`.
+
+    Args:
+        rule: What it must be, in words.
+        remedy: The error's last sentence.
+    """
     if not isinstance(value, kind):
         raise InputError(f"`{name}` must be {rule}, but is {show(value)}. {remedy}")
     return value
 
 
 def check_path(name: str, value: object, remedy: str) -> Path:
-    """Return the argument `name` as a `Path`; raise InputError unless it is a path that is not empty. remedy: the
-    error's last sentence."""
+    """Return the argument `name` as a `Path`; raise InputError unless it is a path that is not empty.
+
+    Args:
+        remedy: The error's last sentence.
+    """
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise InputError(f"`{name}` must be a path, but is {show(value)}. {remedy}")
     return Path(cast(str, value))
 
 
 def check_choice(name: str, value: object, choices: Sequence[str], remedy: str) -> None:
-    """Raise InputError unless the argument `name` is one of `choices`. remedy: the error's last sentence."""
+    """Raise InputError unless the argument `name` is one of `choices`.
+
+    Args:
+        remedy: The error's last sentence.
+    """
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"`{name}` must be one of {', '.join(choices)}, but is {show(value)}. {remedy}")
 
 
 def check_callable(name: str, value: object, rule: str) -> None:
-    """Raise InputError unless the argument `name` is None or a callable that is no class. rule: what it must be, in
-    words."""
+    """Raise InputError unless the argument `name` is None or a callable that is no class.
+
+    Args:
+        rule: What it must be, in words.
+    """
     if value is not None and (not callable(value) or isinstance(value, type)):
         raise InputError(f"`{name}` must be {rule} or None, but is {show(value)}. Pass a function.")
 
 
 def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: str) -> None:
-    """Raise InputError unless the argument `name` is an object (not a class) with these methods. remedy: the error's
-    last sentence."""
+    """Raise InputError unless the argument `name` is an object (not a class) with these methods.
+
+    Args:
+        remedy: The error's last sentence.
+    """
     lacking = [method for method in methods if not callable(getattr(value, method, None))]
     if lacking or isinstance(value, type):
         what = f"which lacks `{lacking[0]}`" if lacking else "which is no object of it"
@@ -133,7 +165,11 @@ def check_methods(name: str, value: object, methods: tuple[str, ...], remedy: st
 
 
 def check_finite(name: str, value: float, remedy: str) -> float:
-    """Return the argument `name`; raise InputError if it is NaN or infinite. remedy: the error's last sentence."""
+    """Return the argument `name`; raise InputError if it is NaN or infinite.
+
+    Args:
+        remedy: The error's last sentence.
+    """
     if not math.isfinite(value):
         raise InputError(f"`{name}` must be a finite number, but is {value}. {remedy}")
     return value
@@ -147,10 +183,14 @@ def did_you_mean(given: object, names: Iterable[str]) -> str:
 
 @final
 class UnknownOption(InputError):
-    """Raised for an option that neither the mmdec call nor transformers' `generate` has."""
+    """Raised for an option that neither the mmdec call nor transformers' `generate` has.
+
+    Args:
+        name: The unknown option.
+        names: All valid options, for a suggestion.
+    """
 
     def __init__(self, name: str, names: Iterable[str]) -> None:
-        """name: the unknown option. names: all valid options, for a suggestion."""
         self.name, self.names = name, sorted(names)
         super().__init__(
             f"`{name}` must be an option of this call or of `model.generate`, but is none."
@@ -175,8 +215,10 @@ def suggesting_options(names: Iterable[str]) -> Iterator[None]:
 def options_error(given: Collection[str], error: Exception, names: Collection[str]) -> InputError:
     """Make the InputError for options that transformers' `generate` rejected.
 
-    given: names of the options that the caller passed. error: the exception that `generate` raised. names: all valid
-        option names, for a suggestion.
+    Args:
+        given: Names of the options that the caller passed.
+        error: The exception that `generate` raised.
+        names: All valid option names, for a suggestion.
     """
     for name in sorted(given):
         if name not in names and repr(name) in str(error):

@@ -13,8 +13,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """Return the device; None chooses a GPU if there is one, else the CPU. Raises InputError if this machine does not
-    have it."""
+    """Return the device; None chooses a GPU if there is one, else the CPU.
+
+    Raises:
+        InputError: If this machine does not have it.
+    """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -40,7 +43,11 @@ def check_device(device: str | torch.device | None) -> torch.device:
 def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
     """Convert a dtype or its name to a torch dtype; None means float32.
 
-    integers: whether int8 is accepted, too. Raises: InputError for any other value.
+    Args:
+        integers: Whether int8 is accepted, too.
+
+    Raises:
+        InputError: For any other value.
     """
     found = torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
@@ -60,7 +67,10 @@ def check_same_dtype(dtype: object, own: torch.dtype) -> None:
 
 def fastest_dtype(device: str | torch.device | None) -> torch.dtype:
     """Return the fastest dtype of sufficient precision: bfloat16 on a GPU that supports it in hardware, else float32.
-    Raises InputError for an impossible device."""
+
+    Raises:
+        InputError: For an impossible device.
+    """
     quick = check_device(device).type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if quick else torch.float32
 

@@ -14,7 +14,11 @@ DEVELOPER_EXTRAS = ("test", "docs")  # extras of developers, named only if no ot
 
 def missing_extra(error: ImportError, preferred: str = "") -> str | None:
     """Return what a user must install if the import that failed is of an extra; None if it is not: the error is a fault
-    then. preferred: an extra that is named if it is one of several with this package."""
+    then.
+
+    Args:
+        preferred: An extra that is named if it is one of several with this package.
+    """
     module = (error.name or "").partition(".")[0]
     package = PACKAGE_OF_MODULE.get(module, module).lower().replace("_", "-")
     extras = [extra for extra, packages in _extras() if package in packages]

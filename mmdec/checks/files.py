@@ -47,7 +47,10 @@ def quote_path(path: str | os.PathLike[str]) -> str:
 def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
     """Open an existing regular file for reading. Yields its descriptor.
 
-    A pipe is not opened, because that may block; a URL is not downloaded. Raises: InputError about `argument`.
+    A pipe is not opened, because that may block; a URL is not downloaded.
+
+    Raises:
+        InputError: If there is no such file, or it is no regular file.
     """
     text, name = os.fsdecode(path), f"'{quote_path(path)}'"
     if URL_PATTERN.match(text) and not os.path.lexists(text.partition("\0")[0]):
@@ -81,8 +84,10 @@ def open_regular(path: str | os.PathLike[str], argument: str) -> Iterator[int]:
 def unreadable_error(argument: str, name: str, error: Exception, remedy: str) -> InputError:
     """Make the error for a file that the system cannot read.
 
-    argument: the caller's argument that names the file. name: the file's name, for the message. remedy: the message's
-        last sentence.
+    Args:
+        argument: The caller's argument that names the file.
+        name: The file's name, for the message.
+        remedy: The message's last sentence.
     """
     return InputError(
         f"`{argument}` must be a file that can be read, but {name} is not ({error_reason(error)}). {remedy}"
@@ -91,12 +96,16 @@ def unreadable_error(argument: str, name: str, error: Exception, remedy: str) ->
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Context manager that yields a temporary file to write in. When the block ends, the file is renamed to `path`.
-    Missing folders are made.
+    """Context manager that yields a temporary file to write in.
+
+    When the block ends, the file is renamed to `path`. Missing folders are made.
 
     The file gets the permissions of the file that it replaces, else those of the umask. If the block raises, an
     existing file stays as it was.
-    Raises: OSError that names `path` (disk full, no permission); InputError if `path` exists and is no regular file.
+
+    Raises:
+        OSError: If the disk is full or there is no permission; the error names `path`.
+        InputError: If `path` exists and is no regular file.
     """
     path = Path(path)
     try:
@@ -159,7 +168,11 @@ def _check_regular(mode: int, name: str, argument: str) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if there is no file. Raises InputError if the file holds anything else."""
+    """Read a JSON object; {} if there is no file.
+
+    Raises:
+        InputError: If the file holds anything else.
+    """
     if not path.is_file():
         return {}
     try:

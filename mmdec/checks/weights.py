@@ -54,10 +54,13 @@ P = TypeVar("P", bound="PreTrainedModel")
 
 @contextmanager
 def report_damage(message: str, remedy: str = "Fetch it again.") -> Iterator[None]:
-    """Context manager: if the block raises any error, raise InputError instead. Libraries raise errors of many types
-    for damaged files.
+    """Context manager: if the block raises any error, raise InputError instead.
 
-    message: what the file must be, and what is wrong with it. remedy: the message's last sentence.
+    Libraries raise errors of many types for damaged files.
+
+    Args:
+        message: What the file must be, and what is wrong with it.
+        remedy: The message's last sentence.
     """
     try:
         yield
@@ -68,8 +71,14 @@ def report_damage(message: str, remedy: str = "Fetch it again.") -> Iterator[Non
 
 
 def read_settings(file: Path, argument: str = "model") -> dict[str, Any]:
-    """Read a JSON object. argument: the name of the caller's argument. Raises InputError if the file is missing or
-    malformed."""
+    """Read a JSON object.
+
+    Args:
+        argument: The name of the caller's argument.
+
+    Raises:
+        InputError: If the file is missing or malformed.
+    """
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
@@ -90,9 +99,12 @@ def weight_files(folder: Path, argument: str = "model", prefixes: tuple[str, ...
     """Return the weight files of a folder that transformers wrote: the single safetensors file, or the files that the
     folder's index lists.
 
-    argument: name of the caller's argument, for errors. prefixes: only tensors whose names begin with one of these are
-        needed.
-    Raises: InputError unless each file is a safetensors file inside the folder.
+    Args:
+        argument: Name of the caller's argument, for errors.
+        prefixes: Only tensors whose names begin with one of these are needed.
+
+    Raises:
+        InputError: Unless each file is a safetensors file inside the folder.
     """
     if (folder / WEIGHTS_FILE).is_file() or not (folder / WEIGHTS_INDEX).is_file():
         return [weight_file(folder, WEIGHTS_FILE, argument)]
@@ -113,7 +125,9 @@ def weight_file(folder: Path, name: str, argument: str = "model") -> Path:
     """Return the path of a safetensors file in a folder.
 
     A file in the cache of the Hugging Face hub may be a link to the cache's `blobs` folder, which counts as inside.
-    Raises: InputError if the file is missing, is a pickle, or lies outside the folder.
+
+    Raises:
+        InputError: If the file is missing, is a pickle, or lies outside the folder.
     """
     file, shown = folder / name, printable(name)
     if not name.endswith(WEIGHTS_SUFFIX):
@@ -155,8 +169,11 @@ def lies_inside(file: Path, folder: Path) -> bool:
 def read_weights(
     files: Sequence[Path], argument: str = "model", prefixes: tuple[str, ...] = ALL_TENSORS
 ) -> dict[str, Tensor]:
-    """Read the tensors whose names begin with one of `prefixes`, by name. Raises InputError if a file is damaged or a
-    tensor is not finite."""
+    """Read the tensors whose names begin with one of `prefixes`, by name.
+
+    Raises:
+        InputError: If a file is damaged or a tensor is not finite.
+    """
     state: dict[str, Tensor] = {}
     for file in files:
         try:
@@ -199,10 +216,14 @@ def is_finite(tensor: Tensor) -> bool:
 def check_counts(settings: Mapping[Any, Any], state: Mapping[str, Tensor], argument: str = "model") -> None:
     """Check numbers of layers and heads in a configuration before a network is built from it.
 
-    Raises InputError if the configuration has more layers than there are tensors: otherwise it could describe a network
-    of any size. Also raises it if the channels are not divisible by the number of heads, which the shapes of the
-    tensors do not show.
-    settings: the configuration. state: the tensors by name.
+    Args:
+        settings: The configuration.
+        state: The tensors by name.
+
+    Raises:
+        InputError: If the configuration has more layers than there are tensors: otherwise it could describe a network
+            of any size. Also raises it if the channels are not divisible by the number of heads, which the shapes of
+            the tensors do not show.
     """
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -227,8 +248,13 @@ def _is_count(name: str) -> bool:
 def build_with_weights(build: Callable[[], N], state: Mapping[str, Tensor], argument: str, source: Path) -> N:
     """Build a network and load weights into it, in float32.
 
-    build: makes the network. state: the tensors by name. source: their file or folder, for error messages.
-    Raises: InputError if names or shapes do not match. This is checked before memory is allocated.
+    Args:
+        build: Makes the network.
+        state: The tensors by name.
+        source: Their file or folder, for error messages.
+
+    Raises:
+        InputError: If names or shapes do not match. This is checked before memory is allocated.
     """
     with torch.device("meta"):
         own = {name: value.shape for name, value in build().state_dict().items()}
@@ -252,8 +278,12 @@ def build_with_weights(build: Callable[[], N], state: Mapping[str, Tensor], argu
 def load_pretrained(network: type[P], config: PreTrainedConfig, folder: Path, argument: str = "model") -> P:
     """Load the weights in `folder` into one of transformers' networks, in float32 and evaluation mode.
 
-    network: the class. config: its configuration, which the caller has read from the folder.
-    Raises: InputError if weights are missing, have other shapes, are damaged or are not finite.
+    Args:
+        network: The class.
+        config: Its configuration, which the caller has read from the folder.
+
+    Raises:
+        InputError: If weights are missing, have other shapes, are damaged or are not finite.
     """
     state = read_weights(weight_files(folder, argument), argument)
     check_counts(config.to_dict(), state, argument)
@@ -351,7 +381,11 @@ def check_generation(settings: Any, config: Any, folder: Path) -> None:
 def read_pickle(path: Path, remedy: str) -> Any:
     """Read the pickle of a published checkpoint; only tensors and the types that torch considers safe are created.
 
-    remedy: the error's last sentence. Raises: InputError if the pickle is damaged or names other classes.
+    Args:
+        remedy: The error's last sentence.
+
+    Raises:
+        InputError: If the pickle is damaged or names other classes.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -63,7 +63,10 @@ class ArCache:
 class ArDecoder(nn.Module):
     """Predicts each unit from the units before it and the encoder's states.
 
-    forward: tokens (B, M), states (B, S, d_memory), state_lengths (B,). Returns: logits (B, M, V) of the next units.
+    forward: tokens (B, M), states (B, S, d_memory), state_lengths (B,).
+
+    Returns:
+        Logits (B, M, V) of the next units.
     """
 
     def __init__(self, config: ArConfig, num_units: int, d_memory: int) -> None:

@@ -223,7 +223,7 @@ def load_encoder(model: str | os.PathLike[str]) -> WhisperEncoder:
     """Load the speech encoder of a Whisper, or of a translator of word pieces, in float32 and frozen.
 
     Args:
-        model: a shipped name, a folder or a hub id.
+        model: A shipped name, a folder or a hub id.
 
     Raises:
         InputError: If there is no such model, or its files are damaged.

@@ -61,20 +61,18 @@ class DagDrafter:
     """A drafter that proposes the graph's most probable next units, and a branch where a second unit is likely, too.
 
     It holds the graphs of one batch.
+
+    Args:
+        emissions: (B, L, V), log-probability of each unit at each vertex.
+        links: (B, L, L), [b, i, j]: log-probability of the transition from vertex i to j.
+        lengths: (B,), each graph's number of vertices.
+        eos: Id of the unit that ends a text.
     """
 
     name = "lattice"
     needs = Needs()
 
     def __init__(self, emissions: Tensor, links: Tensor, lengths: Tensor, eos: int) -> None:
-        """Initialize.
-
-        Args:
-            emissions: (B, L, V), log-probability of each unit at each vertex.
-            links: (B, L, L), [b, i, j]: log-probability of the transition from vertex i to j.
-            lengths: (B,), each graph's number of vertices.
-            eos: Id of the unit that ends a text.
-        """
         self.vocab_size, self.eos = emissions.shape[2], eos
         self.graphs = [
             (link[:size, :size].exp().float().cpu().numpy(), emission[:size].exp().float().cpu().numpy())

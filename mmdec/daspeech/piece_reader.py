@@ -51,7 +51,10 @@ class PieceReader(nn.Module):
     """Encodes a transcript of N positions with K weighted pieces each.
 
     forward: pieces (B, N, K), ids; weights (B, N, K), which sum to 1 over K; lengths (B,), numbers of positions; states
-        (B, N, D), the speech encoder's state at each position (zeros: there is none), or None. Returns: (B, N, d).
+    (B, N, D), the speech encoder's state at each position (zeros: there is none), or None.
+
+    Returns:
+        (B, N, d).
     """
 
     def __init__(self, config: ReaderConfig) -> None:

@@ -33,7 +33,7 @@ class PhoneVoice(nn.Module):
     A row's result does not depend on the other rows of its batch.
 
     Args:
-        config: sizes.
+        config: Sizes.
         num_phones: Number of phones in `phones.json`, the four special ones (<s>, <pad>, </s>, <unk>) included.
     """
 

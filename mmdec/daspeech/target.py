@@ -64,7 +64,11 @@ class UnitTarget:
         return session, context, draft, scores
 
     def score(self, session: UnitSession, draft: Draft) -> Scores:
-        """Run the decoder over the draft's trees in one pass. Returns the logits (B, N, V) after each node."""
+        """Run the decoder over the draft's trees in one pass.
+
+        Returns:
+            The logits (B, N, V) after each node.
+        """
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.mask_and_positions(draft, session.cache.table.dtype)
         mask = None if tree is None else tree.additive

@@ -122,7 +122,7 @@ def translate_speech(
             A list holds several recordings; on a CPU its results equal single calls exactly.
         sample_rate: Hz of samples; None for files, whose header has it.
         model: A shipped name, a directory, a hub id, or a translator from `load`.
-        strategy: lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None:
+        strategy: Lookahead, greedy, viterbi, joint-viterbi, beam, reranked, autoregressive or verified. Default None:
             the model's own.
         verify: True chooses the strategy "verified": exactly the autoregressive decoder's units, in few passes, because
             the graph drafts them.
@@ -142,8 +142,7 @@ def translate_speech(
 
     Raises:
         InputError: For a recording that cannot be translated, also if the model finds no phone or word piece in it; for
-            a list.
-        BatchError, which holds the results of the accepted recordings.
+            a list. BatchError, which holds the results of the accepted recordings.
     """
     check_threads(threads)
     least = check_min_confidence(min_confidence)

@@ -240,10 +240,16 @@ class SpokenTranslation:
 
 
 class SpeechTranslator:
-    """A French-to-English speech translator. Holds networks and tables that do not change, so several callers may share
-    it.
+    """A French-to-English speech translator.
+
+    Holds networks and tables that do not change, so several callers may share it.
 
     `vocoder`: mel (B, F, 80), lengths (B,) -> samples (B, F * 256), like `Vocoder`.
+
+    Args:
+        parts: The networks and tables.
+        calibrations: Kind of decoding -> calibration of the confidence; None: use token probabilities.
+        dtype: Dtype of matrix products. The vocoder always uses float32, because bfloat16 would make its sound noisy.
     """
 
     def __init__(
@@ -252,14 +258,6 @@ class SpeechTranslator:
         calibrations: Mapping[str, Calibration] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Initialize.
-
-        Args:
-            parts: The networks and tables.
-            calibrations: Kind of decoding -> calibration of the confidence; None: use token probabilities.
-            dtype: Dtype of matrix products. The vocoder always uses float32, because bfloat16 would make its sound
-                noisy.
-        """
         self.dtype = dtype
         self.parts, self.calibrations = parts, calibrations or {}
         self.networks = tuple(network.eval() for network in parts.networks)

@@ -239,11 +239,14 @@ ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # es
 class HifiGanVocoder(nn.Module):
     """A vocoder that uses transformers' HiFi-GAN (Kong et al., 2020).
 
-    forward: mel (B, F, 80) of the kind `given`; lengths (B,), numbers of frames. Returns: samples (B, given.samples(F))
-        at 16 kHz, zero beyond a row's length. If the generator expects another kind of mels, they are converted.
+    forward: mel (B, F, 80) of the kind `given`; lengths (B,), numbers of frames.
 
     HiFi-GAN reads a few frames of padding at a row's end, so the last frames of a row may differ from those of the row
     alone.
+
+    Returns:
+        Samples (B, given.samples(F)) at 16 kHz, zero beyond a row's length. If the generator expects another kind of
+        mels, they are converted.
     """
 
     def __init__(

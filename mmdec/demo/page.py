@@ -85,11 +85,12 @@ def warm() -> None:
 def serve(port: int = 7860, share: bool = False, host: str = "127.0.0.1", names: Sequence[str] = ()) -> None:
     """Warm the models, build the page and serve it until interrupted.
 
-    Raises MmdecError, before a model is loaded, if no page can be served at this address.
-
     Args:
         host: The address to listen on; "0.0.0.0" allows requests from other machines.
         names: Further host names of the page, such as a Space's or a proxy's. Requests to other names are refused.
+
+    Raises:
+        MmdecError: Before a model is loaded, if no page can be served at this address.
     """
     with private_uploads():
         with ExitStack() as kept:

@@ -63,8 +63,11 @@ class DescriptionHarness(Harness[ImageQuestion]):
         return tuple(texts) if len(texts) > 1 else question.question
 
     def describe(self, questions: Sequence[ImageQuestion], method: Method) -> list[Description]:
-        """Answer one batch by `mmdec.describe`. Raises InputError, or BatchError if some questions of the batch are
-        refused."""
+        """Answer one batch by `mmdec.describe`.
+
+        Raises:
+            InputError: Or BatchError if some questions of the batch are refused.
+        """
         images: list[Any] = [question.images for question in questions]
         prompts = [self.prompt(question) for question in questions]
         options: dict[str, Any] = {**self.options, **method.options}
@@ -132,8 +135,11 @@ class DescriptionHarness(Harness[ImageQuestion]):
 
 
 def _cut_at_end(row: list[int], model: Any) -> list[int]:
-    """Return a row of tokens up to its first end token, without the padding after it. model: says which tokens end a
-    text."""
+    """Return a row of tokens up to its first end token, without the padding after it.
+
+    Args:
+        model: Says which tokens end a text.
+    """
     ends = model.generation_config.eos_token_id
     ends = set(ends) if isinstance(ends, list) else {ends}
     return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
@@ -162,7 +168,8 @@ def score(question: ImageQuestion, text: str) -> tuple[float, int]:
     "exact" scoring compares with the listed answers or the reference, and ignores case and the full stop. For counting
     questions about the synthetic pictures, only the total must be right.
 
-    Returns: the points for right answers, and the possible points; (0, 0) without a reference.
+    Returns:
+        The points for right answers, and the possible points; (0, 0) without a reference.
     """
     kind = question.scoring
     if kind == "claims":
@@ -193,23 +200,34 @@ def evaluate_vlm(
     worst: int = 10,
     log: Log = no_log,
 ) -> dict[str, Any]:
-    """Score a vision-language model. Returns a JSON-ready report.
-
-    questions: a file or folder of questions; None: the questions about the sample pictures, or, if images are
-        given, `prompt` about each image.
-    images: folder of the pictures, or one picture. allow_absolute_paths: accept absolute paths in the questions.
-    limit: number of questions from each task, evenly spaced.
-    swap: show another picture of the same task. Answers that are still right come from the question's text alone.
-    drafter: name, folder or object; None: plain decoding. plan: draft size, as `num_speculative_tokens`; None: learned.
-    max_new_tokens: the most new tokens of an answer; None: the model's default. worst: number of wrong answers to list.
-    batch_size: number of questions answered together. device: where to load the model, if it is not loaded yet.
-    threads: torch's CPU threads. log: receives lines of progress.
+    """Score a vision-language model.
 
     "right" counts answers in the reference's own words. "right_in_any_words" also counts answers that say the same in
     another sentence.
 
-    Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is listed. Raises
-    InputError.
+    Intervals are Wilson's, of 95 %. A question that `mmdec.describe` refuses counts as wrong and is listed.
+
+    Args:
+        questions: A file or folder of questions; None: the questions about the sample pictures, or, if images are
+            given, `prompt` about each image.
+        images: Folder of the pictures, or one picture.
+        allow_absolute_paths: Accept absolute paths in the questions.
+        limit: Number of questions from each task, evenly spaced.
+        swap: Show another picture of the same task. Answers that are still right come from the question's text alone.
+        drafter: Name, folder or object; None: plain decoding.
+        plan: Draft size, as `num_speculative_tokens`; None: learned.
+        max_new_tokens: The most new tokens of an answer; None: the model's default.
+        worst: Number of wrong answers to list.
+        batch_size: Number of questions answered together.
+        device: Where to load the model, if it is not loaded yet.
+        threads: torch's CPU threads.
+        log: Receives lines of progress.
+
+    Returns:
+        A JSON-ready report.
+
+    Raises:
+        InputError: If an argument, the model or the corpus is refused.
     """
     check_threads(threads)
     check_whole("batch_size", batch_size, 1, 4096, "1 asks one by one.")
@@ -253,14 +271,19 @@ def questions_of(
     limit: int | None,
     admission: Admission = STRICT,
 ) -> list[ImageQuestion]:
-    """Read the questions in a file. Without a file, ask `prompt` about each picture in `images`; without both, read
-    the questions about the sample pictures. Raises InputError if there are no questions.
+    """Read the questions in a file.
+
+    Without a file, ask `prompt` about each picture in `images`; without both, read the questions about the sample
+    pictures.
 
     Args:
-        questions: the file, or None.
-        images: with a file, the folder of its pictures; else a folder or one picture.
-        limit: number of questions from each task; None: all.
-        admission: which paths in the file are accepted.
+        questions: The file, or None.
+        images: With a file, the folder of its pictures; else a folder or one picture.
+        limit: Number of questions from each task; None: all.
+        admission: Which paths in the file are accepted.
+
+    Raises:
+        InputError: If there are no questions.
     """
     if questions is None and images is not None:
         return by_task(ask_about(os.fspath(images), prompt), limit)

@@ -66,8 +66,8 @@ class Method:
         """Make the method of decoding by mmdec.
 
         Args:
-            drafter: a name or the object; None: plain decoding.
-            nodes: draft size, nodes of a chain or (nodes, depth) of a tree; None: learned.
+            drafter: A name or the object; None: plain decoding.
+            nodes: Draft size, nodes of a chain or (nodes, depth) of a tree; None: learned.
         """
         return cls(name, "mmdec", {"drafter": drafter, "num_speculative_tokens": nodes})
 
@@ -114,13 +114,13 @@ class Harness(ABC, Generic[Input]):
         """Compare each method's tokens with those of `methods[1]`, greedy decoding, on each group of inputs.
 
         Args:
-            groups: batches of inputs.
+            groups: Batches of inputs.
 
         Returns:
             method's name -> for each group, whether the tokens are equal.
 
         Raises:
-            MmdecError: if one of mmdec's methods differs: wrong output must not be timed.
+            MmdecError: If one of mmdec's methods differs: wrong output must not be timed.
         """
         equal: dict[str, list[bool]] = {method.name: [] for method in methods}
         for number, inputs in enumerate(groups):
@@ -143,7 +143,7 @@ class Harness(ABC, Generic[Input]):
         """Measure all methods in turn, A B C A B C, group by group. Call `gate` first: it is the warm-up.
 
         Args:
-            groups: batches of inputs.
+            groups: Batches of inputs.
 
         Returns:
             method's name -> for each group, the measurements of its repeats.
@@ -180,8 +180,11 @@ def silence_transformers() -> Iterator[None]:
 
 
 def parse_plan(plan: str) -> Nodes:
-    """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep). Returns
-    None, 8 or (16, 6)."""
+    """Parse a draft size: "learned", "8" (a chain of 8 tokens), "16x6" (a tree of 16 tokens, at most 6 deep).
+
+    Returns:
+        None, 8 or (16, 6).
+    """
     if plan == "learned":
         return None
     match = PLAN.fullmatch(plan)

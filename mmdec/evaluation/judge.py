@@ -45,10 +45,16 @@ class SpokenTranslation:
 
 @final
 class Judge:
-    """A Whisper that transcribes English and French, and translates French to English text."""
+    """A Whisper that transcribes English and French, and translates French to English text.
+
+    Args:
+        folder: A Whisper in transformers' format.
+
+    Raises:
+        InputError: If it does not know French and English.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:
-        """folder: a Whisper in transformers' format. Raises InputError if it does not know French and English."""
         self._whisper, self._threads = load_whisper(folder, device), threads
         self.name = Path(folder).resolve().name
         languages: Any = getattr(self._whisper.model.generation_config, "lang_to_id", None) or {}
@@ -115,8 +121,10 @@ def comparison_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, 
 def read(parts: PieceTranslatorParts, text: str) -> str:
     """Translate French text to English text with a translator's text encoder and autoregressive decoder.
 
-    parts: the translator's networks. text: its case and punctuation are removed, because the recogniser that the
-        networks were trained with (a CTC head) writes none.
+    Args:
+        parts: The translator's networks.
+        text: Its case and punctuation are removed, because the recogniser that the networks were trained with (a CTC
+            head) writes none.
     """
     numbers = parts.heard(text)
     if not numbers:

@@ -53,17 +53,24 @@ from mmdec.whisper.transcribe import transcribe
 
 @final
 class TranscriptionHarness(Harness[Tensor]):
-    """Transcribes recordings with one loaded Whisper, in at most `max_new_tokens` a window, and measures the calls."""
+    """Transcribes recordings with one loaded Whisper, in at most `max_new_tokens` a window, and measures the calls.
+
+    Args:
+        language: None: detect it. For a model of one language, this argument is ignored.
+    """
 
     def __init__(self, whisper: LoadedWhisper, language: str | None = "en", max_new_tokens: int | None = None) -> None:
-        """language: None: detect it. For a model of one language, this argument is ignored."""
         self.whisper, self.model = whisper, whisper.model
         multilingual = getattr(self.model.generation_config, "is_multilingual", False)
         self.language = language if multilingual else None
         self.options = {"num_beams": 1, "max_new_tokens": max_new_tokens}
 
     def read(self, audio: Audio) -> Tensor:
-        """Read a recording as `transcribe` does: 16 kHz (T,). Raises InputError if `transcribe` would refuse it."""
+        """Read a recording as `transcribe` does: 16 kHz (T,).
+
+        Raises:
+            InputError: If `transcribe` would refuse it.
+        """
         return self._request(1).check(read_audio(audio))
 
     def is_long(self, samples: Tensor) -> bool:
@@ -195,21 +202,27 @@ def evaluate_asr(
     worst: int = 10,
     log: Log = no_log,
 ) -> dict[str, Any]:
-    """Score a Whisper. Returns a JSON-ready report.
-
-    recordings: sound files with their transcripts beside them (.txt), instead of the corpus.
-    allow_absolute_paths: accept absolute paths in the corpus's lists.
-    heads: directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and the
-        report has no speedup.
-    plan: draft size: nodes of a chain, or (nodes, depth) of a tree; None: learned.
-    plain: also decode each batch with transformers' own loop, right after mmdec's. Tokens and time are compared.
-    language: None: detect it.
-    limit: use this many utterances, evenly spaced.
-    worst: list this many transcripts with most errors.
+    """Score a Whisper.
 
     A recording that `mmdec.transcribe` refuses counts as an empty transcript and is listed. A recording of more than a
     window (30 s) is decoded alone, by transformers' long-form code.
-    Raises InputError.
+
+    Args:
+        recordings: Sound files with their transcripts beside them (.txt), instead of the corpus.
+        allow_absolute_paths: Accept absolute paths in the corpus's lists.
+        heads: Directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and
+            the report has no speedup.
+        plan: Draft size: nodes of a chain, or (nodes, depth) of a tree; None: learned.
+        plain: Also decode each batch with transformers' own loop, right after mmdec's. Tokens and time are compared.
+        language: None: detect it.
+        limit: Use this many utterances, evenly spaced.
+        worst: List this many transcripts with most errors.
+
+    Returns:
+        A JSON-ready report.
+
+    Raises:
+        InputError: If an argument, the model or the corpus is refused.
     """
     check_threads(threads)
     check_whole("batch_size", batch_size, 1, 4096, "1 decodes one by one.")
@@ -250,7 +263,7 @@ def _report(
 
     Args:
         measured: method's name -> the measurements of all calls.
-        normalise: normalises a text before words are compared.
+        normalise: Normalises a text before words are compared.
     """
     report: dict[str, Any] = {
         **_scores(transcribed, normalise),
@@ -313,7 +326,8 @@ def _decode(
 ) -> None:
     """Decode one batch by all methods in turn; each recording of more than a window is decoded alone.
 
-    transcribed, measured: the results are appended to these.
+    Args:
+        transcribed, measured: The results are appended to these.
     """
     recordings: list[tuple[Utterance, Tensor]] = []
     for row in rows:
@@ -392,7 +406,11 @@ def _worst(
 
 
 def _cost(calls: Sequence[Measurement], transcribed: Sequence[ScoredTranscript]) -> dict[str, Any]:
-    """Sum up the seconds, passes and rounds of one method's calls. calls: one measurement for each batch."""
+    """Sum up the seconds, passes and rounds of one method's calls.
+
+    Args:
+        calls: One measurement for each batch.
+    """
     if not calls:
         return {}
     total = sum(call.total for call in calls)

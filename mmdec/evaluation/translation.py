@@ -97,7 +97,11 @@ class SourceClip:
 
 @dataclass(frozen=True)
 class SpeechCorpus:
-    """The recordings to translate. lexicon: the English words' pronunciations; None: unknown."""
+    """The recordings to translate.
+
+    Args:
+        lexicon: The English words' pronunciations; None: unknown.
+    """
 
     split: str
     rows: tuple[SourceClip, ...]
@@ -116,11 +120,14 @@ def cvss_corpus(
 ) -> SpeechCorpus:
     """Read a split of a corpus that has the files of CVSS and Common Voice.
 
-    corpus: folder with cv/fr and cvss_c, unless `common_voice` and `cvss` name other places. Its tables of several
-        references, its alignments and its lexicon are used if they are there.
-    allow_absolute_paths: accept absolute paths in the corpus's lists.
-    limit: take this many utterances, evenly spaced.
-    Raises: InputError.
+    Args:
+        corpus: Folder with cv/fr and cvss_c, unless `common_voice` and `cvss` name other places. Its tables of several
+            references, its alignments and its lexicon are used if they are there.
+        allow_absolute_paths: Accept absolute paths in the corpus's lists.
+        limit: Take this many utterances, evenly spaced.
+
+    Raises:
+        InputError: If files of the split are missing or malformed.
     """
     check_limit(limit)
     root = Path(corpus)
@@ -144,10 +151,14 @@ def manifest_corpus(
 ) -> SpeechCorpus:
     """Read a split of a manifest of recordings, a .tsv or .jsonl with `path`, `split` and `text`.
 
-    text: folders of sentence pairs, {train,dev,test}.tsv (name, group, sentence, translations). The file name of a
-        recording is FOLDER-SENTENCE, by the names of both; recordings of other folders are left out.
-    allow_absolute_paths: accept absolute paths in the manifest. limit: take this many utterances, evenly spaced.
-    Raises: InputError, also if a folder lacks the translations of one of its recordings.
+    Args:
+        text: Folders of sentence pairs, {train,dev,test}.tsv (name, group, sentence, translations). The file name of a
+            recording is FOLDER-SENTENCE, by the names of both; recordings of other folders are left out.
+        allow_absolute_paths: Accept absolute paths in the manifest.
+        limit: Take this many utterances, evenly spaced.
+
+    Raises:
+        InputError: If the manifest is malformed, or a folder lacks the translations of one of its recordings.
     """
     check_limit(limit)
     folders = [Path(folder) for folder in text]
@@ -167,13 +178,16 @@ def manifest_corpus(
 def evaluate_speech(
     corpus: SpeechCorpus, systems: ComparedSystems, judge: English | None = None, log: Log = no_log
 ) -> dict[str, Any]:
-    """Score speech translators. Returns a JSON-ready report.
+    """Score speech translators.
 
     Args:
-        judge: transcribes the systems' speech for ASR-BLEU.
-        log: receives lines of progress. The systems run in turn on each recording, after one warm-up each. A recording
+        judge: Transcribes the systems' speech for ASR-BLEU.
+        log: Receives lines of progress. The systems run in turn on each recording, after one warm-up each. A recording
             that a system refuses counts as an empty translation and is listed. Intervals, and tests against the first
             system, use a bootstrap over sentences. Raises InputError.
+
+    Returns:
+        A JSON-ready report.
     """
     rows = corpus.rows
     outputs = _translate_all(systems.runs, rows, log)
@@ -226,9 +240,12 @@ def own_systems(
 ) -> ComparedSystems:
     """Make one system for each strategy of our translator, which runs through `mmdec.translate_speech`.
 
-    model: None: the shipped model. strategies: None: those in `COMPARED`; a model without a graph decoder has only
-        "autoregressive".
-    Raises: InputError.
+    Args:
+        model: None: the shipped model.
+        strategies: None: those in `COMPARED`; a model without a graph decoder has only "autoregressive".
+
+    Raises:
+        InputError: If there is no such model, or a strategy is unknown.
     """
     check_threads(threads)
     loaded = load(DEFAULT_MODEL if model is None else model, device)
@@ -274,7 +291,7 @@ def _nearest(pairs: Sequence[tuple[Sequence[str], SourceClip]], lexicon: metrics
     pronunciations of the reference texts; the reference with the fewest errors counts.
 
     Args:
-        pairs: the phones of a translation, and its source.
+        pairs: The phones of a translation, and its source.
     """
     errors = sum(metrics.nearest_phone_errors(units, row.units, row.references, lexicon) for units, row in pairs)
     return {

@@ -20,8 +20,11 @@ class PathVersion(NamedTuple):
 
 
 def path_version(source: str | os.PathLike[str]) -> PathVersion:
-    """Return a cache key for the current content of a directory or file. source: a path, or another name of a model,
-    such as a hub id, whose key never changes."""
+    """Return a cache key for the current content of a directory or file.
+
+    Args:
+        source: A path, or another name of a model, such as a hub id, whose key never changes.
+    """
     path = Path(source)
     if not path.exists():
         return PathVersion(os.fspath(source), 0)

@@ -39,8 +39,11 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Path, argument: str) -> Checkpoint:
-        """Read config.json and all tensors of a folder, from safetensors, else from a pickle. argument: the caller's
-        argument, for errors."""
+        """Read config.json and all tensors of a folder, from safetensors, else from a pickle.
+
+        Args:
+            argument: The caller's argument, for errors.
+        """
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
     def fail(self, rule: str, fault: str, remedy: str) -> InputError:
@@ -49,8 +52,14 @@ class Checkpoint:
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
 
     def shape(self, name: str) -> torch.Size:
-        """Return the shape of a matrix. name: the tensor's name. Raises InputError if the tensor is missing or no
-        matrix."""
+        """Return the shape of a matrix.
+
+        Args:
+            name: The tensor's name.
+
+        Raises:
+            InputError: If the tensor is missing or no matrix.
+        """
         tensor = self.state.get(name)
         if tensor is None or tensor.dim() != 2 or not tensor.numel():
             raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")

@@ -36,7 +36,11 @@ def model_folders() -> tuple[Path, ...]:
 
 
 def shipped_names(system: str | None = "daspeech") -> list[str]:
-    """Return the names of shipped models. system: return only models of this kind (see `kind`); None: all models."""
+    """Return the names of shipped models.
+
+    Args:
+        system: Return only models of this kind (see `kind`); None: all models.
+    """
     configs = {
         path.parent.name: path for folder in reversed(MODEL_FOLDERS) for path in folder.glob("[!.]*/config.json")
     }
@@ -59,15 +63,21 @@ def find_model(
     files: Sequence[str] = HUB_FILES,
     fetching: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Find the directory of a model. model: a shipped name, a directory, or a hub id ("owner/name",
-    "owner/name@revision"), whose files are downloaded. The short name of a known model, such as "whisper-base", stands
-    for its hub id, unless the model itself is shipped.
+    """Find the directory of a model.
 
-    system: error messages list the shipped models of this kind (see `kind`); None: all. files: name patterns of the
-        files to download.
-    fetching: options of huggingface_hub's `snapshot_download`.
-    Returns: the directory. The caller must check its content.
-    Raises: InputError if there is no such model, or a download fails.
+    Args:
+        model: A shipped name, a directory, or a hub id ("owner/name", "owner/name@revision"), whose files are
+            downloaded. The short name of a known model, such as "whisper-base", stands for its hub id, unless the model
+            itself is shipped.
+        system: Error messages list the shipped models of this kind (see `kind`); None: all.
+        files: Name patterns of the files to download.
+        fetching: Options of huggingface_hub's `snapshot_download`.
+
+    Returns:
+        The directory. The caller must check its content.
+
+    Raises:
+        InputError: If there is no such model, or a download fails.
     """
     text = path_text(
         model, "model", f"a shipped name ({', '.join(shipped_names(system)) or 'none is installed'}), a directory"
@@ -101,8 +111,15 @@ def drafter_by_name(
     """Find the folder of a drafter by a name that is not a local path: "<model>/<drafter>" for a shipped one, or a hub
     id. Every call that accepts a drafter's folder uses this.
 
-    argument: name of the caller's argument, for errors. fetching: options of `snapshot_download`.
-    Returns: the folder; None if `drafter` is no such name. Raises: InputError if there is no drafter of this name.
+    Args:
+        argument: Name of the caller's argument, for errors.
+        fetching: Options of `snapshot_download`.
+
+    Returns:
+        The folder; None if `drafter` is no such name.
+
+    Raises:
+        InputError: If there is no drafter of this name.
     """
     if isinstance(drafter, str) and "/" in drafter and not os.path.exists(drafter):
         return drafter_path(drafter, fetching, argument)
@@ -115,8 +132,12 @@ def drafter_path(
     """Find the folder of a drafter: a directory, a hub id, or "<model>/<drafter>" for a shipped one
     ("vlm-scenes/eagle").
 
-    fetching: options of `snapshot_download`. argument: name of the caller's argument, for errors. Raises: InputError if
-        there is no such folder.
+    Args:
+        fetching: Options of `snapshot_download`.
+        argument: Name of the caller's argument, for errors.
+
+    Raises:
+        InputError: If there is no such folder.
     """
     text = path_text(
         source, argument, "a drafter's folder, a shipped model's name and the drafter's (vlm-scenes/eagle)"
@@ -150,9 +171,14 @@ def drafter_folder(model: Path, name: str) -> Path | None:
 
 
 def path_text(source: object, argument: str, rule: str) -> str:
-    """Convert a path or name to text. Raises InputError for other types, and for text that cannot be a file name.
+    """Convert a path or name to text.
 
-    argument: name of the caller's argument, for the error. rule: what the argument must be, in words.
+    Args:
+        argument: Name of the caller's argument, for the error.
+        rule: What the argument must be, in words.
+
+    Raises:
+        InputError: For other types, and for text that cannot be a file name.
     """
     try:
         text = os.fspath(source)  # type: ignore[call-overload] # TypeError if it is not a path
@@ -167,11 +193,18 @@ def path_text(source: object, argument: str, rule: str) -> str:
 def download(
     name: str, files: Sequence[str], argument: str = "model", fetching: Mapping[str, Any] | None = None
 ) -> Path:
-    """Download a repository of the hub, "owner/name" or "owner/name@revision", to the local cache. Returns: its folder.
+    """Download a repository of the hub, "owner/name" or "owner/name@revision", to the local cache.
 
-    files: name patterns of the files to download. argument: name of the caller's argument, for errors. fetching:
-        further options of `snapshot_download`.
-    Raises: InputError if the download fails; the message explains how to get the model, also without a network.
+    Args:
+        files: Name patterns of the files to download.
+        argument: Name of the caller's argument, for errors.
+        fetching: Further options of `snapshot_download`.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        InputError: If the download fails; the message explains how to get the model, also without a network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError

@@ -34,8 +34,9 @@ def command_record(device: torch.device | None) -> dict[str, Any]:
     """Describe the running command as JSON data: command line, versions, commit (and whether files differ from the
     commit), date, device.
 
-    device: the device on which the command computed; None if unknown. Paths are relative to the checkout of the
-        repository.
+    Args:
+        device: The device on which the command computed; None if unknown. Paths are relative to the checkout of the
+            repository.
     """
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", "mmdec")
     return {
@@ -56,8 +57,10 @@ def measurement_conditions(
     """Describe the conditions of a measurement as JSON data: command, versions and commit, the machine, and the
     arguments.
 
-    device, dtype: those of the model's weights; None if unknown. batch: number of recordings or prompts in a batch, or
-        several such numbers. threads: torch's CPU threads.
+    Args:
+        device, dtype: Those of the model's weights; None if unknown.
+        batch: Number of recordings or prompts in a batch, or several such numbers.
+        threads: torch's CPU threads.
     """
     return {
         "cpu": _cpu(),
@@ -139,8 +142,11 @@ def _cpu() -> str:
 
 
 def _git(*words: str) -> str | None:
-    """Run git in this checkout, and return its output; None without git or a checkout, or after an error. words: git's
-    arguments."""
+    """Run git in this checkout, and return its output; None without git or a checkout, or after an error.
+
+    Args:
+        words: git's arguments.
+    """
     git = shutil.which("git")
     if git is None or not (CHECKOUT / ".git").exists():
         return None

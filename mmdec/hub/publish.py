@@ -28,7 +28,11 @@ MAX_TEXT_BYTES = 2**20  # maximum bytes of a text file that is copied to a new v
 
 
 def new_folder(directory: str | os.PathLike[str]) -> Path:
-    """Check that a folder is new or empty, and return its path. Raises InputError if it is neither."""
+    """Check that a folder is new or empty, and return its path.
+
+    Raises:
+        InputError: If it holds something.
+    """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"`directory` must be new or empty, but '{target}' is not. Choose another.")
@@ -39,7 +43,10 @@ def new_folder(directory: str | os.PathLike[str]) -> Path:
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Context manager that yields an empty folder to write in. When the block ends, the folder replaces `target`.
 
-    If the block raises, the folder is removed and `target` stays as it was. Raises: InputError if `target` is a file.
+    If the block raises, the folder is removed and `target` stays as it was.
+
+    Raises:
+        InputError: If `target` is a file.
     """
     folder = Path(target)
     if folder.exists() and not folder.is_dir():
@@ -63,7 +70,9 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.device) -> None:
     """Write provenance.json: how the weights were trained, and the running command, versions and commit.
 
-    training: settings and data of the training. device: the device of the weights.
+    Args:
+        training: Settings and data of the training.
+        device: The device of the weights.
     """
     text = json.dumps({"training": portable(training), **command_record(device)}, indent=2, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
@@ -72,7 +81,8 @@ def write_provenance(folder: Path, training: Mapping[str, Any], device: torch.de
 def write_card(old: Path, fresh: Path, card: str | None) -> None:
     """Write the model card into the folder `fresh`, which will replace `old`: this card, or if it is None, `old`'s.
 
-    Raises: InputError if the weights of the two folders differ, because the card's figures would then be wrong.
+    Raises:
+        InputError: If the weights of the two folders differ, because the card's figures would then be wrong.
     """
     if card is not None:
         (fresh / CARD).write_text(card, encoding="utf-8")
@@ -93,8 +103,13 @@ def same_weights(old: Path, fresh: Path) -> bool:
 
 
 def copy_texts(old: Path, fresh: Path, names: Sequence[str]) -> None:
-    """Copy text files that describe the weights from the folder `old` to `fresh`, if they exist. Links that lead out of
-    the folder, and large files, are not copied. names: names of the files."""
+    """Copy text files that describe the weights from the folder `old` to `fresh`, if they exist.
+
+    Links that lead out of the folder, and large files, are not copied.
+
+    Args:
+        names: Names of the files.
+    """
     for name in names:
         path = old / name
         if path.is_file() and lies_inside(path, old) and path.stat().st_size <= MAX_TEXT_BYTES:
@@ -105,7 +120,8 @@ def check_replaceable(target: Path, fresh: Path, also: Sequence[str] = ()) -> No
     """Raise InputError if the folder `target` holds files that its replacement `fresh` does not have, because they
     would be lost.
 
-    also: names of files that may be lost.
+    Args:
+        also: Names of files that may be lost.
     """
     if not target.is_dir():
         return
@@ -129,10 +145,19 @@ def push_folder(
 ) -> str:
     """Upload a folder to the hub in one commit; creates the repository if needed.
 
-    folder: the local folder. repo_id: "owner/name". private: whether a new repository is private. token: access token.
-        revision: the branch; None: the main one. commit_message: the commit's title.
-    Returns: the commit's address.
-    Raises: InputError if the hub refuses or cannot be reached.
+    Args:
+        folder: The local folder.
+        repo_id: "owner/name".
+        private: Whether a new repository is private.
+        token: Access token.
+        revision: The branch; None: the main one.
+        commit_message: The commit's title.
+
+    Returns:
+        The commit's address.
+
+    Raises:
+        InputError: If the hub refuses or cannot be reached.
     """
     from huggingface_hub import create_repo, upload_folder
     from huggingface_hub.errors import HfHubHTTPError

@@ -43,12 +43,13 @@ class Actor:
 def run_on_ray(work: Work, parts: Sequence[Part], workers: int | None = None) -> Iterator[tuple[int, int]]:
     """Process parts of a list on the Ray cluster that the environment variable RAY_ADDRESS names, else on this machine.
 
-    Yields: for each part, the number of its rows and the number of rows that failed.
-
     Args:
         work: What to do with each row.
         parts: (index, rows) of each part.
         workers: Number of actors; each loads the model. None: one for each GPU, or without GPUs one for each CPU.
+
+    Yields:
+        For each part, the number of its rows and the number of rows that failed.
 
     Raises:
         InputError: If Ray is not installed, or a model or an option is wrong.

@@ -126,18 +126,17 @@ class Work:
 
 @final
 class PartWorker:
-    """Processes parts of a list. Holds the model, which is loaded once."""
+    """Processes parts of a list. Holds the model, which is loaded once.
+
+    Args:
+        work: What to compute.
+        call: Function that decodes a list of paths with given options; None: the public call of `work.verb`.
+
+    Raises:
+        InputError: If there is no such model, or an option is wrong.
+    """
 
     def __init__(self, work: Work, call: Call | None = None) -> None:
-        """Initialize.
-
-        Args:
-            work: What to compute.
-            call: Function that decodes a list of paths with given options; None: the public call of `work.verb`.
-
-        Raises:
-            InputError: If there is no such model, or an option is wrong.
-        """
         self._work = work
         self._call = _public_call(work) if call is None else call
 
@@ -231,7 +230,8 @@ def run_locally(work: Work, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
 def decode_each(batch: Sequence[Any], call: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
     """Decode a batch.
 
-    Returns for each input its result, or an error message. If the batch fails, each input is decoded by itself.
+    Returns:
+        For each input its result, or an error message. If the batch fails, each input is decoded by itself.
     """
     from mmdec.tasks.batch import BatchError
 

@@ -24,8 +24,9 @@ Table = dict[str, dict[str, float]]  # context -> word -> ln P
 class NGram:
     """A back-off language model: ln P(word | context).
 
-    successors: context -> {word: ln P(word | context)}; the context "" holds the unigrams.
-    backoff: context -> natural logarithm of its back-off weight; 0 for a context that is missing.
+    Args:
+        successors: Context -> {word: ln P(word | context)}; the context "" holds the unigrams.
+        backoff: Context -> natural logarithm of its back-off weight; 0 for a context that is missing.
     """
 
     def __init__(self, order: int, successors: Table, backoff: dict[str, float]) -> None:
@@ -80,9 +81,14 @@ class NGram:
     ) -> NGram:
         """Estimate the model from sentences, each a sequence of tokens.
 
-        order: n of the n-grams. vocabulary: further tokens, which may be missing in the sentences.
-        max_entries: maximum number of n-grams of the highest order, or a list with one maximum for each order from 2.
-        Raises: InputError if there are no tokens.
+        Args:
+            order: N of the n-grams.
+            vocabulary: Further tokens, which may be missing in the sentences.
+            max_entries: Maximum number of n-grams of the highest order, or a list with one maximum for each order from
+                2.
+
+        Raises:
+            InputError: If there are no tokens.
         """
         counts = _continuation_counts(sentences, order)
         if not counts[0]:
@@ -120,10 +126,12 @@ class NGram:
         """Remove n-grams of one order until at most `max_entries` remain; first those whose probability back-off
         predicts best.
 
-        An n-gram that is the context of a longer n-gram is not removed. counts: how often each n-gram of this order
-        occurred: context -> word -> count.
-        The criterion is the weighted difference of Seymore and Rosenfeld (1996), with the back-off weight as it would
-        be without the n-gram.
+        An n-gram that is the context of a longer n-gram is not removed.
+
+        Args:
+            counts: How often each n-gram of this order occurred: context -> word -> count. The criterion is the
+                weighted difference of Seymore and Rosenfeld (1996), with the back-off weight as it would be without the
+                n-gram.
         """
         if sum(map(len, counts.values())) <= max_entries:
             return
@@ -186,7 +194,8 @@ def _discounts(table: Mapping[str, Mapping[str, int]]) -> list[float]:
     """Compute the four discounts of modified Kneser-Ney for one order: of n-grams that occur 0, 1, 2, and 3 or more
     times. They are limited to valid values, because generated text may have few n-grams of some counts.
 
-    table: context -> word -> count.
+    Args:
+        table: Context -> word -> count.
     """
     counts: Counter[int] = Counter()
     for followers in table.values():

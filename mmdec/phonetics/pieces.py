@@ -54,8 +54,12 @@ class PieceTokenizer:
 
     @classmethod
     def learn(cls, texts: Iterable[str], count: int, special: Sequence[str]) -> PieceTokenizer:
-        """Learn a BPE vocabulary from texts. count: its size, special pieces included. special: the special pieces,
-        which get the first ids."""
+        """Learn a BPE vocabulary from texts.
+
+        Args:
+            count: Its size, special pieces included.
+            special: The special pieces, which get the first ids.
+        """
         tokenizer = Tokenizer(BPE())
         tokenizer.pre_tokenizer = Metaspace()  # type: ignore[assignment] # typed by the getter
         tokenizer.decoder = MetaspaceDecoder()  # type: ignore[assignment] # the same
@@ -70,7 +74,9 @@ class PieceTokenizer:
         """Load the tokenizer from the file `path`; if there is no such file, learn the tokenizer from `texts()` and
         save it to `path`.
 
-        count: size of the vocabulary. special: the special pieces, which get the first ids.
+        Args:
+            count: Size of the vocabulary.
+            special: The special pieces, which get the first ids.
         """
         if not path.is_file():
             cls.learn(texts(), count, special).save(path)
@@ -78,7 +84,11 @@ class PieceTokenizer:
 
     @classmethod
     def read(cls, path: Path) -> PieceTokenizer:
-        """Load a tokenizer from its JSON file. Raises InputError for any other file."""
+        """Load a tokenizer from its JSON file.
+
+        Raises:
+            InputError: For any other file.
+        """
         try:
             return cls(Tokenizer.from_file(str(path)))
         except Exception as error:  # all exceptions, because the package tokenizers raises a bare `Exception`

@@ -184,15 +184,21 @@ class Speller:
     def __init__(self, lexicon: Mapping[str, Phones], rules: Mapping[str, Phones]) -> None:
         """Set lexicon and rules.
 
-        lexicon: word in lower case, or a letter with a full stop ("b." for its name) -> phones.
-        rules: "left(letter)right" -> the phones of this letter between these neighbouring letters.
+        Args:
+            lexicon: Word in lower case, or a letter with a full stop ("b." for its name) -> phones.
+            rules: "left(letter)right" -> the phones of this letter between these neighbouring letters.
         """
         self.lexicon, self.rules = lexicon, rules
 
     @classmethod
     def read(cls, path: Path) -> Speller:
-        """Load a speller from a file. Its lines are "word<tab>phones" (the lexicon) and "left(letter)right<tab>phones"
-        (the rules). Raises InputError for a file that cannot be read."""
+        """Load a speller from a file.
+
+        Its lines are "word<tab>phones" (the lexicon) and "left(letter)right<tab>phones" (the rules).
+
+        Raises:
+            InputError: For a file that cannot be read.
+        """
         entries = {word: variants[0] for word, variants in read_lexicon(path).items()}
         rules = {word for word in entries if "(" in word}
         lexicon = {word: said for word, said in entries.items() if word not in rules}
@@ -281,7 +287,9 @@ class Speller:
 def contexts(padded: str, place: int) -> list[str]:
     """Return the keys "left(letter)right" of all rules that can apply to one letter; the smallest context comes first.
 
-    padded: the word, with `EDGE` signs at both ends. place: index of the letter in it.
+    Args:
+        padded: The word, with `EDGE` signs at both ends.
+        place: Index of the letter in it.
     """
     letter, after = padded[place], place + 1
     return [f"{padded[place - left : place]}({letter}){padded[after : after + right]}" for left, right in CONTEXT_SIZES]
@@ -302,7 +310,8 @@ def _going(said: Phones) -> Phones:
 def _stems(word: str, ending: str) -> list[str]:
     """Return possible stems of an inflected word: "tries" -> try; "stopped" -> stop; "making" -> make.
 
-    ending: "s", "ed" or "ing".
+    Args:
+        ending: "s", "ed" or "ing".
     """
     if not word.endswith(ending) or len(word) < len(ending) + 2:
         return []

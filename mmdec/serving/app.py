@@ -175,7 +175,7 @@ def make_server(
     finishes the open requests.
 
     Args:
-        names: names, folders or hub ids of models; empty: the shipped models.
+        names: Names, folders or hub ids of models; empty: the shipped models.
         token: The access token that clients must send; None: all clients are accepted.
         limits: Limits on requests; None: the defaults.
         rows: Maximum batch size.

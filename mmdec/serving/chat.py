@@ -226,21 +226,20 @@ def _picture(url: str) -> bytes:
 
 
 class _Answer:
-    """Converts one request's results to responses in OpenAI's format. Holds what all responses of the request share."""
+    """Converts one request's results to responses in OpenAI's format. Holds what all responses of the request share.
+
+    Args:
+        model: The model's name.
+        stops: Strings at which the text ends.
+        engine: Of the model.
+        prompt: Number of prompt tokens.
+        limit: The server's maximum of new tokens.
+        wanted: The client's; None: it set none.
+    """
 
     def __init__(
         self, model: str, stops: tuple[str, ...], engine: AnswerEngine, prompt: int, limit: int, wanted: int | None
     ) -> None:
-        """Initialize.
-
-        Args:
-            model: The model's name.
-            stops: Strings at which the text ends.
-            engine: Of the model.
-            prompt: Number of prompt tokens.
-            limit: The server's maximum of new tokens.
-            wanted: The client's; None: it set none.
-        """
         self._by_client = wanted is not None and wanted <= limit
         self._remedy = "; set max_completion_tokens" if (wanted or limit) < limit else ", the server's maximum"
         self._stops, self._engine, self._prompt = stops, engine, prompt

@@ -46,14 +46,12 @@ class TextDeltas:
     """Divides a growing text into pieces for streaming.
 
     Holds how much of the text was sent; text that was sent never changes.
+
+    Args:
+        stops: Strings at which the text ends. The first of them, and what follows it, is not sent.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Initialize.
-
-        Args:
-            stops: Strings at which the text ends. The first of them, and what follows it, is not sent.
-        """
         self._stops, self._sent = stops, 0
 
     def cut(self, text: str) -> str:

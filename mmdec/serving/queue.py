@@ -48,18 +48,16 @@ class Job:
     """One request: what to decode, and a queue of events for the handler that waits.
 
     Must be made in the handler's event loop.
+
+    Args:
+        engine: Decodes the job.
+        key: The decoding options; jobs of one engine with equal keys may be decoded together.
+        rows: Maximum size of such a batch.
+        given: What to decode, such as samples.
+        seconds: Duration of the audio, for the metrics.
     """
 
     def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
-        """Initialize.
-
-        Args:
-            engine: Decodes the job.
-            key: The decoding options; jobs of one engine with equal keys may be decoded together.
-            rows: Maximum size of such a batch.
-            given: What to decode, such as samples.
-            seconds: Duration of the audio, for the metrics.
-        """
         self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
         self.gone = False  # whether the client has disconnected; then the job's row of the batch ends early
         self.streams = False  # whether the client gets text while the job is decoded
@@ -101,15 +99,14 @@ class DisconnectCriterion:
 
 @final
 class DecodingWorker:
-    """Holds the queue of waiting jobs, and runs the threads that decode them, the oldest jobs first."""
+    """Holds the queue of waiting jobs, and runs the threads that decode them, the oldest jobs first.
+
+    Args:
+        metrics: Counts the decoded work.
+        decoders: Number of threads; each decodes one batch at a time.
+    """
 
     def __init__(self, metrics: Metrics, decoders: int = 1) -> None:
-        """Initialize.
-
-        Args:
-            metrics: Counts the decoded work.
-            decoders: Number of threads; each decodes one batch at a time.
-        """
         self._metrics, self._changed = metrics, threading.Condition()
         self._waiting: deque[Job] = deque()
         self._decoding: list[Job] = []
@@ -148,7 +145,7 @@ class DecodingWorker:
         return sum(self.waiting()) * self._pace / len(self._threads)
 
     def close(self) -> None:
-        """Decode all jobs in the queue, then end the threads. Returns when they have ended."""
+        """Decode all jobs in the queue, then end the threads and wait for them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

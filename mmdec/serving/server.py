@@ -49,19 +49,18 @@ class ServerLimits:
 
 @final
 class ApiError(Exception):
-    """An exception that becomes an error response in OpenAI's format."""
+    """An exception that becomes an error response in OpenAI's format.
+
+    Args:
+        status: The HTTP status.
+        message: The text for the client.
+        kind, code: The fields "type" and "code" of OpenAI's errors.
+        more: `param`, the name of the wrong parameter; `headers`, further headers of the response.
+    """
 
     def __init__(
         self, status: int, message: str, kind: str = "invalid_request_error", code: str | None = None, **more: Any
     ) -> None:
-        """Initialize.
-
-        Args:
-            status: The HTTP status.
-            message: The text for the client.
-            kind, code: The fields "type" and "code" of OpenAI's errors.
-            more: `param`, the name of the wrong parameter; `headers`, further headers of the response.
-        """
         self.status, self.headers = status, more.get("headers")
         self.content = {"error": {"message": message, "type": kind, "param": more.get("param"), "code": code}}
         super().__init__(message)
@@ -84,16 +83,15 @@ class ApiError(Exception):
 
 @final
 class Server:
-    """The state that all requests share: models by name, the worker that decodes, limits and counters."""
+    """The state that all requests share: models by name, the worker that decodes, limits and counters.
+
+    Args:
+        models: The engines by model name.
+        limits: What is accepted.
+        token: Clients must send it in the header `Authorization: Bearer`; None: all clients are accepted.
+    """
 
     def __init__(self, models: Mapping[str, AnyEngine], limits: ServerLimits, token: str | None = None) -> None:
-        """Initialize.
-
-        Args:
-            models: The engines by model name.
-            limits: What is accepted.
-            token: Clients must send it in the header `Authorization: Bearer`; None: all clients are accepted.
-        """
         self.models, self.limits, self.metrics = models, limits, Metrics()
         self.worker = DecodingWorker(self.metrics, limits.decoders)
         self.began = int(time.time())
@@ -251,14 +249,12 @@ class AccessMiddleware:
 
     It rejects requests without the right token, and requests that exceed `Limits`: too many, too large or too slow. It
     also rejects WebSockets of web pages that may not call the server, because browsers do not apply CORS to WebSockets.
+
+    Args:
+        origins: Web pages that may open a WebSocket, such as "https://example.org"; "*": all.
     """
 
     def __init__(self, app: ASGIApp, server: Server, origins: Sequence[str] = ()) -> None:
-        """Initialize.
-
-        Args:
-            origins: Web pages that may open a WebSocket, such as "https://example.org"; "*": all.
-        """
         self._app, self._server, self._origins = app, server, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

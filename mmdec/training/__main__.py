@@ -83,7 +83,10 @@ class TrainingCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and check the checkpoint --ckpt_path before Lightning takes the model's options from it.
-        Raises InputError if the checkpoint is damaged or belongs to another model class."""
+
+        Raises:
+            InputError: If the checkpoint is damaged or belongs to another model class.
+        """
         super().parse_arguments(parser, args)
         recipe = self.config.get(str(self.config.get("subcommand"))) or {}
         path = recipe.get("ckpt_path")
@@ -163,8 +166,14 @@ class TrainingCLI(LightningCLI):
 
 
 def main(arguments: Sequence[str] | None = None) -> TrainingCLI:
-    """Run the training command line. arguments: the command line's words; None: those of this process. Returns the CLI
-    object."""
+    """Run the training command line.
+
+    Args:
+        arguments: The command line's words; None: those of this process.
+
+    Returns:
+        The CLI object.
+    """
     return TrainingCLI(
         LightningModule,
         LightningDataModule,

@@ -64,7 +64,8 @@ class TimeLimit(Timer):
     Training ends after the step in which the time runs out, with a validation and a checkpoint. Checkpoints do not
     store the time that has passed: a resumed run has a new limit.
 
-    seconds: time limit, from the first training step on.
+    Args:
+        seconds: Time limit, from the first training step on.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -102,7 +103,9 @@ class StageBar(Callback):
     tokens per decoding round in training ("train/round"), the bar shows this estimate. After the first validation, it
     shows the tokens per round on held-out answers instead, because a drafter may overfit the training answers.
 
-    stage: the name to show. seconds: the time limit, from the first training step on.
+    Args:
+        stage: The name to show.
+        seconds: The time limit, from the first training step on.
     """
 
     def __init__(self, stage: str, seconds: float) -> None:

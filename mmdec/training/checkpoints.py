@@ -84,8 +84,8 @@ def divergence_error(fault: str, step: int, options: Mapping[str, Any]) -> Mmdec
     """Build the error of a training whose loss or weights are not finite.
 
     Args:
-        fault: words for the message: what is not finite.
-        options: the module's hyperparameters, with the learning rate.
+        fault: Words for the message: what is not finite.
+        options: The module's hyperparameters, with the learning rate.
     """
     key = next((name for name in RATES if name in options), RATES[0])
     now = f", which is {options[key]:g}" if isinstance(options.get(key), (int, float)) else ""
@@ -122,8 +122,11 @@ class WholeCheckpoints(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint. If this fails, an earlier file at `path` stays as it was. Raises MmdecError if a weight
-        is not finite or the file cannot be written."""
+        """Write a checkpoint. If this fails, an earlier file at `path` stays as it was.
+
+        Raises:
+            MmdecError: If a weight is not finite or the file cannot be written.
+        """
         if Path(path).name != HANDED:
             fault = not_finite(checkpoint["state_dict"])
             if fault:
@@ -142,8 +145,11 @@ class WholeCheckpoints(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint to the CPU. Code in the file is never run, even if `weights_only` is false. Raises
-        InputError for a damaged file; the message names the newest undamaged checkpoint in the same folder."""
+        """Read a checkpoint to the CPU. Code in the file is never run, even if `weights_only` is false.
+
+        Raises:
+            InputError: For a damaged file; the message names the newest undamaged checkpoint in the same folder.
+        """
         if Path(path).name == HANDED:
             return torch.load(path, map_location="cpu", weights_only=True)
         return read_resumed(path)
@@ -160,11 +166,11 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """Read the weights that training begins from, by name.
 
     Args:
-        path: a checkpoint file, or a folder with model.safetensors.
-        prefix: text to put before each name, if `path` is a folder.
+        path: A checkpoint file, or a folder with model.safetensors.
+        prefix: Text to put before each name, if `path` is a folder.
 
     Raises:
-        InputError: for damaged files.
+        InputError: For damaged files.
     """
     if not path.is_dir():
         state: dict[str, Tensor] = read_checkpoint(path, "start")["state_dict"]
@@ -176,8 +182,14 @@ def read_start(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def check_local(path: str | os.PathLike[str], argument: str) -> Path:
-    """Check that a path is on this machine, and return it. argument: the option's name, for messages. Raises InputError
-    for an address such as http:// or s3://."""
+    """Check that a path is on this machine, and return it.
+
+    Args:
+        argument: The option's name, for messages.
+
+    Raises:
+        InputError: For an address such as http:// or s3://.
+    """
     text = os.fspath(path)
     if _ADDRESS.match(text):
         raise InputError(
@@ -188,8 +200,14 @@ def check_local(path: str | os.PathLike[str], argument: str) -> Path:
 
 
 def read_checkpoint(path: Path, argument: str = "checkpoint") -> dict[str, Any]:
-    """Read a Lightning checkpoint, which may hold only tensors and plain values. argument: the option's name, for
-    messages. Raises InputError if the file is damaged, holds other objects, or has weights that are not finite."""
+    """Read a Lightning checkpoint, which may hold only tensors and plain values.
+
+    Args:
+        argument: The option's name, for messages.
+
+    Raises:
+        InputError: If the file is damaged, holds other objects, or has weights that are not finite.
+    """
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         checkpoint: Any = None
         try:
@@ -236,7 +254,11 @@ def _lacks(checkpoint: Any) -> str:
 
 
 def _fault(error: Exception, size: int) -> str:
-    """Return words for a message: why a file could not be read. size: the file's length in bytes."""
+    """Return words for a message: why a file could not be read.
+
+    Args:
+        size: The file's length in bytes.
+    """
     if isinstance(error, zipfile.BadZipFile):
         return f"it is cut off or another file, {size} bytes long"
     code = re.search(r"GLOBAL (\S+)", str(error))
@@ -246,8 +268,11 @@ def _fault(error: Exception, size: int) -> str:
 
 
 def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the checkpoint to resume from. Raises InputError if it is damaged; the message names the newest undamaged
-    checkpoint in the same folder."""
+    """Read the checkpoint to resume from.
+
+    Raises:
+        InputError: If it is damaged; the message names the newest undamaged checkpoint in the same folder.
+    """
     file = check_local(path, "ckpt_path")
     try:
         return read_checkpoint(file, "ckpt_path")
@@ -258,9 +283,16 @@ def read_resumed(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def last_checkpoint(folders: Iterable[Path]) -> Path | None:
-    """Return the checkpoint that --ckpt_path=last means: the newest last.ckpt in these folders. If it is damaged or
-    missing, return the undamaged step=N.ckpt with the highest N. Returns None if there is no checkpoint. Raises
-    InputError if all are damaged."""
+    """Return the checkpoint that --ckpt_path=last means: the newest last.ckpt in these folders.
+
+    If it is damaged or missing, return the undamaged step=N.ckpt with the highest N.
+
+    Returns:
+        None if there is no checkpoint.
+
+    Raises:
+        InputError: If all are damaged.
+    """
     places = list(folders)
     last = [path for folder in places for path in folder.glob("last*.ckpt")]
     steps = [path for folder in places for path in _step_checkpoints(folder)]
@@ -283,7 +315,10 @@ def last_checkpoint(folders: Iterable[Path]) -> Path | None:
 
 def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
     """Return the undamaged checkpoint of the highest training step, with finite weights; None if there is none.
-    besides: a path to leave out."""
+
+    Args:
+        besides: A path to leave out.
+    """
     for path in sorted(set(paths) - {besides}, key=_step, reverse=True):
         try:
             read_checkpoint(path)
@@ -295,7 +330,11 @@ def newest_good(paths: Iterable[Path], besides: Path) -> Path | None:
 
 def newest_checkpoints(folder: Path, count: int) -> list[Path]:
     """Return the last `count` checkpoints of a folder, by training step in ascending order. last.ckpt is ignored,
-    because it is a copy. Raises InputError if the folder has no checkpoint."""
+    because it is a copy.
+
+    Raises:
+        InputError: If the folder has no checkpoint.
+    """
     numbered = sorted(_step_checkpoints(folder), key=_step)
     if not numbered:
         raise InputError(f"`folder` must hold checkpoints, but '{folder}' holds none. Train first.")
@@ -314,13 +353,13 @@ def load_averaged(build: Callable[..., M], checkpoints: Sequence[Path]) -> tuple
     """Load a training module, with the mean of the weights in several checkpoints.
 
     Args:
-        build: the module's class, which is called with the hyperparameters, but without initial weights (`start`).
+        build: The module's class, which is called with the hyperparameters, but without initial weights (`start`).
 
     Returns:
-        the module in eval mode, and the training step of the last checkpoint.
+        The module in eval mode, and the training step of the last checkpoint.
 
     Raises:
-        InputError: for checkpoints of another module.
+        InputError: For checkpoints of another module.
     """
     last = read_checkpoint(checkpoints[-1])
     try:
@@ -368,7 +407,11 @@ def average(states: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def check_counts(**counts: int) -> None:
-    """Raise InputError if one of these options is below 1. counts: the values, by the option's name."""
+    """Raise InputError if one of these options is below 1.
+
+    Args:
+        counts: The values, by the option's name.
+    """
     for name, value in counts.items():
         if value < 1:
             raise InputError(f"`{name}` must be at least 1, but is {value}. Raise it.")

@@ -55,7 +55,11 @@ class DrafterModule(RecipeModule):
     best = 0.0
 
     def write_training(self, folder: Path, scores: dict[str, float]) -> None:
-        """Write into a drafter's folder how it was trained. scores: of validation, by name."""
+        """Write into a drafter's folder how it was trained.
+
+        Args:
+            scores: Of validation, by name.
+        """
         options = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
         training = {"step": self.global_step, "hyperparameters": options, "dev": scores}
         write_provenance(folder, training, self.device)

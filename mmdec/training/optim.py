@@ -36,8 +36,8 @@ def seed_step(seed: int, epoch: int, step: int, rank: int = 0) -> None:
     uninterrupted training.
 
     Args:
-        step: number of the step within the epoch.
-        rank: number of the process; each process draws different numbers.
+        step: Number of the step within the epoch.
+        rank: Number of the process; each process draws different numbers.
     """
     torch.manual_seed((rank << 48) + (seed * 100_003 + epoch) * 1_000_003 + step)
 
@@ -46,9 +46,10 @@ def with_schedule(optimizer: Optimizer, rate: Callable[[int], float]) -> Optimiz
     """Return an optimizer with its learning-rate schedule in the form that Lightning's `configure_optimizers` must
     return.
 
-    rate: maps the number of an optimizer step to the factor on the learning rate. It must be a function, not a callable
-        object: torch would store the object's attributes in checkpoints and restore them, so a resumed training could
-        not change its schedule.
+    Args:
+        rate: Maps the number of an optimizer step to the factor on the learning rate. It must be a function, not a
+            callable object: torch would store the object's attributes in checkpoints and restore them, so a resumed
+            training could not change its schedule.
     """
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, rate), "interval": "step"}}
 
@@ -59,7 +60,9 @@ class MuonAdamW(Optimizer):
     Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, section 2.2), so that one learning rate suits
     both optimizers. State: the two optimizers.
 
-    matrices: two-dimensional parameters for Muon. others: parameter groups for AdamW.
+    Args:
+        matrices: Two-dimensional parameters for Muon.
+        others: Parameter groups for AdamW.
     """
 
     def __init__(
@@ -88,9 +91,9 @@ class MuonAdamW(Optimizer):
         """Build the optimizer from a module's named parameters. Frozen parameters are left out.
 
         Args:
-            inner: takes the name of a matrix and the matrix; returns whether Muon trains it. AdamW trains everything
+            inner: Takes the name of a matrix and the matrix; returns whether Muon trains it. AdamW trains everything
                 else.
-            more: further parameter groups for AdamW, each with its own learning rate.
+            more: Further parameter groups for AdamW, each with its own learning rate.
         """
         trained = [(name, weight) for name, weight in parameters if weight.requires_grad]
         matrices = [weight for name, weight in trained if weight.dim() == 2 and inner(name, weight)]
@@ -167,7 +170,7 @@ def orthogonal(matrices: Tensor, coefficients: tuple[float, float, float], steps
 
     Args:
         coefficients: (a, b, c).
-        eps: the smallest norm by which a matrix is divided at the start.
+        eps: The smallest norm by which a matrix is divided at the start.
     """
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
@@ -206,9 +209,13 @@ class Schedule:
         return rise * max(0.0, 1.0 - (step - self.decay_from) / max(self.decay_steps, 1))
 
     def ending(self, step: int, end: int) -> Schedule:
-        """Return a schedule that has the same value at `step` and falls linearly to zero at step `end`. This schedule
-        must be a trapezoid. Returns this schedule unchanged if it is zero at `step`, or if `end` is not after
-        `step`."""
+        """Return a schedule that has the same value at `step` and falls linearly to zero at step `end`.
+
+        This schedule must be a trapezoid.
+
+        Returns:
+            This schedule unchanged if it is zero at `step`, or if `end` is not after `step`.
+        """
         flat = self.decay_from is None or step <= self.decay_from
         height = 1.0 if flat else max(0.0, 1.0 - (step - (self.decay_from or 0)) / max(self.decay_steps, 1))
         if height == 0.0 or end <= step:
@@ -233,8 +240,8 @@ def batches_by_size(order: Iterable[int], sizes: Sequence[int], most: int) -> li
     The size of a batch is that of its largest item times its number of items, as with padding.
 
     Args:
-        sizes: size of each item, by the item's index.
-        most: the largest size of a batch. A larger item forms a batch alone.
+        sizes: Size of each item, by the item's index.
+        most: The largest size of a batch. A larger item forms a batch alone.
     """
     batches: list[list[int]] = [[]]
     largest = 0
@@ -252,10 +259,10 @@ def token_weight(count: Tensor) -> Tensor:
     mean over all tokens. It is `count` / (mean count of all processes).
 
     Args:
-        count: one or several counts, a tensor of the same shape in every process.
+        count: One or several counts, a tensor of the same shape in every process.
 
     Returns:
-        a factor for each count. It is 1 in a single process. It is also 1 if gradients are off, as in validation:
+        A factor for each count. It is 1 in a single process. It is also 1 if gradients are off, as in validation:
         there, processes may have different numbers of batches, and a process that called this alone would wait forever.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.is_grad_enabled()):

@@ -27,8 +27,9 @@ TERMINATED = 143  # exit code after SIGTERM: 128 + 15, as in shells
 def end_with_parent(parent: int | None = None) -> None:
     """Let this process end when its parent ends. The child process calls this before anything else.
 
-    parent: the parent's process id, which the parent passed to the child; None: the current parent. (If the parent has
-        ended already, the current parent is another process.)
+    Args:
+        parent: The parent's process id, which the parent passed to the child; None: the current parent. (If the parent
+            has ended already, the current parent is another process.)
     """
     expected = os.getppid() if parent is None else parent
     threading.Thread(target=_watch, args=(expected,), daemon=True, name="end with parent").start()
@@ -61,10 +62,13 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
     """Lock `folder` for this process, until the `with` block or the process ends.
 
     The operating system locks the empty file `folder`/.lock. The file .owner beside it names the holder. Both files
-    remain. Raises InputError if another process, or another call in this process, holds the lock.
+    remain.
 
     Args:
-        what: the work that locks the folder, for messages.
+        what: The work that locks the folder, for messages.
+
+    Raises:
+        InputError: If another process, or another call in this process, holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / ".lock"), folder / ".owner"

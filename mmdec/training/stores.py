@@ -42,10 +42,13 @@ class JsonLines:
 
 @final
 class TokenStore:
-    """Stores lists of token ids by name, in memory and on disk. State: `tokens`, name -> list."""
+    """Stores lists of token ids by name, in memory and on disk. State: `tokens`, name -> list.
+
+    Args:
+        folder: Where process number `rank` writes its file; None: keep the lists in memory only.
+    """
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
-        """folder: where process number `rank` writes its file; None: keep the lists in memory only."""
         self.lines = None if folder is None else JsonLines(folder, rank)
         self.tokens: dict[str, list[int]] = {}
         for _, (name, tokens) in () if self.lines is None else self.lines.read():
@@ -69,11 +72,14 @@ class _Rows(Generic[Entry]):
 
     With each name an entry is stored: the number n, or a list of n token ids. Training must also round newly computed
     rows to half precision: then a resumed training, which reads stored rows, computes the same numbers.
+
+    Args:
+        width: Number of columns, W.
+        rank: Number of this process, which writes its own files. A matrix whose rows are incomplete, because the file
+            was cut off, is ignored.
     """
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: number of columns, W. rank: number of this process, which writes its own files. A matrix whose rows
-        are incomplete, because the file was cut off, is ignored."""
         self.lines = JsonLines(folder, rank)
         self.width, self.file = width, folder / f"{rank}.f16"
         self.index: dict[str, tuple[Path, int, Entry]] = {}  # name -> file, offset in bytes of the first row, entry
@@ -121,7 +127,11 @@ class HiddenStateStore(_Rows[list[int]]):
         return self.index.keys()
 
     def get(self, name: str) -> tuple[list[int], Tensor]:
-        """Return the n token ids of a text and their states (n, H) in float32. Raises KeyError for an unknown name."""
+        """Return the n token ids of a text and their states (n, H) in float32.
+
+        Raises:
+            KeyError: For an unknown name.
+        """
         return self.index[name][2], self._rows(name)
 
     def add(self, texts: Mapping[str, tuple[list[int], Tensor]]) -> None:
@@ -137,7 +147,11 @@ class FrameStore(_Rows[int]):
         return self.index[name][2]
 
     def get(self, name: str) -> Tensor:
-        """Return the states (n, D) of a recording in float32. Raises KeyError for an unknown name."""
+        """Return the states (n, D) of a recording in float32.
+
+        Raises:
+            KeyError: For an unknown name.
+        """
         return self._rows(name)
 
     def add(self, frames: Mapping[str, Tensor]) -> None:
@@ -147,10 +161,14 @@ class FrameStore(_Rows[int]):
 
 @final
 class EncodedWindows:
-    """Stores windows of sound by name: the prompt's token ids, the text's, and the encoder's states (S, H)."""
+    """Stores windows of sound by name: the prompt's token ids, the text's, and the encoder's states (S, H).
+
+    Args:
+        width: Number of channels, H.
+        rank: Number of this process, which writes its own files.
+    """
 
     def __init__(self, folder: Path, width: int, rank: int = 0) -> None:
-        """width: number of channels, H. rank: number of this process, which writes its own files."""
         self.states = FrameStore(folder / "states", width, rank)
         self.prompts, self.texts = TokenStore(folder / "prompts", rank), TokenStore(folder / "texts", rank)
 
@@ -158,13 +176,21 @@ class EncodedWindows:
         return name in self.states and name in self.prompts.tokens and name in self.texts.tokens
 
     def get(self, name: str) -> tuple[list[int], list[int], Tensor]:
-        """Return a window's prompt, text and states (S, H) in float32. Raises KeyError for an unknown name."""
+        """Return a window's prompt, text and states (S, H) in float32.
+
+        Raises:
+            KeyError: For an unknown name.
+        """
         return self.prompts.tokens[name], self.texts.tokens[name], self.states.get(name)
 
     def add(
         self, names: Sequence[str], prompts: Sequence[list[int]], texts: Sequence[list[int]], states: Tensor
     ) -> None:
-        """Store B windows. states: (B, S, H)."""
+        """Store B windows.
+
+        Args:
+            states: (B, S, H).
+        """
         fresh = [row for row, name in enumerate(names) if name not in self]
         self.prompts.add({names[row]: list(prompts[row]) for row in fresh})
         self.texts.add({names[row]: list(texts[row]) for row in fresh})

@@ -53,8 +53,9 @@ class Chat:
         chat.ask("What is this?", "menu.png")
         chat.ask("And what is cheapest?")
 
-    options: the keyword options of `mmdec.describe`, except batch_size, on_text and on_round. One object is one
-        dialogue. If several threads call `ask`, they wait for each other.
+    Args:
+        options: The keyword options of `mmdec.describe`, except batch_size, on_text and on_round. One object is one
+            dialogue. If several threads call `ask`, they wait for each other.
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:

@@ -251,12 +251,13 @@ def draw_batches(
 ) -> list[list[tuple[int, ...]]]:
     """Draw one epoch's `steps` batches for process `rank` of `world`.
 
-    Returns for each batch its items: tuples of row numbers to join.
-
     Args:
         lengths: Number of frames of each row. A batch has items of similar length.
         batch_size: Number of items in one process's batch.
         concatenate: Share of the items that join two rows.
+
+    Returns:
+        For each batch its items: tuples of row numbers to join.
     """
     generator = np.random.default_rng([seed, epoch])
     count = steps * world * batch_size

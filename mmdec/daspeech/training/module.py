@@ -149,7 +149,7 @@ def glance(
         units: (B, M) target tokens, padded.
 
     Returns:
-        `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for
+        `given` (B, L), for the second pass: the token shown to each vertex, or -1. `forced` (B, L), for.
     """
     devices = [states.device] if states.is_cuda else []
     with torch.random.fork_rng(devices):  # the random state is restored, so that the second pass draws the same dropout
@@ -405,7 +405,11 @@ class DASpeechModule(RecipeModule):
 
 
 def load_network(network: nn.Module, state: dict[str, Tensor]) -> list[str]:
-    """Load the weights that fit by name and shape. Returns the names of the network's weights that were not loaded."""
+    """Load the weights that fit by name and shape.
+
+    Returns:
+        The names of the network's weights that were not loaded.
+    """
     own = network.state_dict()
     fitting = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     network.load_state_dict(fitting, strict=False)

@@ -109,7 +109,7 @@ def generator_loss(judges: Discriminators, generated: Tensor, truth: Tensor) -> 
         generated, truth: Samples (B, T) of generated sound and of recordings.
 
     Returns:
-        The adversarial loss, and the feature-matching loss: the relative L1 distance between the discriminators'
+        The adversarial loss, and the feature-matching loss: the relative L1 distance between the discriminators'.
     """
     with torch.no_grad():
         wanted = judges(truth)

@@ -227,14 +227,15 @@ def _decode(
 ) -> Generator[tuple[int, np.ndarray]]:
     """Decode an open file with libsndfile, or with PyAV if libsndfile does not know the format or stops at damage.
 
-    Yields: (sample rate in Hz, samples (T, channels)) for each block.
-
     Args:
         content: A file descriptor, or the file's bytes.
         name: The file's name, for errors.
         path: Its path; "" for a file object.
         max_seconds: Longer audio raises InputError.
         loss: Is filled with what cannot be read.
+
+    Yields:
+        (sample rate in Hz, samples (T, channels)) for each block.
     """
     with _file(content) as opened:
         structure = structure_of(opened)

@@ -229,19 +229,18 @@ def _read(content: Content, at: int, size: int) -> bytes:
 
 @final
 class PatchedFile(io.RawIOBase):
-    """A file that is read with some of its bytes replaced."""
+    """A file that is read with some of its bytes replaced.
+
+    Args:
+        content: A file's descriptor, or its bytes.
+        patches: Offset -> the bytes that are read there.
+        length: The file ends after this many bytes; None: at its own end.
+        start: The file begins at this offset; the other offsets count from it.
+    """
 
     def __init__(
         self, content: Content, patches: Mapping[int, bytes], length: int | None = None, start: int = 0
     ) -> None:
-        """Initialize.
-
-        Args:
-            content: A file's descriptor, or its bytes.
-            patches: Offset -> the bytes that are read there.
-            length: The file ends after this many bytes; None: at its own end.
-            start: The file begins at this offset; the other offsets count from it.
-        """
         self._content, self._patches, self._at, self._start = content, patches, 0, start
         self._length = _length(content) - start if length is None else length
 

@@ -26,14 +26,12 @@ class Mixer:
 
     As long as the channels do not cancel each other, the signs stay as they are, at first all positive. Blocks are
     counted from the beginning of the recording, so that the mix does not depend on how the recording is divided.
+
+    Args:
+        rate: The sample rate in Hz.
     """
 
     def __init__(self, rate: int) -> None:
-        """Initialize.
-
-        Args:
-            rate: The sample rate in Hz.
-        """
         self._size, self._fade = max(round(BLOCK * rate), 1), max(round(FADE * rate), 1)
         self._rate = rate
         self._rest: np.ndarray | None = None  # the last samples, which do not fill a block yet
@@ -42,7 +40,11 @@ class Mixer:
         self._loudest, self._inverted, self._samples = 0.0, 0, 0
 
     def add(self, channels: np.ndarray) -> np.ndarray:
-        """Mix the next samples (T, channels). Returns the samples (N,) of all blocks that are full now."""
+        """Mix the next samples (T, channels).
+
+        Returns:
+            The samples (N,) of all blocks that are full now.
+        """
         count = channels.shape[1]
         if count == 1:
             return channels[:, 0]
@@ -173,6 +175,10 @@ def _best_signs(shared: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
 
 def mix(channels: np.ndarray, rate: int) -> tuple[np.ndarray, Mixer]:
-    """Mix a whole recording (T, channels) down. Returns the samples (T,), and the mixer that made them."""
+    """Mix a whole recording (T, channels) down.
+
+    Returns:
+        The samples (T,), and the mixer that made them.
+    """
     mixer = Mixer(rate)
     return np.concatenate([mixer.add(channels), mixer.end()]), mixer

@@ -37,14 +37,13 @@ MIN_VOICED_BLOCKS = 2  # minimum number of voiced blocks in a window; a window w
 
 @final
 class StreamResampler:
-    """Resamples a stream to 16 kHz, chunk by chunk. The samples equal those of `resample` for the whole recording."""
+    """Resamples a stream to 16 kHz, chunk by chunk. The samples equal those of `resample` for the whole recording.
+
+    Args:
+        rate: The sample rate in Hz of the audio that arrives.
+    """
 
     def __init__(self, rate: int) -> None:
-        """Initialize.
-
-        Args:
-            rate: The sample rate in Hz of the audio that arrives.
-        """
         self._stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
 
     def add(self, samples: np.ndarray, last: bool = False) -> Tensor:
@@ -155,21 +154,20 @@ def cut_at_pauses(samples: Tensor, most: int) -> list[SpeechWindow]:
 
 @final
 class SpeechWindows:
-    """Cuts a stream into windows with speech, and drops the silence between them. Holds the blocks of the window that
-    is still open.
+    """Cuts a stream into windows with speech, and drops the silence between them.
+
+    Holds the blocks of the window that is still open.
 
     A window begins shortly before speech. It closes after a pause, or when it is full. A full window is cut at its
     longest pause, else at its quietest block, and what follows the cut begins the next window.
+
+    Args:
+        pause: A window closes after this many seconds without speech.
+        most: Maximum samples of a window.
+        latest: Whether a full window is cut at its last clear pause instead of its longest pause.
     """
 
     def __init__(self, pause: float, most: int, latest: bool = False) -> None:
-        """Initialize.
-
-        Args:
-            pause: A window closes after this many seconds without speech.
-            most: Maximum samples of a window.
-            latest: Whether a full window is cut at its last clear pause instead of its longest pause.
-        """
         self._latest = latest
         self._gate, self._pause, self._most = VoiceGate(), max(round(pause * 10), TAIL + 1), most // BLOCK
         self._blocks: list[Tensor] = []  # blocks of the open window; while there is no speech, only the newest blocks
@@ -183,7 +181,11 @@ class SpeechWindows:
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
     def add(self, samples: Tensor) -> list[SpeechWindow]:
-        """Append 16 kHz samples (T,) to the stream. Returns the windows that are complete now."""
+        """Append 16 kHz samples (T,) to the stream.
+
+        Returns:
+            The windows that are complete now.
+        """
         closed = list[SpeechWindow]()
         whole = torch.cat([self._rest, samples])
         count = len(whole) // BLOCK
@@ -194,7 +196,11 @@ class SpeechWindows:
         return closed
 
     def end(self) -> list[SpeechWindow]:
-        """End the stream. Returns a list with the last window, or an empty list."""
+        """End the stream.
+
+        Returns:
+            A list with the last window, or an empty list.
+        """
         rest, self._rest = self._rest, torch.zeros(0)
         told = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
         closed = self._add([*told, *self._gate.end()])

@@ -28,7 +28,11 @@ MAX_BAD_SHARE = 0.1  # default for the largest share of bad rows in a split; wit
 
 @dataclass
 class BadRows:
-    """The rows of a corpus that were left out. names: maps each reason to the names of its rows."""
+    """The rows of a corpus that were left out.
+
+    Args:
+        names: Maps each reason to the names of its rows.
+    """
 
     names: dict[str, list[str]] = field(default_factory=dict)
 
@@ -44,8 +48,11 @@ class BadRows:
         return sum(len(names) for names in self.names.values())
 
     def report(self, shown: int = 5, between: str = "\n") -> str:
-        """Describe the rows: for each reason one line, with the number of rows and the first `shown` names. between:
-        text between two lines."""
+        """Describe the rows: for each reason one line, with the number of rows and the first `shown` names.
+
+        Args:
+            between: Text between two lines.
+        """
         return between.join(
             f"{reason}: {len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
             for reason, names in sorted(self.names.items())
@@ -56,9 +63,11 @@ class BadRows:
 class Admission:
     """Rules that decide which rows and files of a corpus are used.
 
-    allow_absolute_paths: allow absolute paths in the corpus's lists, and symbolic links that lead out of the corpus.
-    max_bad_share: the largest share of a split's rows that may be bad. With more bad rows, training stops with an
-        error. With fewer bad rows, these are left out; their names and number are logged.
+    Args:
+        allow_absolute_paths: Allow absolute paths in the corpus's lists, and symbolic links that lead out of the
+            corpus.
+        max_bad_share: The largest share of a split's rows that may be bad. With more bad rows, training stops with an
+            error. With fewer bad rows, these are left out; their names and number are logged.
     """
 
     allow_absolute_paths: bool = False
@@ -75,9 +84,10 @@ class Admission:
     def check(self, bad: BadRows, total: int, of: str, rule: str = "hold usable rows") -> None:
         """Raise InputError if more than `max_bad_share` of the rows are bad.
 
-        total: number of rows, bad ones included.
-        of: what the rows are, for the message, such as "rows of 'a.tsv'". rule: what the corpus must do, for the
-            message.
+        Args:
+            total: Number of rows, bad ones included.
+            of: What the rows are, for the message, such as "rows of 'a.tsv'".
+            rule: What the corpus must do, for the message.
         """
         if bad.count > self.max_bad_share * total:
             raise InputError(
@@ -99,8 +109,14 @@ class PathResolver:
         self.inside: dict[Path, bool] = {}  # folder -> whether it is in `root` after links are resolved
 
     def __call__(self, name: str, place: str) -> Path:
-        """Return the path of a file name. place: where the list has the name, for messages. Raises InputError if the
-        path is outside the folder, or no file can have this name."""
+        """Return the path of a file name.
+
+        Args:
+            place: Where the list has the name, for messages.
+
+        Raises:
+            InputError: If the path is outside the folder, or no file can have this name.
+        """
         if not name or "\0" in name or os.path.normpath(name) == "." or not _encodable(name):
             raise self._refuse(place, f"has {_quote(name)}", "Write a file's name there.")
         path = self.folder / name
@@ -149,9 +165,9 @@ def check_apart(splits: Iterable[Iterable[str]], what: str, remedy: str) -> None
     """Raise InputError if the training split and the development split share an item.
 
     Args:
-        splits: the items' names in the training split, and in the development split.
-        what: what the items are, for the message.
-        remedy: the message's last sentence.
+        splits: The items' names in the training split, and in the development split.
+        what: What the items are, for the message.
+        remedy: The message's last sentence.
     """
     train, dev = map(set, splits)
     both = sorted(train & dev)
@@ -168,14 +184,21 @@ Measure = Callable[[Path], float]
 
 
 def seconds_of(paths: Sequence[Path], kept: Path | None) -> list[float | str]:
-    """Return the duration of each recording in seconds; for a bad recording, a text that says what is wrong. kept:
-    folder that caches the results; None: no cache."""
+    """Return the duration of each recording in seconds; for a bad recording, a text that says what is wrong.
+
+    Args:
+        kept: Folder that caches the results; None: no cache.
+    """
     return _inspect(paths, kept, "recordings", sound_seconds)
 
 
 def sizes_of(paths: Sequence[Path], kept: Path | None, side: int | None = None) -> list[float | str]:
-    """Return the number of pixels of each picture; for a bad picture, a text that says what is wrong. kept: folder that
-    caches the results; None: no cache. side: width and height that each picture must have; None: any."""
+    """Return the number of pixels of each picture; for a bad picture, a text that says what is wrong.
+
+    Args:
+        kept: Folder that caches the results; None: no cache.
+        side: Width and height that each picture must have; None: any.
+    """
     return _inspect(paths, kept, f"pictures-{side or 'any'}", partial(_pixels, side=side))
 
 

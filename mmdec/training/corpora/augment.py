@@ -110,7 +110,11 @@ def speed_perturb(samples: np.ndarray, pace: float) -> np.ndarray:
 
 
 def add_coloured_noise(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np.ndarray:
-    """Add noise of a random colour between white and brown. (T,) -> (T,). ratio: signal-to-noise ratio in dB."""
+    """Add noise of a random colour between white and brown. (T,) -> (T,).
+
+    Args:
+        ratio: Signal-to-noise ratio in dB.
+    """
     decay = -draw.uniform(0, BROWN)
     with _global_seed(int(draw.integers(2**32))):
         noisy = _audiomentations().AddColorNoise(ratio, ratio, decay, decay, p=1.0, n_fft=COLOUR_FFT)
@@ -128,10 +132,12 @@ def coloured_noise(draw: np.random.Generator, count: int) -> np.ndarray:
 
 
 def add_babble(sound: np.ndarray, ratio: float, draw: np.random.Generator) -> np.ndarray:
-    """Add babble without words: four shifted copies of the reversed speech. (T,) -> (T,). ratio: signal-to-noise ratio
-    in dB.
+    """Add babble without words: four shifted copies of the reversed speech. (T,) -> (T,).
 
     audiomentations is not used, because it needs recordings of noise, which corpora of speech lack.
+
+    Args:
+        ratio: Signal-to-noise ratio in dB.
     """
     babble = np.sum([np.roll(sound[::-1], int(draw.integers(len(sound)))) for _ in range(4)], axis=0)
     level = np.sqrt(np.mean(sound**2) / max(np.mean(babble**2), 1e-12)) * 10 ** (-ratio / 20)

@@ -36,9 +36,10 @@ PARTS = ("text", "image")  # types of the parts that a message's content may con
 class Conversation:
     """One conversation, read from one row of a file.
 
-    images: paths of its pictures.
-    turns: (question, answer) pairs. Questions are without the image token. The last answer may be "".
-    notes: the row's other fields, by name, and the system message under the key "system".
+    Args:
+        images: Paths of its pictures.
+        turns: (question, answer) pairs. Questions are without the image token. The last answer may be "".
+        notes: The row's other fields, by name, and the system message under the key "system".
     """
 
     id: str
@@ -53,9 +54,12 @@ def read_chats(
 ) -> list[Conversation]:
     """Read the conversations of a file. Picture files are not opened.
 
-    images: folder that image paths are relative to. Default: the folder "images" beside the file, else the file's own
-        folder.
-    Raises: InputError for a file that is missing, empty or in another format. The message names the row.
+    Args:
+        images: Folder that image paths are relative to. Default: the folder "images" beside the file, else the file's
+            own folder.
+
+    Raises:
+        InputError: For a file that is missing, empty or in another format. The message names the row.
     """
     path = check_listed(Path(listed))
     if path.suffix == ".json":
@@ -77,10 +81,10 @@ def read_conversations(
     """Read the conversations of a .json list. Every question must have an answer. Picture files are not opened.
 
     Args:
-        images: folder that image paths are relative to. Default: the folder "images" beside the list.
+        images: Folder that image paths are relative to. Default: the folder "images" beside the list.
 
     Raises:
-        InputError: for a list that is missing, too large or in another format. The message names the row.
+        InputError: For a list that is missing, too large or in another format. The message names the row.
     """
     path = Path(listed)
     rows, names = _list(path, "listed"), admission.names(path.parent / "images" if images is None else Path(images))
@@ -95,7 +99,11 @@ def _list(path: Path, argument: str) -> Iterable[tuple[str, Any]]:
 
 
 def check_listed(path: Path) -> Path:
-    """Check that this is an existing .json, .jsonl or .txt file, and return the path. Raises InputError otherwise."""
+    """Check that this is an existing .json, .jsonl or .txt file, and return the path.
+
+    Raises:
+        InputError: For any other path.
+    """
     if path.suffix not in SUFFIXES or not path.is_file():
         raise InputError(f"`data` must be a file that ends in {', '.join(SUFFIXES)}, but '{path}' is not. Name one.")
     return path
@@ -109,12 +117,15 @@ def picture_folder(listed: Path, images: str | Path | None) -> Path:
 
 
 def _conversation(row: object, place: str, names: PathResolver, answered: bool) -> Conversation:
-    """Turn one row of a file into a conversation. Raises InputError for a malformed row.
+    """Turn one row of a file into a conversation.
 
     Args:
-        place: where the row is, for messages.
-        names: turns picture names into paths.
-        answered: whether the last question must have an answer.
+        place: Where the row is, for messages.
+        names: Turns picture names into paths.
+        answered: Whether the last question must have an answer.
+
+    Raises:
+        InputError: For a malformed row.
     """
     if not isinstance(row, dict):
         raise malformed_row_error(place, "fields", row)
@@ -145,7 +156,11 @@ def _conversation(row: object, place: str, names: PathResolver, answered: bool) 
 
 
 def _read_messages(row: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
-    """Yield the (role, text) of each message of a row. place: where the row is, for messages."""
+    """Yield the (role, text) of each message of a row.
+
+    Args:
+        place: Where the row is, for messages.
+    """
     for name, (role, value) in LAYOUTS.items():
         if name not in row:
             continue
@@ -177,6 +192,11 @@ def _text(content: object) -> str | None:
 
 
 def malformed_row_error(place: str, rule: str, value: object) -> InputError:
-    """Build the error of a malformed row. place: where the row is. rule: what the row must have. value: what the row
-    has instead."""
+    """Build the error of a malformed row.
+
+    Args:
+        place: Where the row is.
+        rule: What the row must have.
+        value: What the row has instead.
+    """
     return InputError(f"{place[0].upper()}{place[1:]} must have {rule}, but has {str(value)[:80]!r}. Mend it.")

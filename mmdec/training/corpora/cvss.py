@@ -28,7 +28,8 @@ from mmdec.training.corpora.text_files import quote_path, read_table
 def parse_alignment(text: str) -> list[tuple[str, float]]:
     """Parse an alignment, each phone with its end in seconds: "pau:0.224 w:0.262" -> [("pau", 0.224), ("w", 0.262)].
 
-    Raises InputError for an empty text, for an end that is not a finite number, and for an end before the previous one.
+    Raises:
+        InputError: For an empty text, for an end that is not a finite number, and for an end before the previous one.
     """
     phones = []
     last = 0.0
@@ -89,13 +90,13 @@ def read_pairs(
     """Read one split of the corpus.
 
     Args:
-        scoring: also use rows without a source sentence or an alignment, which only training needs.
+        scoring: Also use rows without a source sentence or an alignment, which only training needs.
 
     Returns:
-        the usable rows, in the order of the split's table, and the bad rows.
+        The usable rows, in the order of the split's table, and the bad rows.
 
     Raises:
-        InputError: for a missing table, for names that lead out of their folder, and if no row is usable.
+        InputError: For a missing table, for names that lead out of their folder, and if no row is usable.
     """
     translations = read_translations(cvss, split, admission)
     sentences = {} if scoring else _read_sentences(common_voice, split)
@@ -152,8 +153,11 @@ def read_translations(cvss: Path, split: str, admission: Admission = STRICT) -> 
 
 
 def read_alignments(cvss: Path, split: str, required: bool = True) -> dict[str, str]:
-    """Map each recording's name to the text of its alignment, such as "pau:0.224 w:0.262". required: whether a missing
-    table raises InputError; if not, it gives {}."""
+    """Map each recording's name to the text of its alignment, such as "pau:0.224 w:0.262".
+
+    Args:
+        required: Whether a missing table raises InputError; if not, it gives {}.
+    """
     table = cvss / f"{split}.alignment.tsv"
     if required:
         _check_exists(table)
@@ -175,8 +179,8 @@ def _check_same(first: dict[str, tuple[T, int]], name: str, value: T, table: Pat
     """Raise InputError if a name is repeated with a different value.
 
     Args:
-        first: the value and line number of each name so far; a new name is added. table, number: the file, and the
-            current line's number, for the message.
+        first: The value and line number of each name so far; a new name is added.
+        table, number: The file, and the current line's number, for the message.
     """
     known, line = first.setdefault(name, (value, number))
     if known != value:
@@ -194,8 +198,14 @@ def normalise(text: str) -> str:
 
 
 def unify_targets(pairs: Iterable[SpeechPair]) -> list[SpeechPair]:
-    """Give each source sentence a single target. All recordings of a sentence get the translation, alignment and
-    English recording of the recording whose name is first in alphabetical order. Returns the pairs sorted by name."""
+    """Give each source sentence a single target.
+
+    All recordings of a sentence get the translation, alignment and English recording of the recording whose name is
+    first in alphabetical order.
+
+    Returns:
+        The pairs sorted by name.
+    """
     first: dict[str, SpeechPair] = {}
     result = []
     for pair in sorted(pairs, key=lambda pair: pair.name):
@@ -256,7 +266,11 @@ def _read_sentences(common_voice: Path, split: str) -> dict[str, tuple[str, str]
 
 
 def corpus_lexicon(root: Path) -> dict[str, list[tuple[str, ...]]] | None:
-    """Read the corpus's pronunciation lexicon. Returns a dict from each lower-case English word to its pronunciations,
-    which are tuples of phones; None if `root` has no lexicon.tsv."""
+    """Read the corpus's pronunciation lexicon.
+
+    Returns:
+        A dict from each lower-case English word to its pronunciations, which are tuples of phones; None if `root` has
+        no lexicon.tsv.
+    """
     path = root / "lexicon.tsv"
     return lower_case(read_lexicon(path)) if path.is_file() else None

@@ -52,11 +52,14 @@ def read_questions(
 ) -> list[ImageQuestion]:
     """Read the questions of a file, whose format is recognised. Picture files are not opened.
 
-    images: folder of the pictures. Default, beside the file: "train_images" for TextVQA, a folder such as "val2014" for
-        VQAv2, "images" for llava_v1_5_mix665k; for .tsv and .jsonl the file's own folder, and for .jsonl also "images"
-        in it.
-    limit: take this many questions of each task, evenly spaced; None: all.
-    Raises: InputError for a file that is missing, too large or in no known format. The message names the row.
+    Args:
+        images: Folder of the pictures. Default, beside the file: "train_images" for TextVQA, a folder such as "val2014"
+            for VQAv2, "images" for llava_v1_5_mix665k; for .tsv and .jsonl the file's own folder, and for .jsonl also
+            "images" in it.
+        limit: Take this many questions of each task, evenly spaced; None: all.
+
+    Raises:
+        InputError: For a file that is missing, too large or in no known format. The message names the row.
     """
     path = Path(listed)
     folder = None if images is None else Path(images)
@@ -84,10 +87,10 @@ def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
     questions have no right answers.
 
     Args:
-        pictures: a picture file or a folder.
+        pictures: A picture file or a folder.
 
     Raises:
-        InputError: if `pictures` is neither, or a folder without pictures.
+        InputError: If `pictures` is neither, or a folder without pictures.
     """
     path = Path(pictures)
     if not question.strip():
@@ -105,8 +108,11 @@ def ask_about(pictures: str | Path, question: str) -> list[ImageQuestion]:
 
 
 def by_task(questions: Iterable[ImageQuestion], limit: int | None) -> list[ImageQuestion]:
-    """Take `limit` questions of each task, evenly spaced; None: all. Returns them grouped by task, in the tasks'
-    alphabetical order."""
+    """Take `limit` questions of each task, evenly spaced; None: all.
+
+    Returns:
+        The questions, grouped by task, in the tasks' alphabetical order.
+    """
     tasks: dict[str, list[ImageQuestion]] = defaultdict(list)
     for question in questions:
         tasks[question.task].append(question)
@@ -132,8 +138,15 @@ def swap_pictures(questions: Sequence[ImageQuestion]) -> list[ImageQuestion]:
 
 
 def _check_once(seen: dict[str, str], name: str, place: str) -> str:
-    """Check that a question's id is new, and return it. Raises InputError if it is repeated. seen: where each id was
-    found so far; the new id is added. place: where the new id is."""
+    """Check that a question's id is new, and return it.
+
+    Args:
+        seen: Where each id was found so far; the new id is added.
+        place: Where the new id is.
+
+    Raises:
+        InputError: If it is repeated.
+    """
     if seen.setdefault(name, place) != place:
         raise InputError(
             f"`questions` must have an id for each question, but {place} has '{name:.80}' again, as {seen[name]}. Give "
@@ -143,8 +156,12 @@ def _check_once(seen: dict[str, str], name: str, place: str) -> str:
 
 
 def _lines(path: Path, given: Path | None, admission: Admission) -> list[ImageQuestion]:
-    """Read a .jsonl list. given: the pictures' folder. None: the list's own folder or, for pictures that are not there,
-    "images" beside the list."""
+    """Read a .jsonl list.
+
+    Args:
+        given: The pictures' folder. None: the list's own folder or, for pictures that are not there, "images" beside
+            the list.
+    """
     questions, seen = [], dict[str, str]()
     names, apart = admission.names(given or path.parent), path.parent / "images"
     names_apart = admission.names(apart) if given is None and apart.is_dir() else None

@@ -41,12 +41,15 @@ class Utterance:
 def read_utterances(root: str | Path, split: str | None = None, admission: Admission = STRICT) -> list[Utterance]:
     """Read the utterances of a corpus, in order.
 
-    root: a folder in LibriSpeech's format, {split}/{speaker}/{chapter}/*.trans.txt beside the sound files. Or a
-        manifest: .tsv with a header, or .jsonl, with `path` (relative to the manifest), `text`, perhaps `speaker`,
-        `chapter` and `split`.
-    split: a folder below `root`, or a value in the manifest's column `split`; None: all. If no row of a manifest has a
-        split, speakers are divided into "train" and "dev"; with fewer than three speakers, recordings are.
-    Raises: InputError for bad entries, naming file and line. Missing recordings are an error only if all are missing.
+    Args:
+        root: A folder in LibriSpeech's format, {split}/{speaker}/{chapter}/*.trans.txt beside the sound files. Or a
+            manifest: .tsv with a header, or .jsonl, with `path` (relative to the manifest), `text`, perhaps `speaker`,
+            `chapter` and `split`.
+        split: A folder below `root`, or a value in the manifest's column `split`; None: all. If no row of a manifest
+            has a split, speakers are divided into "train" and "dev"; with fewer than three speakers, recordings are.
+
+    Raises:
+        InputError: For bad entries, naming file and line. Missing recordings are an error only if all are missing.
     """
     path = Path(root)
     if path.is_file():
@@ -74,8 +77,11 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
 
 def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
-    """Read a user's own recordings. The transcript of a.wav is a.txt beside it. Raises InputError if a recording or its
-    transcript is missing."""
+    """Read a user's own recordings. The transcript of a.wav is a.txt beside it.
+
+    Raises:
+        InputError: If a recording or its transcript is missing.
+    """
     utterances = []
     for number, path in enumerate(map(Path, paths)):
         beside = path.with_suffix(".txt")
@@ -93,8 +99,11 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
 
 
 def read_splits(root: str | Path, splits: str | list[str] | None, admission: Admission = STRICT) -> list[Utterance]:
-    """Read the utterances of one split or of several. splits: folders below `root`, or values in a manifest's column
-    `split`; None: the whole corpus."""
+    """Read the utterances of one split or of several.
+
+    Args:
+        splits: Folders below `root`, or values in a manifest's column `split`; None: the whole corpus.
+    """
     named = splits if isinstance(splits, list) else [splits]
     return [row for split in named for row in read_utterances(root, split, admission)]
 
@@ -118,8 +127,14 @@ def _chapter(file: Path, admission: Admission) -> Iterator[Utterance]:
 
 
 def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Utterance]:
-    """Select the rows of a split; None: all. rows: pairs of a row and the value in its column `split`; None if it has
-    no such column. Raises InputError if only some rows have a split."""
+    """Select the rows of a split; None: all.
+
+    Args:
+        rows: Pairs of a row and the value in its column `split`; None if it has no such column.
+
+    Raises:
+        InputError: If only some rows have a split.
+    """
     if split is None:
         return [row for row, _ in rows]
     if rows and all(own is None for _, own in rows):
@@ -134,11 +149,14 @@ def _rows_of(split: str | None, rows: list[tuple[Utterance, object]]) -> list[Ut
 
 
 def divide_by_speaker(rows: Sequence[Utterance]) -> dict[str, list[Utterance]]:
-    """Divide rows into "train" and "dev". A tenth of the speakers becomes "dev"; with fewer than three speakers, a
-    tenth of the recordings.
+    """Divide rows into "train" and "dev".
 
-    The choice depends on the names only, so it is the same at each call. Raises InputError for fewer than two
-    recordings.
+    A tenth of the speakers becomes "dev"; with fewer than three speakers, a tenth of the recordings.
+
+    The choice depends on the names only, so it is the same at each call.
+
+    Raises:
+        InputError: For fewer than two recordings.
     """
     speakers = {row.speaker for row in rows}
     by_speaker = len(speakers) > 2

@@ -27,8 +27,14 @@ def quote_path(path: str | os.PathLike[str]) -> str:
 
 
 def text_lines(path: Path, argument: str) -> Iterator[tuple[int, str]]:
-    """Yield the number (from 1) and the text of each line that is not blank. argument: the file's name in messages.
-    Raises InputError for a line that is no UTF-8 text."""
+    """Yield the number (from 1) and the text of each line that is not blank.
+
+    Args:
+        argument: The file's name in messages.
+
+    Raises:
+        InputError: For a line that is no UTF-8 text.
+    """
 
     def refuse(rule: str, problem: str, remedy: str) -> InputError:
         return InputError(f"`{argument}` must {rule}, but line {number} of {quote_path(path)} {problem}. {remedy}")
@@ -54,11 +60,11 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
     """Yield the line number and the JSON value of each line that is not blank.
 
     Args:
-        argument: the file's name in messages.
-        rule: the required format, for messages.
+        argument: The file's name in messages.
+        rule: The required format, for messages.
 
     Raises:
-        InputError: for a line that is not JSON.
+        InputError: For a line that is not JSON.
     """
     for number, line in text_lines(path, argument):
         try:
@@ -73,8 +79,15 @@ def json_lines(path: Path, argument: str, rule: str = "JSON") -> Iterator[tuple[
 
 
 def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_000_000_000) -> Any:
-    """Read a whole JSON file, at most `max_bytes` long. Raises InputError if it is too long or not JSON. argument: the
-    file's name in messages. rule: the required format, for messages."""
+    """Read a whole JSON file, at most `max_bytes` long.
+
+    Args:
+        argument: The file's name in messages.
+        rule: The required format, for messages.
+
+    Raises:
+        InputError: If it is too long or not JSON.
+    """
     with open_regular(path, argument) as descriptor, open(descriptor, "rb", closefd=False) as file:
         if os.fstat(descriptor).st_size > max_bytes:
             rule = f"have at most {max_bytes} bytes"
@@ -95,8 +108,14 @@ def read_json(path: Path, argument: str, rule: str = "JSON", max_bytes: int = 2_
 
 
 def check_text(text: str, argument: str, place: str) -> str:
-    """Check a text and return it. argument, place: what the text is and where, for messages. Raises InputError if it is
-    too long, or cannot be encoded in UTF-8."""
+    """Check a text and return it.
+
+    Args:
+        argument, place: What the text is and where, for messages.
+
+    Raises:
+        InputError: If it is too long, or cannot be encoded in UTF-8.
+    """
     if len(text) > MAX_FIELD:
         raise InputError(
             f"`{argument}` must have texts of at most {MAX_FIELD} characters, but one in {place} has {len(text)}. Is a "
@@ -126,8 +145,13 @@ T = TypeVar("T")
 
 
 def read_table(path: Path, argument: str = "corpus") -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the columns of each line of a tab-separated table. A missing file yields nothing.
-    Quotes have no special meaning. argument: the table's name in messages."""
+    """Yield the line number and the columns of each line of a tab-separated table.
+
+    A missing file yields nothing. Quotes have no special meaning.
+
+    Args:
+        argument: The table's name in messages.
+    """
     if not path.exists():
         return
     for number, line in text_lines(path, argument):
@@ -166,8 +190,11 @@ class TextPair:
 
 
 def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
-    """Read the sentence pairs of a split from `folder`/{split}.tsv, in its order. Raises InputError for a table that is
-    missing or has a row without a translation."""
+    """Read the sentence pairs of a split from `folder`/{split}.tsv, in its order.
+
+    Raises:
+        InputError: For a table that is missing or has a row without a translation.
+    """
     path = Path(folder) / f"{split}.tsv"
     pairs = []
     for number, row in read_table(path, "folder"):
@@ -185,9 +212,15 @@ def read_text_pairs(folder: str | Path, split: str) -> list[TextPair]:
 def references_of(names: Sequence[str], folders: Sequence[Path], split: str) -> list[tuple[str, ...]]:
     """Find the reference translations of each recording.
 
-    names: recordings' names, each a folder's name, a hyphen and a sentence's name. Folders that no name begins with are
-        not read.
-    Returns: for each recording its accepted translations. Raises: InputError for a name that no folder has.
+    Args:
+        names: recordings' names, each a folder's name, a hyphen and a sentence's name. Folders that no name begins with
+            are not read.
+
+    Returns:
+        For each recording its accepted translations.
+
+    Raises:
+        InputError: For a name that no folder has.
     """
     known = {
         f"{prefix}{pair.name}": pair.references
@@ -218,8 +251,13 @@ def held_out_sources(folders: Iterable[str | Path]) -> set[str]:
 
 
 def read_training_pairs(folders: Sequence[str | Path]) -> list[list[TextPair]]:
-    """Read the training pairs of each folder. Pairs whose sentence or translation is in the dev or test split of
-    another folder are left out. Raises InputError for a table that is missing or has a row without a translation."""
+    """Read the training pairs of each folder.
+
+    Pairs whose sentence or translation is in the dev or test split of another folder are left out.
+
+    Raises:
+        InputError: For a table that is missing or has a row without a translation.
+    """
     training = []
     for folder in folders:
         others = list(_held_out_pairs(Path(other) for other in folders if other != folder))

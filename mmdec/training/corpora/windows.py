@@ -54,12 +54,15 @@ class Composed:
 class Composition:
     """How windows are varied at random: shares of the windows, from 0 to 1, and sizes of changes.
 
-    noise, room: share of windows with noise, and with reverberation.
-    pace: largest relative change of speed and pitch.
-    timestamps: share of windows whose labels have timestamps. cut: share of these that end within an utterance.
-    previous: share of windows with previous text in the prompt. empty: share of windows without speech.
-    pause: shortest and longest pause between utterances, in seconds; short pauses are more frequent.
-    voice: share of windows with another vocal tract length and another microphone.
+    Args:
+        noise, room: Share of windows with noise, and with reverberation.
+        pace: Largest relative change of speed and pitch.
+        timestamps: Share of windows whose labels have timestamps.
+        cut: Share of these that end within an utterance.
+        previous: Share of windows with previous text in the prompt.
+        empty: Share of windows without speech.
+        pause: Shortest and longest pause between utterances, in seconds; short pauses are more frequent.
+        voice: Share of windows with another vocal tract length and another microphone.
     """
 
     noise: float = 0.4
@@ -85,14 +88,14 @@ def plan_windows(
     padded: float,
     pause: tuple[float, float],
 ) -> list[Window]:
-    """Plan one batch of about `total` seconds: windows with about `length` seconds of sound, padded to `padded`
-    seconds.
+    """Plan one batch of about `total`
 
     Args:
-        chapters: the utterance indices of each chapter.
-        seconds: the duration of each utterance.
-        pause: shortest and longest pause in seconds. Each window gets slightly more utterances than fit, and `compose`
+        chapters: The utterance indices of each chapter.
+        seconds: The duration of each utterance.
+        pause: Shortest and longest pause in seconds. Each window gets slightly more utterances than fit, and `compose`
             drops the rest: if windows were not full to the last second, the decoder would never learn to attend there.
+        seconds: Windows with about `length` seconds of sound, padded to `padded` seconds.
     """
     windows = []
     for _ in range(max(1, round(total / padded))):
@@ -111,7 +114,11 @@ def plan_windows(
 
 
 def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> Composed:
-    """Build a window's sound and tokens. All random choices follow from its seed. how: the random changes."""
+    """Build a window's sound and tokens. All random choices follow from its seed.
+
+    Args:
+        how: The random changes.
+    """
     draw = np.random.default_rng(window.seed)
     limit = round(window.seconds * SAMPLE_RATE)
     pace = 1 + draw.uniform(-how.pace, how.pace)
@@ -165,9 +172,9 @@ def window_tokens(
 
     Args:
         spoken: (start, end, text) of each utterance, in seconds.
-        timed: whether there are timestamps.
-        cut: whether the last utterance is cut off; its text is then left out, and only its start is marked.
-        previous: text for the prompt; "": none.
+        timed: Whether there are timestamps.
+        cut: Whether the last utterance is cut off; its text is then left out, and only its start is marked.
+        previous: Text for the prompt; "": none.
     """
     special = special_token_ids(tokenizer)
     first = special["<|0.00|>"]
@@ -215,12 +222,12 @@ def durations(rows: Sequence[Utterance], kept: Path, admission: Admission, of: s
     """Return the duration of each utterance in seconds; NaN if it cannot be used, which is logged.
 
     Args:
-        kept: folder that caches the results.
-        admission: how many may be bad.
-        of: what the rows are, for messages.
+        kept: Folder that caches the results.
+        admission: How many may be bad.
+        of: What the rows are, for messages.
 
     Raises:
-        InputError: if too many are bad.
+        InputError: If too many are bad.
     """
     found, bad = seconds_of([row.path for row in rows], kept), BadRows()
     for row, value in zip(rows, found, strict=True):

@@ -70,7 +70,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a whole corpus, from 0 to 100. signature: sacrebleu's string of version and settings."""
+    """A score of a whole corpus, from 0 to 100.
+
+    Args:
+        signature: sacrebleu's string of version and settings.
+    """
 
     value: float
     signature: str
@@ -118,10 +122,10 @@ def closest_phone_errors(phones: Sequence[str], references: Sequence[str], lexic
     ignored.
 
     Args:
-        lexicon: lower-case word -> pronunciations; each word may be spoken with any of its pronunciations.
+        lexicon: Lower-case word -> pronunciations; each word may be spoken with any of its pronunciations.
 
     Returns:
-        the distance; None if each reference has a word that the lexicon lacks.
+        The distance; None if each reference has a word that the lexicon lacks.
     """
     phones = [phone for phone in phones if phone != PAUSE_PHONE]
     distances = [_confusion_network_distance(phones, normalise_words(text), lexicon) for text in references]
@@ -132,7 +136,11 @@ def nearest_phone_errors(
     phones: Sequence[str], recorded: Sequence[str], references: Sequence[str], lexicon: Lexicon
 ) -> int:
     """Return the edit distance from phones to the nearest of: the phones `recorded` of the target recording, and the
-    pronunciations of the reference texts. Pauses are ignored. lexicon: lower-case word -> pronunciations."""
+    pronunciations of the reference texts. Pauses are ignored.
+
+    Args:
+        lexicon: Lower-case word -> pronunciations.
+    """
     spoken, expected = ([phone for phone in row if phone != PAUSE_PHONE] for row in (phones, recorded))
     own = phone_distance(spoken, expected)
     other = closest_phone_errors(spoken, references, lexicon) if own else 0
@@ -215,7 +223,10 @@ def normalise_all_for_asr(
     transcripts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Normalise transcripts, and the references of each, for ASR-BLEU: no case, no punctuation, figures spelled out.
-    Returns the normalised transcripts and references."""
+
+    Returns:
+        The normalised transcripts and references.
+    """
     return [normalise_for_asr(text) for text in transcripts], [
         tuple(map(normalise_for_asr, accepted)) for accepted in references
     ]
@@ -237,11 +248,11 @@ def paired_scores(
     """Compute BLEU and chrF for several systems, with intervals and significance tests against the first system.
 
     Args:
-        texts: each system's outputs, by its name, in the order of the references. Texts are not normalised.
-        references: the reference translations of each sentence.
+        texts: Each system's outputs, by its name, in the order of the references. Texts are not normalised.
+        references: The reference translations of each sentence.
 
     Returns:
-        for each system "bleu" and "chrf", each a dict: value, low and high (95 % interval of a bootstrap over
+        For each system "bleu" and "chrf", each a dict: value, low and high (95 % interval of a bootstrap over
         sentences), p (p value of a paired bootstrap; None for the first system), signature (sacrebleu's settings).
         Source: Koehn, "Statistical significance tests for machine translation evaluation", 2004; computed by sacrebleu.
     """
@@ -311,8 +322,14 @@ def _confusion_network_distance(phones: Sequence[str], words: Sequence[str], lex
 
 
 def _advance(row: list[int], phones: Sequence[object], pronunciation: Sequence[object]) -> list[int]:
-    """Extend a Levenshtein table by one word's pronunciation. row: entry i is the distance from the first i phones to
-    the words so far. Returns the row with this word added."""
+    """Extend a Levenshtein table by one word's pronunciation.
+
+    Args:
+        row: Entry i is the distance from the first i phones to the words so far.
+
+    Returns:
+        The row with this word added.
+    """
     for phone in pronunciation:
         following = [row[0] + 1]
         for index, other in enumerate(phones):
@@ -359,7 +376,11 @@ def _check_aligned(hypotheses: Sequence[Any], references: Sequence[Any]) -> None
 
 
 def extra(name: str) -> Any:
-    """Import and return a package of the extra `mmdec[eval]`. Raises InputError if it is not installed."""
+    """Import and return a package of the extra `mmdec[eval]`.
+
+    Raises:
+        InputError: If it is not installed.
+    """
     try:
         return import_module(name)
     except ImportError as error:
@@ -440,9 +461,12 @@ def character_edits(reference: str, hypothesis: str) -> Edits:
 
 
 def rate(edits: Sequence[Edits]) -> dict[str, float | int | None]:
-    """Compute the error rate over all utterances. Returns a JSON object: value (the error rate, from 0), low and high
-    (its 95 % interval), each None if all references are empty; and the sums substitutions, deletions, insertions and
-    length."""
+    """Compute the error rate over all utterances.
+
+    Returns:
+        A JSON object: value (the error rate, from 0), low and high (its 95 % interval), each None if all references are
+        empty; and the sums substitutions, deletions, insertions and length.
+    """
     bounds = ratio([edit.errors for edit in edits], [edit.length for edit in edits])
     named = zip(("value", "low", "high"), bounds, strict=True)
     counts = ("substitutions", "deletions", "insertions", "length")

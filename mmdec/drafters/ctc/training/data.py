@@ -56,9 +56,12 @@ class SpeechEncoder(Protocol):
     def read(self, sounds: Sequence[Tensor], tail: float) -> tuple[Tensor, Tensor]:
         """Encode recordings.
 
-        sounds: 16 kHz samples, a tensor (T,) for each recording. tail: seconds of silence after each recording that are
-            also encoded.
-        Returns: states (B, S, width), padded, and the number of states of each recording (B,).
+        Args:
+            sounds: 16 kHz samples, a tensor (T,) for each recording.
+            tail: Seconds of silence after each recording that are also encoded.
+
+        Returns:
+            States (B, S, width), padded, and the number of states of each recording (B,).
         """
         ...
 
@@ -113,11 +116,11 @@ def load_speech_encoder(model: str, top: int = 0) -> SpeechEncoder:
     """Load a speech encoder in float32, with frozen weights.
 
     Args:
-        model: name of a shipped model, folder or hub id.
-        top: number of last layers of a Whisper encoder to leave out.
+        model: Name of a shipped model, folder or hub id.
+        top: Number of last layers of a Whisper encoder to leave out.
 
     Raises:
-        InputError: if there is no such model, or if transformers has no encoder and feature extractor for it.
+        InputError: If there is no such model, or if transformers has no encoder and feature extractor for it.
     """
     folder = find_model(model, WHISPER_KIND, ENCODER_FILES)
     if model_kind(folder) in ENCODER_KINDS:
@@ -148,9 +151,13 @@ CHUNK = 512  # number of recordings that are sorted by length together, so that 
 class Distortion:
     """The probability of each random augmentation of a recording. The recording's loudness is always changed.
 
-    voice: another vocal tract length. room: reverberation. noise: added noise. telephone: a telephone's frequency band.
-    silence: no probability, but seconds: up to this much silence is added at each end, because users' recordings have
-        silence there and corpora do not.
+    Args:
+        voice: Another vocal tract length.
+        room: Reverberation.
+        noise: Added noise.
+        telephone: A telephone's frequency band.
+        silence: No probability, but seconds: up to this much silence is added at each end, because users' recordings
+            have silence there and corpora do not.
     """
 
     voice: float = 0.5
@@ -170,11 +177,11 @@ def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np
 
     Args:
         sound: 16 kHz samples (T,).
-        how: the probabilities.
-        draw: source of random numbers.
+        how: The probabilities.
+        draw: Source of random numbers.
 
     Returns:
-        samples (T',).
+        Samples (T',).
     """
     if len(sound) > FRAME and draw.random() < how.voice:
         sound = perturb_vocal_tract(sound, draw)
@@ -191,8 +198,11 @@ def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np
 
 
 def state_name(row: Utterance, view: int) -> str:
-    """Return the key under which a recording's states are stored. view: 0 for the recording itself; n for its n-th
-    augmented version."""
+    """Return the key under which a recording's states are stored.
+
+    Args:
+        view: 0 for the recording itself; n for its n-th augmented version.
+    """
     return f"{row.path.parent.name}/{row.path.stem}@{view}"
 
 
@@ -206,7 +216,7 @@ def keep_states(
 
     Args:
         rows: (recording, version) pairs; version 0 is the recording itself, n its n-th augmented version.
-        how: the probabilities of augmentations.
+        how: The probabilities of augmentations.
     """
     store = FrameStore(folder, encoder.width)
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
@@ -232,7 +242,7 @@ def load_view(row: Utterance, view: int, how: Distortion) -> Tensor:
     Args:
         view: 0: the recording itself; n: its n-th augmented version, with a random seed from the recording's name and
             n.
-        how: the probabilities of augmentations.
+        how: The probabilities of augmentations.
     """
     sound = load_audio(row.path)
     if view == 0:
@@ -255,7 +265,9 @@ class CtcBatch:
 class StateDataset(Dataset[CtcBatch]):
     """A dataset of batches. The encoder states of a batch are read from `store` when the batch is loaded.
 
-    texts: name of a recording -> piece ids of its transcript. batches: the names of the recordings in each batch.
+    Args:
+        texts: Name of a recording -> piece ids of its transcript.
+        batches: The names of the recordings in each batch.
     """
 
     def __init__(self, store: FrameStore, texts: dict[str, list[int]], batches: Sequence[Sequence[str]]) -> None:
@@ -317,11 +329,14 @@ class StoredBatches(LightningDataModule):
     def group_by_length(
         self, names: list[str], draw: np.random.Generator | None = None, world: int = 1
     ) -> list[list[str]]:
-        """Group recordings of about equal length into batches. Returns the names of each batch's recordings.
+        """Group recordings of about equal length into batches.
 
         Args:
-            draw: source of random numbers for the batches' order; None: by length.
-            world: number of processes that share each batch; a batch is larger by this factor.
+            draw: Source of random numbers for the batches' order; None: by length.
+            world: Number of processes that share each batch; a batch is larger by this factor.
+
+        Returns:
+            The names of each batch's recordings.
         """
         noise = np.zeros(len(names)) if draw is None else draw.normal(0, 0.15, len(names))
         lengths = [self.store.length(name) for name in names]
@@ -333,20 +348,21 @@ class StoredBatches(LightningDataModule):
 class SentenceData(StoredBatches, LightningDataModule):
     """A data module for CTC heads: recordings of sentences as stored encoder states, with their transcripts.
 
-    corpus: a manifest (list of sound files with texts), or a folder in LibriSpeech's format.
-    encoder: name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT or similar model. The head's option `d_states`
-        must be its width.
-    states: folder where the encoder states are stored. Missing ones are computed first, so a corpus may grow later.
-    pieces: file of the subword tokenizer. If it does not exist, a tokenizer of `count` pieces is learned from the
-        training sentences of `text` and saved there.
-    text: folders with sentences and their translations. Sentences of their dev and test splits are left out of
-        training.
-    views: number of versions of each recording to train on. 1: an augmented one; 2: also the recording itself; above 2:
-        more augmented ones.
-    batch_states: the most encoder states in one process's batch, padding included.
-    limit: use only the first `limit` training recordings; None: all.
-    top: number of last Whisper layers that are trained together with the head. The stored states are the input of these
-        layers.
+    Args:
+        corpus: A manifest (list of sound files with texts), or a folder in LibriSpeech's format.
+        encoder: Name, folder or hub id of a Whisper, wav2vec 2.0, HuBERT or similar model. The head's option `d_states`
+            must be its width.
+        states: Folder where the encoder states are stored. Missing ones are computed first, so a corpus may grow later.
+        pieces: File of the subword tokenizer. If it does not exist, a tokenizer of `count` pieces is learned from the
+            training sentences of `text` and saved there.
+        text: Folders with sentences and their translations. Sentences of their dev and test splits are left out of
+            training.
+        views: Number of versions of each recording to train on. 1: an augmented one; 2: also the recording itself;
+            above 2: more augmented ones.
+        batch_states: The most encoder states in one process's batch, padding included.
+        limit: Use only the first `limit` training recordings; None: all.
+        top: Number of last Whisper layers that are trained together with the head. The stored states are the input of
+            these layers.
     """
 
     def __init__(

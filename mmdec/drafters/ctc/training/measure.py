@@ -52,10 +52,12 @@ class RoundCounts:
 def rounds_of(drafter: Ctc, states: Tensor, prompt: Sequence[int], text: Sequence[int], plan: Plan) -> RoundCounts:
     """Simulate speculative decoding of a text that is known, and count its rounds.
 
-    states: (S, D) the window's encoder states. prompt: token ids of the decoder's prompt.
-    text: token ids of the Whisper's transcript, end token included; a drafted token is accepted if it equals the
-        transcript's token.
-    plan: the size of each draft.
+    Args:
+        states: (S, D) the window's encoder states.
+        prompt: Token ids of the decoder's prompt.
+        text: Token ids of the Whisper's transcript, end token included; a drafted token is accepted if it equals the
+            transcript's token.
+        plan: The size of each draft.
     """
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))
@@ -83,9 +85,12 @@ def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[st
     """Collect what a CTC drafter must know of its Whisper's vocabulary: its size, the ids of the first timestamp and of
     the end token, and the languages' tokens.
 
-    name: the Whisper's public name. languages: codes such as "en" of the languages that the head was trained on; empty:
-        any language.
-    Raises: InputError for a language that the model does not know.
+    Args:
+        name: The Whisper's public name.
+        languages: Codes such as "en" of the languages that the head was trained on; empty: any language.
+
+    Raises:
+        InputError: For a language that the model does not know.
     """
     reader, known = WindowReader(whisper), getattr(whisper.model.generation_config, "lang_to_id", None) or {}
     unknown = [code for code in languages if f"<|{code}|>" not in known]
@@ -99,8 +104,11 @@ def ctc_token_ids(whisper: LoadedWhisper, name: str = "", languages: Sequence[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command: write the drafter's folder, and print its scores. Returns exit code 0, or 2 if a file cannot be
-    read."""
+    """Run the command: write the drafter's folder, and print its scores.
+
+    Returns:
+        Exit code 0, or 2 if a file cannot be read.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint, or the folder of some")
     parser.add_argument("--average", type=int, default=1, help="checkpoints of a folder to average, the last ones")

@@ -35,15 +35,17 @@ from mmdec.whisper.encoder import MARGIN, TAIL, TopLayers
 class CtcOptions:
     """Options of `CtcModule` that a recipe (YAML file) sets.
 
-    d_states: channels of an encoder state. stride: number of encoder states for each output frame.
-    d_model, layers, kernel: the head's channels, number of layers and width of convolutions in frames.
-    warmup, decay_from, decay_steps: in training steps. The learning rate rises for `warmup` steps, and falls linearly
-        to zero from step `decay_from` on, within `decay_steps`. If `decay_from` is None, it does not fall.
-    time_masks: number of masked spans in each recording, each up to `mask_states` states long.
-    channels: share of the state channels that are masked in a whole recording.
-    start: file or folder to take initial weights from: a checkpoint, a speech translator, or a CTC drafter.
-    top: number of last layers of the Whisper `encoder` that are trained, too, at the learning rate `top_lr`. The stored
-        states must be taken below these layers.
+    Args:
+        d_states: Channels of an encoder state.
+        stride: Number of encoder states for each output frame.
+        d_model, layers, kernel: The head's channels, number of layers and width of convolutions in frames.
+        warmup, decay_from, decay_steps: In training steps. The learning rate rises for `warmup` steps, and falls
+            linearly to zero from step `decay_from` on, within `decay_steps`. If `decay_from` is None, it does not fall.
+        time_masks: Number of masked spans in each recording, each up to `mask_states` states long.
+        channels: Share of the state channels that are masked in a whole recording.
+        start: File or folder to take initial weights from: a checkpoint, a speech translator, or a CTC drafter.
+        top: Number of last layers of the Whisper `encoder` that are trained, too, at the learning rate `top_lr`. The
+            stored states must be taken below these layers.
     """
 
     d_states: int = 512
@@ -68,10 +70,13 @@ class CtcOptions:
 
 
 class CtcModule(RecipeModule):
-    """Trains a CTC head. The loss is -log P(pieces | states) / number of pieces, averaged over the recordings of a
-    batch.
+    """Trains a CTC head.
 
-    units: the subword pieces ordered by id, the blank first. options: fields of `CtcOptions`.
+    The loss is -log P(pieces | states) / number of pieces, averaged over the recordings of a batch.
+
+    Args:
+        units: The subword pieces ordered by id, the blank first.
+        options: Fields of `CtcOptions`.
     """
 
     options: CtcOptions
@@ -122,7 +127,11 @@ class CtcModule(RecipeModule):
         return self.head(states, lengths)
 
     def spans(self, batch: CtcBatch) -> Tensor:
-        """Draw the random spans of states to mask. Returns (B, S) bool, True where a state is masked."""
+        """Draw the random spans of states to mask.
+
+        Returns:
+            (B, S) bool, True where a state is masked.
+        """
         rows, size, _ = batch.states.shape
         begins = (torch.rand(rows, self.options.time_masks, 1) * batch.lengths.cpu()[:, None, None]).long()
         spans = torch.randint(0, self.options.mask_states + 1, (rows, self.options.time_masks, 1))
@@ -156,8 +165,11 @@ class CtcModule(RecipeModule):
 
 
 def load_module(checkpoints: Sequence[Path]) -> tuple[CtcModule, int]:
-    """Load a CTC module with the mean of its checkpoints' weights. Returns the module, and the training step of the
-    last checkpoint."""
+    """Load a CTC module with the mean of its checkpoints' weights.
+
+    Returns:
+        The module, and the training step of the last checkpoint.
+    """
     return load_averaged(CtcModule, checkpoints)
 
 
@@ -181,11 +193,11 @@ def load_ctc_recogniser(checkpoint: Path, encoder: str) -> CtcRecogniser:
     """Load a CTC head and its encoder.
 
     Args:
-        checkpoint: a training checkpoint, or the folder of a speech translator that has a CTC head.
-        encoder: name or folder of the encoder.
+        checkpoint: A training checkpoint, or the folder of a speech translator that has a CTC head.
+        encoder: Name or folder of the encoder.
 
     Raises:
-        InputError: for damaged files.
+        InputError: For damaged files.
     """
     ears = load_speech_encoder(encoder)
     if checkpoint.is_dir():

@@ -54,13 +54,16 @@ class KnownText:
 
     The model may write numbers, names and punctuation differently. So after each round, the drafter uses the accepted
     tokens to find its place in the text again.
+
+    Args:
+        texts: Token ids of each row's known text.
+        first_time: Id of the first timestamp token.
     """
 
     needs = Needs()
     name = "known-text"
 
     def __init__(self, texts: Sequence[Sequence[int]], first_time: int) -> None:
-        """texts: token ids of each row's known text. first_time: id of the first timestamp token."""
         self.texts, self.first_time = texts, first_time
 
     def check(self, target: Target) -> None:
@@ -99,7 +102,9 @@ class KnownText:
 class JoinedWindow:
     """A window of sound: several recordings, one after the other.
 
-    language: a code such as "en". view: 0: the recordings as they are; n: the n-th augmented version.
+    Args:
+        language: A code such as "en".
+        view: 0: the recordings as they are; n: the n-th augmented version.
     """
 
     rows: tuple[Utterance, ...]
@@ -120,8 +125,11 @@ class JoinedWindow:
         return sum(sound_seconds(row.path) for row in self.rows)
 
     def sound(self, how: Distortion) -> Tensor:
-        """Load the window as 16 kHz samples (T,). how: probabilities of augmentations, which are used unless `view` is
-        0."""
+        """Load the window as 16 kHz samples (T,).
+
+        Args:
+            how: Probabilities of augmentations, which are used unless `view` is 0.
+        """
         draw = np.random.default_rng([*self.name.encode()])
         parts = []
         for row in self.rows:
@@ -174,8 +182,11 @@ class WindowReader:
         return ends(self.whisper.model)[0]
 
     def prompt(self, language: str) -> list[int]:
-        """Return the token ids of the decoder's prompt for a transcript with timestamps. language: a code such as
-        "en"."""
+        """Return the token ids of the decoder's prompt for a transcript with timestamps.
+
+        Args:
+            language: A code such as "en".
+        """
         settings: Any = self.whisper.model.generation_config
         begin = [int(settings.decoder_start_token_id)]
         if not getattr(settings, "is_multilingual", False):
@@ -187,7 +198,7 @@ class WindowReader:
         """Compute the encoder states (B, S, D) of B recordings, each 16 kHz samples (T,).
 
         Args:
-            whole: pad the recordings to 30 s. False: only to the longest of them and `MARGIN` seconds of silence.
+            whole: Pad the recordings to 30 s. False: only to the longest of them and `MARGIN` seconds of silence.
         """
         features = [self._features(sound) for sound in sounds]
         frames = features[0].shape[-1] if whole else max(context_frames(row, MARGIN_SECONDS) for row in features)
@@ -212,11 +223,11 @@ class WindowReader:
         is not used.
 
         Args:
-            how: probabilities of augmentations.
-            least: share of the words' tokens, from 0 to 1, that must be the model's likeliest.
+            how: Probabilities of augmentations.
+            least: Share of the words' tokens, from 0 to 1, that must be the model's likeliest.
 
         Returns:
-            name, encoder states (S, D) and transcript's token ids of the window; None if the model agrees with fewer
+            Name, encoder states (S, D) and transcript's token ids of the window; None if the model agrees with fewer
             words.
         """
         model, first = self.whisper.model, self.first_time
@@ -260,8 +271,8 @@ class WindowReader:
         empty transcript is yielded.
 
         Args:
-            how: probabilities of augmentations.
-            whole: pad the windows to 30 s, as in decoding.
+            how: Probabilities of augmentations.
+            whole: Pad the windows to 30 s, as in decoding.
         """
         sounds = [window.sound(how) for window in windows]
         states = self.states(sounds, whole)
@@ -285,16 +296,19 @@ class TranscriptData(StoredBatches, LightningDataModule):
     """A data module for CTC drafters: windows of recordings as stored encoder states, with the Whisper's own
     transcripts.
 
-    corpora: maps each corpus to its language code. A corpus is a manifest (list of sound files with texts), or a folder
-        in LibriSpeech's format.
-    model: the Whisper that the head will draft for.
-    states: folder where states and transcripts are stored. Missing ones are computed first, so a corpus may grow later.
-    pieces: file of the draft vocabulary. If it does not exist, at most `count` pieces are chosen from the transcripts.
-    views: number of augmented versions of each training window.
-    hours: use at most this many hours of each corpus for training.
-    agreement: a training window's known text becomes its transcript if the model agrees with at least this share of its
-        words, from 0 to 1. Other windows are left out. None: the Whisper decodes all windows.
-    batch_states: the most encoder states in one process's batch, padding included.
+    Args:
+        corpora: Maps each corpus to its language code. A corpus is a manifest (list of sound files with texts), or a
+            folder in LibriSpeech's format.
+        model: The Whisper that the head will draft for.
+        states: Folder where states and transcripts are stored. Missing ones are computed first, so a corpus may grow
+            later.
+        pieces: File of the draft vocabulary. If it does not exist, at most `count` pieces are chosen from the
+            transcripts.
+        views: Number of augmented versions of each training window.
+        hours: Use at most this many hours of each corpus for training.
+        agreement: A training window's known text becomes its transcript if the model agrees with at least this share of
+            its words, from 0 to 1. Other windows are left out. None: the Whisper decodes all windows.
+        batch_states: The most encoder states in one process's batch, padding included.
     """
 
     def __init__(
@@ -367,8 +381,11 @@ class TranscriptData(StoredBatches, LightningDataModule):
 
 
 def read_pieces(path: Path) -> list[int]:
-    """Read the draft vocabulary from a JSON file: a list of token ids of the Whisper. Raises InputError for any other
-    file."""
+    """Read the draft vocabulary from a JSON file: a list of token ids of the Whisper.
+
+    Raises:
+        InputError: For any other file.
+    """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -380,7 +397,11 @@ def read_pieces(path: Path) -> list[int]:
 
 def labels(transcript: Sequence[int], pieces: TokenPieces, first_time: int) -> list[int]:
     """Return the CTC target of a transcript: the pieces of its text tokens, and the piece `MARK` after each segment.
-    transcript: token ids. first_time: id of the first timestamp token."""
+
+    Args:
+        transcript: Token ids.
+        first_time: Id of the first timestamp token.
+    """
     found: list[int] = []
     for token in transcript:
         if token >= first_time:
@@ -405,9 +426,10 @@ def keep_transcripts(
     are the augmented windows of every fourth batch. All other windows, and all windows if `agreement` is given, have
     `MARGIN` seconds of silence after them, which is cheaper.
 
-    how: probabilities of augmentations.
-    agreement: a window's known text becomes its transcript if the model agrees with this share of its words, from 0 to
-        1. Otherwise an empty transcript is stored. None: the Whisper decodes all windows.
+    Args:
+        how: Probabilities of augmentations.
+        agreement: A window's known text becomes its transcript if the model agrees with this share of its words, from 0
+            to 1. Otherwise an empty transcript is stored. None: the Whisper decodes all windows.
     """
     missing = [window for window in windows if window.name not in store or transcripts.get(window.name) is None]
     missing.sort(key=lambda window: window.seconds)

@@ -52,8 +52,11 @@ class Ramp:
 class DraftBatch:
     """A batch of questions with their answers.
 
-    rows: names of the samples. answers: token ids that the target generated. prompts: the target's input tensors for
-        each sample; None if the features of all samples are stored, so that the target need not be run.
+    Args:
+        rows: Names of the samples.
+        answers: Token ids that the target generated.
+        prompts: The target's input tensors for each sample; None if the features of all samples are stored, so that the
+            target need not be run.
     """
 
     rows: list[str]
@@ -106,16 +109,22 @@ CHARACTERS = 4  # estimated number of characters of a token
 class DraftDataOptions:
     """Options of `DraftData` that a recipe sets.
 
-    samples: number of training questions; null: all. long_share: share of these with long answers; null: any answers.
-    max_tokens: maximum tokens of an answer. frames: number of frames taken from a video. history: maximum earlier turns
-        in the prompt of a question without pictures. images: folder of the pictures; null: next to the corpus file.
-    ramp: makes the share of samples with pictures rise over the epochs, as in MSD; null: the share is that of the
-        corpus. If a corpus has only questions with pictures, these are also used without their pictures.
-    base_dtype: dtype of the target. kept: folder where answers and features are stored. answered: true: train only on
-        questions with a stored answer; false: the target first answers the other questions.
-    answer_batch: number of questions answered at once.
-    max_bad_share: maximum share of unreadable rows or pictures. allow_absolute_paths: whether rows may name pictures
-        outside of the pictures' folder.
+    Args:
+        samples: Number of training questions; null: all.
+        long_share: Share of these with long answers; null: any answers.
+        max_tokens: Maximum tokens of an answer.
+        frames: Number of frames taken from a video.
+        history: Maximum earlier turns in the prompt of a question without pictures.
+        images: Folder of the pictures; null: next to the corpus file.
+        ramp: Makes the share of samples with pictures rise over the epochs, as in MSD; null: the share is that of the
+            corpus. If a corpus has only questions with pictures, these are also used without their pictures.
+        base_dtype: Dtype of the target.
+        kept: Folder where answers and features are stored.
+        answered: True: train only on questions with a stored answer; false: the target first answers the other
+            questions.
+        answer_batch: Number of questions answered at once.
+        max_bad_share: Maximum share of unreadable rows or pictures.
+        allow_absolute_paths: Whether rows may name pictures outside of the pictures' folder.
     """
 
     train_split: str = "train"
@@ -145,11 +154,14 @@ class DraftDataOptions:
 
 
 class DraftData(LightningDataModule):
-    """A data module: single questions of a corpus, with answers by the target. The corpus has the JSON format of
-    LLaVA's llava_v1_5_mix665k.
+    """A data module: single questions of a corpus, with answers by the target.
 
-    base: folder or hub id of the target, a vision-language or language model. corpus: folder with {split}.json and
-        images/; a row may have "video", a folder of frames in images/. options: fields of `DraftDataOptions`.
+    The corpus has the JSON format of LLaVA's llava_v1_5_mix665k.
+
+    Args:
+        base: Folder or hub id of the target, a vision-language or language model.
+        corpus: Folder with {split}.json and images/; a row may have "video", a folder of frames in images/.
+        options: Fields of `DraftDataOptions`.
     """
 
     def __init__(self, base: str, corpus: str, **options: Any) -> None:
@@ -221,8 +233,9 @@ class DraftData(LightningDataModule):
     def store(self, locks: ExitStack, rank: int = 0) -> TokenStore:
         """Open the store of the target's answers: sample name -> token ids.
 
-        locks: until it is closed, no other training writes to the same file. rank: number of this process; each process
-            writes to a separate file.
+        Args:
+            locks: Until it is closed, no other training writes to the same file.
+            rank: Number of this process; each process writes to a separate file.
         """
         folder = self.kept / f"answers-{self.mark}"
         return TokenStore(folder, writer_number(folder, rank, locks))
@@ -230,8 +243,10 @@ class DraftData(LightningDataModule):
     def feature_store(self, needs: Needs, half: bool, rank: int = 0) -> FeatureStore:
         """Open the store of the target's features: sample name -> features.
 
-        needs: which layers' hidden states, and whether embeddings are stored. half: compute them in bfloat16. rank:
-            number of this process; each process writes to separate files.
+        Args:
+            needs: Which layers' hidden states, and whether embeddings are stored.
+            half: Compute them in bfloat16.
+            rank: Number of this process; each process writes to separate files.
         """
         named = "_".join(str(layer) for layer in needs.layers)
         named += ("" if needs.embeds else "-placeholders") + ("-half" if half else "")
@@ -249,11 +264,15 @@ class DraftData(LightningDataModule):
 
         Each batch of answers is stored at once, so that the work can be interrupted and continued.
 
-        part, parts: answer every `parts`-th of these questions, beginning with number `part` (from 0), so that several
-            processes can share the work. device: where the target runs; None: the device that it is on.
-        until: time in seconds since 1970, after which no batch is begun. shown: called with (number of answered
-            questions, number of all); None: progress is logged.
-        Returns: the number of new answers.
+        Args:
+            part, parts: Answer every `parts`-th of these questions, beginning with number `part` (from 0), so that
+                several processes can share the work.
+            device: Where the target runs; None: the device that it is on.
+            until: Time in seconds since 1970, after which no batch is begun.
+            shown: Called with (number of answered questions, number of all); None: progress is logged.
+
+        Returns:
+            The number of new answers.
         """
         if device is not None:
             self.model.to(device)  # type: ignore[call-arg] # pyright misreads the decorated `to`
@@ -278,14 +297,18 @@ class DraftData(LightningDataModule):
         return fresh
 
     def keep_features(self, needs: Needs, half: bool, part: int = 0, parts: int = 1) -> int:
-        """Compute and store the target's features of all samples, unless they are stored. Training with the option
-        `keep_features` does the same batch by batch.
+        """Compute and store the target's features of all samples, unless they are stored.
 
-        needs: which layers' hidden states, and whether embeddings are stored. half: compute in bfloat16. Drafters with
-            the same `needs` and `half` can share the stored features.
-        part, parts: compute every `parts`-th of these samples, beginning with number `part` (from 0), so that several
-            processes can share the work.
-        Returns: the number of samples that were computed.
+        Training with the option `keep_features` does the same batch by batch.
+
+        Args:
+            needs: Which layers' hidden states, and whether embeddings are stored.
+            half: Compute in bfloat16. Drafters with the same `needs` and `half` can share the stored features.
+            part, parts: Compute every `parts`-th of these samples, beginning with number `part` (from 0), so that
+                several processes can share the work.
+
+        Returns:
+            The number of samples that were computed.
         """
         self.setup("fit")
         store = self.feature_store(needs, half, part)
@@ -356,10 +379,11 @@ class DraftData(LightningDataModule):
         similar length. Every process gets the same number of batches.
 
         Args:
-            epoch: from 0. rank, world: number of this process, and number of processes.
+            epoch: From 0.
+            rank, world: Number of this process, and number of processes.
 
         Returns:
-            all samples, and for each batch the indices of its samples.
+            All samples, and for each batch the indices of its samples.
         """
         visual = [sample for sample in self.parts["train"] if sample.visual]
         text = self.text_samples()
@@ -430,7 +454,7 @@ def mix_splits(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]
     So both splits have answers, even if time runs out before all questions are answered.
 
     Args:
-        others: samples of the training split.
+        others: Samples of the training split.
     """
     places = [(10 * number, sample) for number, sample in enumerate(held)]
     places += [(number + number // 9 + 1, sample) for number, sample in enumerate(others)]
@@ -438,8 +462,11 @@ def mix_splits(held: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]
 
 
 def _batches(samples: Sequence[Sample], size: int, line: str | None) -> Iterator[Sequence[Sample]]:
-    """Yield batches of `size` samples, and log progress after every tenth batch. line: the message, with "{}" for the
-    number of samples done and for the number of all; None: log nothing."""
+    """Yield batches of `size` samples, and log progress after every tenth batch.
+
+    Args:
+        line: The message, with "{}" for the number of samples done and for the number of all; None: log nothing.
+    """
     for number, begin in enumerate(range(0, len(samples), size)):
         yield samples[begin : begin + size]
         done = min(begin + size, len(samples))

@@ -45,10 +45,11 @@ CONVENTIONS: dict[str, dict[str, str]] = {
 class Eagle3Module(DraftModule):
     """Trains EAGLE-3. The paper's settings are `unroll` 7, `unroll_decay` 0.8 and `noise` 0.
 
-    columns: how a picture's tokens enter the network; its configuration stores this. "engine", as in vLLM: with the
-        embedding of the placeholder token, at the first axis of the target's positions. "projected", as in MSD: with
-        the projected visual embeddings, at positions counted like text.
-    draft_vocab: number of tokens that can be drafted: the most frequent ones in the training answers; 0: all.
+    Args:
+        columns: How a picture's tokens enter the network; its configuration stores this. "engine", as in vLLM: with the
+            embedding of the placeholder token, at the first axis of the target's positions. "projected", as in MSD:
+            with the projected visual embeddings, at positions counted like text.
+        draft_vocab: Number of tokens that can be drafted: the most frequent ones in the training answers; 0: all.
     """
 
     system: ClassVar[str] = "eagle3"
@@ -119,14 +120,19 @@ class Eagle3Module(DraftModule):
         return places
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., Vd) float32 over the draft vocabulary, by the network's LM head. hidden: (..., H)."""
+        """Return logits (..., Vd) float32 over the draft vocabulary, by the network's LM head.
+
+        Args:
+            hidden: (..., H).
+        """
         return cast(Eagle3, self.network).logits(hidden, cast(Any, None)).float()
 
     def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
         """Return, for simulated decoding, the rank that the network gives to each true token at each depth of a chain.
 
-        Returns: for each text of A answer tokens (A - 1, depth) int64. Entry [r, d] is the rank of answer token
-            r + 1 + d if token r is the root; 0: the likeliest.
+        Returns:
+            For each text of A answer tokens (A - 1, depth) int64. Entry [r, d] is the rank of answer token r + 1 + d if
+            token r is the root; 0: the likeliest.
         """
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
@@ -168,7 +174,7 @@ class Eagle3Module(DraftModule):
             best: (P,), index of the target's likeliest token in the draft vocabulary; -1: it is not there.
 
         Returns:
-            the cross-entropies (P,), 0 where `best` is -1; and (P,) 1 where both have the same likeliest token.
+            The cross-entropies (P,), 0 where `best` is -1; and (P,) 1 where both have the same likeliest token.
         """
         drafted = self.logits(hidden)
         entropy = -(probs * drafted.log_softmax(-1)).sum(-1)

@@ -55,9 +55,11 @@ HEAD = "lm_head.weight"  # parameter name of a network's LM head, if it has one;
 class LossWeights:
     """Weights of the parts of the loss. EAGLE, MSD and SpecVLM use 1 for `features` and 0.1 for `tokens`.
 
-    features: SmoothL1 loss of the features, mean over channels. tokens: cross-entropy with the target's distribution.
-    distribution: L1 distance of the drafter's and the target's distribution, summed over the vocabulary. ranks: ListMLE
-        of the target's ten best tokens.
+    Args:
+        features: SmoothL1 loss of the features, mean over channels.
+        tokens: Cross-entropy with the target's distribution.
+        distribution: L1 distance of the drafter's and the target's distribution, summed over the vocabulary.
+        ranks: ListMLE of the target's ten best tokens.
     """
 
     features: float = 1.0
@@ -89,7 +91,10 @@ def rank_loss(predicted: Tensor, expected: Tensor) -> Tensor:
     """Return the ListMLE loss (P,) (Xia et al. 2008) of the drafter's logits (P, V) over V tokens.
 
     It is minus the log-probability of the order of the target's ten likeliest tokens, under the Plackett-Luce model
-    with the drafter's logits as scores. expected: the target's logits (P, V).
+    with the drafter's logits as scores.
+
+    Args:
+        expected: The target's logits (P, V).
     """
     order = expected.topk(min(TOP, expected.shape[-1]), -1).indices
     scores = predicted.gather(-1, order)
@@ -106,7 +111,10 @@ PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
     """Call `function` on the tensors `rows`, (P, ...), at most `width` of the P entries at a time, to save memory.
-    Returns a list of results. With several calls, activations are recomputed in the backward pass, not stored."""
+
+    Returns:
+        A list of results. With several calls, activations are recomputed in the backward pass, not stored.
+    """
     if len(rows[0]) <= width:
         return [function(*rows)]
     pieces = zip(*(part.split(width) for part in rows), strict=True)
@@ -116,13 +124,16 @@ def in_pieces(function: Callable[..., T], width: int, *rows: Tensor) -> list[T]:
 def losses(
     predicted: Tensor, expected: Tensor, logits: Callable[[Tensor], Tensor], weights: LossWeights, cells: int = CELLS
 ) -> Mapping[str, Tensor]:
-    """Compare the drafter's features (P, H) with the target's. Returns name -> value: "loss", the weighted sum; its
-    parts; and "right", the share of positions at which drafter and target have the same likeliest token.
+    """Compare the drafter's features (P, H) with the target's.
 
     Args:
-        logits: the LM head, (P, H) -> (P, V).
-        weights: of the loss's parts.
-        cells: maximum logits in memory at a time.
+        logits: The LM head, (P, H) -> (P, V).
+        weights: Of the loss's parts.
+        cells: Maximum logits in memory at a time.
+
+    Returns:
+        Name -> value: "loss", the weighted sum; its parts; and "right", the share of positions at which drafter and
+        target have the same likeliest token.
     """
     parts: dict[str, Tensor] = {"features": feature_loss(predicted, expected).mean()}
 
@@ -146,18 +157,20 @@ def losses(
 class DraftOptions:
     """Options of `DraftModule` that a recipe sets.
 
-    network: changes to the network's configuration; by default the network is like one layer of the target.
-    start: folder of a saved network to begin from.
-    half_teacher: compute the target's matrix products in bfloat16, if the device is fast in it.
-    unroll: number of unrolled drafting steps: the first reads the target's features, the others the network's own.
-    unroll_from: before this training step, `unroll` is 1, which is faster.
-    unroll_decay: loss weight of a drafting step relative to the step before. through: let gradients flow from a
-        drafting step into earlier ones.
-    noise: random noise of up to noise * 512 / (length of the text in tokens) is added to the features.
-    tokens, features, distribution, ranks: weights of the parts of the loss; null: those of the drafter's paper.
-    keep_features: store features on disk (2 H bytes a token and layer), so that the target reads each sample only once.
-    chain, tree_nodes: sizes of the drafts that validation simulates to log tokens per round.
-    decoded: number of questions that validation also decodes for real, with trees of `tree_nodes` nodes.
+    Args:
+        network: Changes to the network's configuration; by default the network is like one layer of the target.
+        start: Folder of a saved network to begin from.
+        half_teacher: Compute the target's matrix products in bfloat16, if the device is fast in it.
+        unroll: Number of unrolled drafting steps: the first reads the target's features, the others the network's own.
+        unroll_from: Before this training step, `unroll` is 1, which is faster.
+        unroll_decay: Loss weight of a drafting step relative to the step before.
+        through: Let gradients flow from a drafting step into earlier ones.
+        noise: Random noise of up to noise * 512 / (length of the text in tokens) is added to the features.
+        tokens, features, distribution, ranks: Weights of the parts of the loss; null: those of the drafter's paper.
+        keep_features: Store features on disk (2 H bytes a token and layer), so that the target reads each sample only
+            once.
+        chain, tree_nodes: Sizes of the drafts that validation simulates to log tokens per round.
+        decoded: Number of questions that validation also decodes for real, with trees of `tree_nodes` nodes.
     """
 
     network: dict[str, Any] = field(default_factory=dict)
@@ -219,12 +232,15 @@ def rank_texts(
 ) -> list[Tensor]:
     """Compute the rank that the drafter gives to each true token, for simulated decoding; its likeliest has rank 0.
 
-    steps: [d]: the drafter's features (B, N - d, H) at depth d, without noise; entry r belongs to root r. logits: the
-        LM head, (..., H) -> (..., V). drafted: (V,), each token's index among the logits, -1 if it cannot be drafted;
-        None: the index is the token's id.
+    Args:
+        steps: [d]: the drafter's features (B, N - d, H) at depth d, without noise; entry r belongs to root r.
+        logits: The LM head, (..., H) -> (..., V).
+        drafted: (V,), each token's index among the logits, -1 if it cannot be drafted; None: the index is the token's
+            id.
 
-    Returns: for each text of A answer tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of
-        token r + 1 + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
+    Returns:
+        For each text of A answer tokens a tensor (A - 1, depth) int64 on the CPU. Entry [r, d] is the rank of token r +
+        1 + d if token r is the root, at most WIDTH; beyond the text's end it is WIDTH.
     """
     lengths = columns.mask.sum(1).tolist()
     rows, width = columns.mask.shape
@@ -247,11 +263,17 @@ def rank_texts(
 
 
 class DraftModule(DrafterModule):
-    """Abstract base of the training modules of all drafters. A subclass sets `system`, the drafter's name, and changes
-    the loss or the drafting steps. The target is the data module's `base`.
+    """Abstract base of the training modules of all drafters.
+
+    A subclass sets `system`, the drafter's name, and changes the loss or the drafting steps. The target is the data
+    module's `base`.
 
     The network with the most tokens per round in simulated chains is saved in the folder `drafter` of the trainer's
-    root folder, for `mmdec.load_drafter`. units: not used. options: fields of `DraftOptions`.
+    root folder, for `mmdec.load_drafter`.
+
+    Args:
+        units: Not used.
+        options: Fields of `DraftOptions`.
     """
 
     system: ClassVar[str]
@@ -319,27 +341,42 @@ class DraftModule(DrafterModule):
         return [reading.to(self.device) for reading in readings]
 
     def columns(self, texts: Sequence[TargetFeatures], noise: float = 0.0) -> UnrollInputs:
-        """Return the network's inputs for a batch. texts: the target's features, first those that the network reads,
-        then those for the loss. noise: random noise of up to noise * 512 / length is added to the features."""
+        """Return the network's inputs for a batch.
+
+        Args:
+            texts: The target's features, first those that the network reads, then those for the loss.
+            noise: Random noise of up to noise * 512 / length is added to the features.
+        """
         config = self.network.config
         size = len(config.layers) * config.target_size
         return unroll_inputs(self.network, [replace(text, features=text.features[:, :size]) for text in texts], noise)
 
     def loss(self, texts: list[TargetFeatures], noise: float = 0.0) -> Mapping[str, Tensor]:
-        """Return name -> value: the batch's "loss", and other values for the log. texts: the target's features. noise:
-        random noise of up to noise * 512 / length is added to the features."""
+        """Return name -> value: the batch's "loss", and other values for the log.
+
+        Args:
+            texts: The target's features.
+            noise: Random noise of up to noise * 512 / length is added to the features.
+        """
         return self.compare(self.columns(texts, noise), texts)
 
     def rank(self, texts: list[TargetFeatures]) -> list[Tensor]:
-        """For simulated decoding: compute how the drafter ranks the true tokens. Returns for each text with A answer
-        tokens a tensor (A - 1, depth). Entry [r, d] belongs to a draft whose root is token r: it is the rank, 0 for the
-        likeliest, that the drafter gives to the true token r + 1 + d."""
+        """For simulated decoding: compute how the drafter ranks the true tokens.
+
+        Returns:
+            For each text with A answer tokens a tensor (A - 1, depth). Entry [r, d] belongs to a draft whose root is
+            token r: it is the rank, 0 for the likeliest, that the drafter gives to the true token r + 1 + d.
+        """
         columns = self.columns(texts)
         return rank_texts(columns, self.steps(columns, texts, self.chain), self.teacher.logits, texts)
 
     def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
-        """Draft `count` tokens from each of the N answer tokens as a root. Returns for each depth s from 0 the
-        network's features (B, N - s, H); entry c predicts the feature of answer token c + s."""
+        """Draft `count` tokens from each of the N answer tokens as a root.
+
+        Returns:
+            For each depth s from 0 the network's features (B, N - s, H); entry c predicts the feature of answer token c
+            + s.
+        """
         return unroll_steps(self.network, columns, count, self.options.through)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
@@ -401,7 +438,11 @@ class DraftModule(DrafterModule):
             self.keep(scores)
 
     def decode(self) -> float:
-        """Decode the first `decoded` questions of the development split with trees. Returns the tokens per round."""
+        """Decode the first `decoded` questions of the development split with trees.
+
+        Returns:
+            The tokens per round.
+        """
         data: DraftData = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
         model, depth = self.teacher.model, min(self.chain, self.options.tree_nodes)
         counts = torch.zeros(2, device=self.device)
@@ -426,8 +467,14 @@ class DraftModule(DrafterModule):
             self.keep({})
 
     def keep(self, scores: dict[str, float]) -> Path:
-        """Save the network in half precision in the folder `drafter`, and replace the network that is there. scores:
-        name -> score on the development split. Returns the folder."""
+        """Save the network in half precision in the folder `drafter`, and replace the network that is there.
+
+        Args:
+            scores: Name -> score on the development split.
+
+        Returns:
+            The folder.
+        """
         folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
             if self.trainer.is_global_zero:
@@ -467,14 +514,22 @@ class DraftModule(DrafterModule):
 
 def step_weights(counted: Tensor, depth: int) -> Tensor:
     """Return the factors (depth,) on the mean losses of the drafting steps, with which each token has the same weight
-    in all processes. counted: (B, N) bool, the answer tokens that count. Step s counts only tokens from index s on; if
-    this process's answers are too short, there are none."""
+    in all processes.
+
+    Args:
+        counted: (B, N) bool, the answer tokens that count. Step s counts only tokens from index s on; if this process's
+            answers are too short, there are none.
+    """
     return token_weight(torch.stack([counted[:, step:].sum() for step in range(depth)]))
 
 
 def target_states(texts: Sequence[TargetFeatures], size: int, layers: tuple[int, ...]) -> Tensor:
-    """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right. size: H.
-    layers: the target layers whose features `texts` hold, which must include -1, the LM head's input."""
+    """Return the inputs of the target's LM head at the answers' tokens, (B, N, H), padded on the right.
+
+    Args:
+        size: H.
+        layers: The target layers whose features `texts` hold, which must include -1, the LM head's input.
+    """
     if -1 not in layers:
         raise InputError(f"`layers` must hold -1, the LM head's input, but are {list(layers)}. Add it.")
     begin = layers.index(-1) * size

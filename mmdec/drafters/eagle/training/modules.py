@@ -46,8 +46,10 @@ class MsdModule(DraftModule):
 class SpecVlmModule(DraftModule):
     """Trains SpecVLM (arXiv 2509.11815): SmoothL1 + 0.1 cross-entropy. A gate chooses how each image is compressed.
 
-    In the paper only the drafting loss trains the gate. cost: weight of an additional loss, the expected share of
-    visual tokens after compression; 0: as in the paper.
+    In the paper only the drafting loss trains the gate.
+
+    Args:
+        cost: Weight of an additional loss, the expected share of visual tokens after compression; 0: as in the paper.
     """
 
     system: ClassVar[str] = "specvlm"
@@ -95,12 +97,17 @@ class ViSpecModule(DraftModule):
 
 @final
 class FlashModule(DraftModule):
-    """Trains FLASH (arXiv 2505.12728): a pass drafts k tokens, one in each slot. The loss is summed over the slots:
-    SmoothL1 + 0.1 cross-entropy.
+    """Trains FLASH (arXiv 2505.12728): a pass drafts k tokens, one in each slot.
+
+    The loss is summed over the slots: SmoothL1 + 0.1 cross-entropy.
 
     The refiner of a slot reads the tokens of earlier slots. These are tokens of the text, but a share of them are the
-    slots' own predictions (scheduled sampling). sampled: this share at the end. sampled_from: number of epochs in which
-    it is 0. sampled_over: number of epochs in which it then rises.
+    slots' own predictions (scheduled sampling).
+
+    Args:
+        sampled: This share at the end.
+        sampled_from: Number of epochs in which it is 0.
+        sampled_over: Number of epochs in which it then rises.
     """
 
     system: ClassVar[str] = "flash"
@@ -130,12 +137,20 @@ class FlashModule(DraftModule):
         return min(self.options.chain, self.depth)
 
     def share(self, epoch: int) -> float:
-        """Return the share of the refiners' input tokens that are predictions of the slots. epoch: from 0."""
+        """Return the share of the refiners' input tokens that are predictions of the slots.
+
+        Args:
+            epoch: From 0.
+        """
         return self.sampled * min(1.0, max(0.0, (epoch + 1 - self.sampled_from) / max(self.sampled_over, 1)))
 
     def steps(self, columns: UnrollInputs, texts: list[TargetFeatures], count: int) -> list[Tensor]:
-        """Draft with `count` slots from each of the N answer tokens as a root. Returns for each slot s from 0 its
-        features (B, N - s, H); features that predict a token beyond the answers' end are left out."""
+        """Draft with `count` slots from each of the N answer tokens as a root.
+
+        Returns:
+            For each slot s from 0 its features (B, N - s, H); features that predict a token beyond the answers' end are
+            left out.
+        """
         network = cast(FlashNetwork, self.network)
         slots = raw_slots(network, columns)
         embeds = text_embeds(columns, network.slots)
@@ -178,7 +193,11 @@ def raw_slots(network: FlashNetwork, columns: UnrollInputs) -> Tensor:
 
 def text_embeds(columns: UnrollInputs, slots: int) -> Tensor:
     """Return for each of N answer tokens c the embeddings of answer tokens c + 1 ... c + k - 1: (B, N, k - 1, H), zero
-    beyond the answer's end. slots: k."""
+    beyond the answer's end.
+
+    Args:
+        slots: K.
+    """
     padded = pad(columns.embeds, (0, 0, 0, slots))
     length, device = columns.embeds.shape[1], padded.device
     positions = torch.arange(length, device=device)[:, None] + torch.arange(1, slots, device=device)

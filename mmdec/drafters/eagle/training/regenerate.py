@@ -23,7 +23,11 @@ from mmdec.errors import InputError, exit_on_error
 
 
 def draft_data(recipe: dict[str, Any], **changes: Any) -> DraftData:
-    """Make the data module of a training recipe. changes: options that replace those of the recipe."""
+    """Make the data module of a training recipe.
+
+    Args:
+        changes: Options that replace those of the recipe.
+    """
     options = {**recipe["data"]["init_args"], **changes}
     if options.get("ramp") is not None:
         options["ramp"] = Ramp(**options["ramp"])
@@ -59,7 +63,11 @@ def main() -> None:
 
 
 def import_class(path: str) -> Any:
-    """Import a class. path: "package.module.Class"."""
+    """Import a class.
+
+    Args:
+        path: "package.module.Class".
+    """
     package, _, name = path.rpartition(".")
     return getattr(import_module(package), name)
 

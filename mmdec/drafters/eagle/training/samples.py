@@ -80,13 +80,21 @@ class PromptBuilder:
 
 def _processor(base: str | Path) -> Any:
     """Load the processor of a model that reads pictures, as `mmdec.describe` does, without torchvision where possible;
-    or a language model's tokenizer. base: folder or hub id."""
+    or a language model's tokenizer.
+
+    Args:
+        base: Folder or hub id.
+    """
     sees = getattr(AutoConfig.from_pretrained(base), "vision_config", None) is not None
     return read_processor(find_model(base, None, VLM_FILES)) if sees else AutoProcessor.from_pretrained(base)
 
 
 def append(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """Return input tensors of batch size 1 with text tokens appended. tokens: their ids."""
+    """Return input tensors of batch size 1 with text tokens appended.
+
+    Args:
+        tokens: Their ids.
+    """
     ids = inputs["input_ids"]
     added = torch.tensor([list(tokens)], dtype=ids.dtype, device=ids.device)
     fills = {"input_ids": added, "attention_mask": torch.ones_like(added)}
@@ -111,8 +119,8 @@ def join(rows: Sequence[Inputs], pad: int, left: bool) -> Inputs:
     concatenated; if their sizes differ (LLaVA-NeXT's tiles, a sound's frames), the smaller ones are padded with zeros.
 
     Args:
-        pad: id of the padding token.
-        left: pad on the left, as generation needs it, else on the right.
+        pad: Id of the padding token.
+        left: Pad on the left, as generation needs it, else on the right.
     """
     width = max(row["input_ids"].shape[1] for row in rows)
     joined: Inputs = {}
@@ -147,8 +155,11 @@ SUBSET = 4  # first number of the seed for choosing questions; other random choi
 
 @dataclass(frozen=True)
 class Sample:
-    """One question with its pictures, video or sound. words: number of words of the answer in the corpus, an estimate
-    of the length of the target's answer."""
+    """One question with its pictures, video or sound.
+
+    Args:
+        words: Number of words of the answer in the corpus, an estimate of the length of the target's answer.
+    """
 
     name: str  # a hash of the question, its pictures and their sizes
     question: str
@@ -173,9 +184,10 @@ class Sample:
 class Choice:
     """Which questions of a corpus to take.
 
-    count: number of questions, which are chosen at random; None: all, in the corpus's order. long_share: share of the
-        chosen questions that have long answers; None: answers of any length. The random order begins with up to two
-        questions of each conversation, one with a long and one with a short answer.
+    Args:
+        count: Number of questions, which are chosen at random; None: all, in the corpus's order.
+        long_share: Share of the chosen questions that have long answers; None: answers of any length. The random order
+            begins with up to two questions of each conversation, one with a long and one with a short answer.
     """
 
     count: int | None = None
@@ -187,8 +199,10 @@ class Choice:
 class Questions:
     """How the rows of a corpus file become questions.
 
-    frames: number of frames taken from a video. history: maximum earlier turns in the prompt of a question without
-        pictures. images: folder of the pictures; None: next to the corpus file.
+    Args:
+        frames: Number of frames taken from a video.
+        history: Maximum earlier turns in the prompt of a question without pictures.
+        images: Folder of the pictures; None: next to the corpus file.
     """
 
     frames: int = 8
@@ -209,10 +223,15 @@ def read_samples(
     Each picture is read once as a check. Questions about unreadable pictures are left out; their names and number are
     logged.
 
-    corpus: a folder with {split}.json, .jsonl or .txt, or such a file. reading: how rows become questions. choice:
-        which questions to take; None: all, in their order. admission: how many rows and pictures may be bad. kept:
-        folder where results of picture checks are stored; None: they are not stored.
-    Raises: InputError for a bad row, or if too many questions are left out.
+    Args:
+        corpus: A folder with {split}.json, .jsonl or .txt, or such a file.
+        reading: How rows become questions.
+        choice: Which questions to take; None: all, in their order.
+        admission: How many rows and pictures may be bad.
+        kept: Folder where results of picture checks are stored; None: they are not stored.
+
+    Raises:
+        InputError: For a bad row, or if too many questions are left out.
     """
     files = [corpus] if corpus.is_file() else [corpus / f"{split}{suffix}" for suffix in SUFFIXES]
     listed = next((file for file in files if file.is_file()), None)
@@ -235,8 +254,13 @@ def read_samples(
 
 
 def _whole(questions: list[Sample], admission: Admission, kept: Path | None, of: str) -> list[Sample]:
-    """Return the questions whose pictures can all be read. admission: how many may be bad. kept: folder where results
-    of picture checks are stored, or None. of: name of the questions in messages."""
+    """Return the questions whose pictures can all be read.
+
+    Args:
+        admission: How many may be bad.
+        kept: Folder where results of picture checks are stored, or None.
+        of: Name of the questions in messages.
+    """
     pictures = list(dict.fromkeys(path for question in questions for path in (*question.images, *question.video)))
     found = dict(zip(pictures, sizes_of(pictures, kept), strict=True))
     whole, bad = [], BadRows()
@@ -258,8 +282,11 @@ def _shuffle_questions(
 ) -> Iterator[Sample]:
     """Yield questions of conversations in a random order.
 
-    rows: the conversations. root: finds their pictures. lap: 0: of each conversation one question with a long answer
-        and one with a short answer; 1: the other questions.
+    Args:
+        rows: The conversations.
+        root: Finds their pictures.
+        lap: 0: of each conversation one question with a long answer and one with a short answer; 1: the other
+            questions.
     """
     for number, row in enumerate(rows):
         questions = list(_questions(row, root, reading))
@@ -288,8 +315,14 @@ def choose(questions: Iterable[Sample], choice: Choice) -> list[Sample]:
 
 
 def _questions(conversation: Conversation, root: PathResolver, reading: Questions) -> Iterator[Sample]:
-    """Yield the questions of a conversation. If it has pictures or a video, each question is asked alone, else after
-    the turns before it. root: finds the pictures. reading: says how many turns and frames are used."""
+    """Yield the questions of a conversation.
+
+    If it has pictures or a video, each question is asked alone, else after the turns before it.
+
+    Args:
+        root: Finds the pictures.
+        reading: Says how many turns and frames are used.
+    """
     video = _frames(conversation, root, reading.frames)
     system = conversation.notes.get(SYSTEM)
     begun = () if system is None else ((SYSTEM, str(system)),)

@@ -115,14 +115,14 @@ class Teacher:
         Decoding uses the same code of the target, so a network reads the same features in training and in decoding.
 
         Args:
-            prompts: the target's input tensors for each text, with batch size 1.
-            answers: token ids of each answer.
-            needs: the layers whose hidden states are returned, and whether visual tokens have their projected
+            prompts: The target's input tensors for each text, with batch size 1.
+            answers: Token ids of each answer.
+            needs: The layers whose hidden states are returned, and whether visual tokens have their projected
                 embeddings.
-            half: compute matrix products in bfloat16, if the device is fast in it.
+            half: Compute matrix products in bfloat16, if the device is fast in it.
 
         Returns:
-            the features of each text.
+            The features of each text.
         """
         rows = [append(prompt, answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
         batch = self.to_device(join(rows, self.pad, left=True))
@@ -145,8 +145,14 @@ class Teacher:
 
     @torch.no_grad()
     def answer(self, prompts: Sequence[Inputs], limit: int) -> list[list[int]]:
-        """Answer the prompts greedily. limit: maximum tokens of an answer. Returns the token ids of each answer, with
-        the EOS token if it is complete."""
+        """Answer the prompts greedily.
+
+        Args:
+            limit: Maximum tokens of an answer.
+
+        Returns:
+            The token ids of each answer, with the EOS token if it is complete.
+        """
         batch = self.to_device(join(prompts, self.pad, left=True))
         generated: Any = self.model.generate(  # type: ignore[operator] # pyright misreads its type
             **batch, do_sample=False, num_beams=1, max_new_tokens=limit, pad_token_id=self.pad
@@ -166,8 +172,14 @@ class Teacher:
 
 
 def load_target(base: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a vision-language or language model of transformers. base: folder or hub id. Raises InputError if
-    transformers cannot read its configuration."""
+    """Load a vision-language or language model of transformers.
+
+    Args:
+        base: Folder or hub id.
+
+    Raises:
+        InputError: If transformers cannot read its configuration.
+    """
     try:
         config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
@@ -181,12 +193,18 @@ WRITERS = 1000  # maximum processes of one training that write to a folder, and 
 
 
 class FeatureStore:
-    """Stores features on disk: sample name -> features. It takes 2 H bytes for each token and layer. If `needs.embeds`
-    is set, it also takes 2 H bytes for the projected embedding of each visual token."""
+    """Stores features on disk: sample name -> features.
+
+    It takes 2 H bytes for each token and layer. If `needs.embeds` is set, it also takes 2 H bytes for the projected
+    embedding of each visual token.
+
+    Args:
+        needs: Which features to store.
+        half: Compute them in bfloat16.
+        rank: Number of this process; processes that write at the same time have separate files.
+    """
 
     def __init__(self, folder: Path, teacher: Teacher, needs: Needs, half: bool, rank: int = 0) -> None:
-        """needs: which features to store. half: compute them in bfloat16. rank: number of this process; processes that
-        write at the same time have separate files."""
         size = teacher.config.hidden_size
         self.teacher, self.needs, self.half = teacher, needs, half
         self.locks = ExitStack()
@@ -202,8 +220,14 @@ class FeatureStore:
         return name in self.features and (self.visual is None or name in self.visual)
 
     def get(self, name: str, answer: Sequence[int]) -> TargetFeatures:
-        """Return the stored features of a sample. answer: token ids of the sample's answer. Raises KeyError if the
-        features are not stored."""
+        """Return the stored features of a sample.
+
+        Args:
+            answer: Token ids of the sample's answer.
+
+        Raises:
+            KeyError: If the features are not stored.
+        """
         tokens, features = self.features.get(name)
         ids = torch.tensor(tokens, device=self.teacher.device)
         embeds, visual = self.teacher.embed(ids).float().cpu(), self.teacher.visual(ids).cpu()
@@ -215,10 +239,14 @@ class FeatureStore:
         return TargetFeatures(len(tokens) - len(answer) + 1, list(answer), embeds, features, visual, positions)
 
     def add(self, readings: Mapping[str, tuple[list[int], TargetFeatures]]) -> dict[str, TargetFeatures]:
-        """Store features. readings: sample name -> (token ids, features).
+        """Store features.
 
-        Returns: sample name -> features rounded to half precision, as `get` will return them. So training computes the
-            same numbers, whether features are read from disk or not.
+        Args:
+            readings: Sample name -> (token ids, features).
+
+        Returns:
+            Sample name -> features rounded to half precision, as `get` will return them. So training computes the same
+            numbers, whether features are read from disk or not.
         """
         rounded = {}
         for name, (_, reading) in readings.items():
@@ -246,11 +274,14 @@ class FeatureStore:
     def read(
         self, names: Sequence[str], prompts: Sequence[Inputs] | None, answers: Sequence[Sequence[int]]
     ) -> list[TargetFeatures]:
-        """Return the features of each sample of a batch, on the CPU. Features that are not stored are computed and
-        stored.
+        """Return the features of each sample of a batch, on the CPU.
 
-        names: the samples. prompts: the target's input tensors for each; None if all features are stored. answers:
-            token ids of each answer.
+        Features that are not stored are computed and stored.
+
+        Args:
+            names: The samples.
+            prompts: The target's input tensors for each; None if all features are stored.
+            answers: Token ids of each answer.
         """
         if prompts is not None:
             readings = self.teacher.read(prompts, answers, self.needs, self.half)
@@ -272,8 +303,8 @@ def writer_number(folder: Path, rank: int, locks: ExitStack) -> int:
     """Reserve a number for the files that this process writes to a folder, so that no two processes write to one file.
 
     Args:
-        rank: number of this process.
-        locks: the number is reserved until it is closed or the process ends.
+        rank: Number of this process.
+        locks: The number is reserved until it is closed or the process ends.
 
     Returns:
         `rank`, or `rank` plus a multiple of `WRITERS` if another training uses it.

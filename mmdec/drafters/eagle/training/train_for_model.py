@@ -48,13 +48,17 @@ ALL_TOKENS, MANY_TOKENS, LARGE = 4096, 8192, 2048
 class DrafterRun:
     """Options of `mmdec train drafter`.
 
-    system: kind of the drafter, such as "eagle3".
-    model: name of a shipped model, a folder or a hub id. data: a file of questions (.json, .jsonl or .txt), or a folder
-        of pictures. output: folder for all files. minutes: time limit of answering and training, without
-        the last validation.
-    images: folder of the pictures that the file names; None: next to the file. prompt: the question about each picture
-        of a folder. questions: maximum number of questions to answer. max_tokens: maximum tokens of an answer.
-    allow_absolute_paths: accept pictures outside the folder of the pictures.
+    Args:
+        system: Kind of the drafter, such as "eagle3".
+        model: Name of a shipped model, a folder or a hub id.
+        data: A file of questions (.json, .jsonl or .txt), or a folder of pictures.
+        output: Folder for all files.
+        minutes: Time limit of answering and training, without the last validation.
+        images: Folder of the pictures that the file names; None: next to the file.
+        prompt: The question about each picture of a folder.
+        questions: Maximum number of questions to answer.
+        max_tokens: Maximum tokens of an answer.
+        allow_absolute_paths: Accept pictures outside the folder of the pictures.
     """
 
     model: str
@@ -88,10 +92,17 @@ def train_drafter(
 ) -> dict[str, Any]:
     """Train a drafter, or continue its training.
 
-    run: the options. shown: called with (number of answered questions, number of all). told: called with lines of text
-        that report progress. begun: time from which the minutes count, in seconds since 1970; None: now.
-    Returns: "output": the drafter's folder; "step": its training step; and name -> score on held-out answers.
-    Raises: InputError if the model or the data cannot be used, or differ from those of the training in `output`.
+    Args:
+        run: The options.
+        shown: Called with (number of answered questions, number of all).
+        told: Called with lines of text that report progress.
+        begun: Time from which the minutes count, in seconds since 1970; None: now.
+
+    Returns:
+        "output": the drafter's folder; "step": its training step; and name -> score on held-out answers.
+
+    Raises:
+        InputError: If the model or the data cannot be used, or differ from those of the training in `output`.
     """
     begun = time.time() if begun is None else begun
     try:
@@ -148,8 +159,14 @@ def data_options(run: DrafterRun) -> Recipe:
 
 
 def _answer_questions(run: DrafterRun, until: float, shown: Callable[[int, int], None]) -> DraftData:
-    """Let the model answer questions until the time `until`, in seconds since 1970. Returns the data module with the
-    answers, some of them held out. shown: called with (number of answered questions, number of all)."""
+    """Let the model answer questions until the time `until`, in seconds since 1970.
+
+    Args:
+        shown: Called with (number of answered questions, number of all).
+
+    Returns:
+        The data module with the answers, some of them held out.
+    """
     options = data_options(run)
     data = DraftData(**options)
     count = len(data.samples["train"]) + 1
@@ -160,8 +177,12 @@ def _answer_questions(run: DrafterRun, until: float, shown: Callable[[int, int],
 
 
 def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
-    """Return a training recipe, as `python -m mmdec.training` reads it. data: the answered questions. seconds: the time
-    that is left for training; at least one second is taken."""
+    """Return a training recipe, as `python -m mmdec.training` reads it.
+
+    Args:
+        data: The answered questions.
+        seconds: The time that is left for training; at least one second is taken.
+    """
     config = data.teacher.config
     size, vocabulary = config.hidden_size, config.vocab_size
     batch = 8 if size <= 1024 else 2
@@ -198,8 +219,13 @@ def recipe_of(run: DrafterRun, data: DraftData, seconds: float) -> Recipe:
 
 
 def _trainer(folder: Path, system: str, seconds: float) -> Recipe:
-    """Return the section "trainer" of a recipe, with Lightning's options. folder: gets logs and checkpoints. system:
-    kind of the drafter. seconds: time limit."""
+    """Return the section "trainer" of a recipe, with Lightning's options.
+
+    Args:
+        folder: Gets logs and checkpoints.
+        system: Kind of the drafter.
+        seconds: Time limit.
+    """
     checkpoint = {
         "filename": "{step}",
         "save_last": True,

@@ -49,8 +49,10 @@ class UnrollInputs:
 def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise: float = 0.0) -> UnrollInputs:
     """Make the network's inputs for a batch of texts; prompts are processed as in decoding.
 
-    texts: the target's features. noise: random noise U(-noise, noise) * 512 / L is added to the features, where L is
-        the text's number of tokens; EAGLE uses 0.1.
+    Args:
+        texts: The target's features.
+        noise: Random noise U(-noise, noise) * 512 / L is added to the features, where L is the text's number of tokens;
+            EAGLE uses 0.1.
     """
     prompts, embeds, features, positions = [], [], [], []
     for text in texts:
@@ -75,7 +77,11 @@ def unroll_inputs(network: DraftNetwork, texts: Sequence[TargetFeatures], noise:
 
 def _positions(network: DraftNetwork, text: TargetFeatures, prompted: PromptInput) -> tuple[Tensor, Tensor]:
     """Return the position ids of the network's M inputs for a prompt, (axes, M), and of its N inputs for the answer,
-    (axes, N), as in decoding. prompted: the network's input for the prompt."""
+    (axes, N), as in decoding.
+
+    Args:
+        prompted: The network's input for the prompt.
+    """
     count, device = len(text.answer) - 1, text.embeds.device
     if text.positions is None or not network.config.follows:
         start = text.prompt - 1 if prompted.end is None else prompted.end
@@ -89,9 +95,12 @@ def _positions(network: DraftNetwork, text: TargetFeatures, prompted: PromptInpu
 def unroll_steps(network: DraftNetwork, columns: UnrollInputs, steps: int, through: bool = True) -> list[Tensor]:
     """Run drafting steps with all tokens of the answers as roots at once.
 
-    steps: number of drafting steps; fewer are run if the answers are shorter. through: let gradients flow from a step
-        into earlier steps.
-    Returns: for each step s, the network's hidden states (B, N - s, H) at answer tokens s ... N - 1.
+    Args:
+        steps: Number of drafting steps; fewer are run if the answers are shorter.
+        through: Let gradients flow from a step into earlier steps.
+
+    Returns:
+        For each step s, the network's hidden states (B, N - s, H) at answer tokens s ... N - 1.
     """
     length, features, outputs = columns.embeds.shape[1], columns.features, list[Tensor]()
     context = prompt_keys(network, columns)
@@ -131,10 +140,14 @@ def diagonal_attention(queries: Tensor, context: KeyValues, own: Sequence[KeyVal
     """Compute the attention of the newest drafted token of each root: to the prompt and the answer up to the root, and
     to the tokens drafted from this root, one in each step.
 
-    queries: (B, heads, n, d), of roots 0 ... n - 1. context: keys and values (B, h, S, d) of prompt and answer. own:
-        [s]: keys and values (B, h, n or more, d) of the tokens drafted in step s + 1; entry r is that of root r.
-    mask: additive (B, 1, n, S), to which of the S tokens of prompt and answer each root attends.
-    Returns: (B, heads, n, d).
+    Args:
+        queries: (B, heads, n, d), of roots 0 ... n - 1.
+        context: Keys and values (B, h, S, d) of prompt and answer.
+        own: [s]: keys and values (B, h, n or more, d) of the tokens drafted in step s + 1; entry r is that of root r.
+        mask: Additive (B, 1, n, S), to which of the S tokens of prompt and answer each root attends.
+
+    Returns:
+        (B, heads, n, d).
     """
     keys, values = context
     rows, groups, width, size = keys.shape
@@ -151,7 +164,12 @@ def diagonal_attention(queries: Tensor, context: KeyValues, own: Sequence[KeyVal
 
 def causal_mask(prompt_mask: Tensor, length: int) -> Tensor:
     """Return a mask (B, N, M + N) bool: each of N roots attends to the M tokens of the prompt, and to the answer's
-    tokens up to itself. prompt_mask: (B, M), False at padding. length: N."""
+    tokens up to itself.
+
+    Args:
+        prompt_mask: (B, M), False at padding.
+        length: N.
+    """
     rows, device = len(prompt_mask), prompt_mask.device
     own = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     return torch.cat([prompt_mask[:, None].expand(-1, length, -1), own.expand(rows, -1, -1)], 2)

@@ -64,14 +64,17 @@ def decode_greedily(
     drafter: Drafter | None = None,
     nodes: int = 0,
 ) -> list[list[int]]:
-    """Decode the greedy text of each window. Returns its new token ids, with the end token if it was reached.
+    """Decode the greedy text of each window.
 
     Args:
         states: (B, S, H) the encoder's outputs.
-        prompts: the decoder's first token ids in each window.
-        timed: for each window, whether the model's rules for timestamps apply.
-        limit: the most new tokens of a window; the decoder's number of positions is a further limit.
-        drafter: speculative decoding with `nodes` drafted tokens in each round; None: without drafts.
+        prompts: The decoder's first token ids in each window.
+        timed: For each window, whether the model's rules for timestamps apply.
+        limit: The most new tokens of a window; the decoder's number of positions is a further limit.
+        drafter: Speculative decoding with `nodes` drafted tokens in each round; None: without drafts.
+
+    Returns:
+        Its new token ids, with the end token if it was reached.
     """
     shape = HeadAccuracy(default_chances(drafter.heads.config.heads)) if isinstance(drafter, Medusa) else None
     texts: list[list[int]] = [[] for _ in prompts]
@@ -141,15 +144,22 @@ class HeadBatch:
 
 
 class WindowTokenizer:
-    """A Whisper's tokenizer, used to compose training windows. It adds the special tokens that the model's `generate`
-    would use.
+    """A Whisper's tokenizer, used to compose training windows.
+
+    It adds the special tokens that the model's `generate` would use.
 
     State: `head`, the prompt's token ids for the language and the task; `names`, the special tokens' ids by name.
+
+    Args:
+        config: The model's generation settings.
+        language: A code such as "en"; None: the model detects it.
+        task: "transcribe" or "translate".
+
+    Raises:
+        InputError: For a language or task that the model lacks.
     """
 
     def __init__(self, tokenizer: Any, config: Any, language: str | None, task: str) -> None:
-        """config: the model's generation settings. language: a code such as "en"; None: the model detects it. task:
-        "transcribe" or "translate". Raises InputError for a language or task that the model lacks."""
         self.tokenizer, self.multilingual = tokenizer, bool(getattr(config, "is_multilingual", False))
         added = dict(tokenizer.get_added_vocab())
         self.start, self.quiet = int(config.decoder_start_token_id), config.no_timestamps_token_id
@@ -191,8 +201,11 @@ class WindowTokenizer:
         return self.tokenizer(*texts, **options)
 
     def split(self, tokens: Sequence[int]) -> tuple[list[int], list[int], bool]:
-        """Split a window's token ids, as `compose` builds them. Returns the prompt in this model's form, the text with
-        EOS, and whether the text has timestamps."""
+        """Split a window's token ids, as `compose` builds them.
+
+        Returns:
+            The prompt in this model's form, the text with EOS, and whether the text has timestamps.
+        """
         at = tokens.index(self.start)
         timed = self.quiet not in tokens[at : at + 4]
         prompt = [*tokens[:at], *self.head, *([] if timed else [self.quiet])]
@@ -202,9 +215,12 @@ class WindowTokenizer:
 class HeadWindows(Dataset[HeadBatch]):
     """A dataset of batches. A batch's sound and tokens are composed when it is read.
 
-    how: random changes of the windows. mels: number of mel bands. batches: the windows of each batch.
-    stored: keys of windows whose decoder states are stored. If all windows of a batch are stored, the batch is returned
-        without sound.
+    Args:
+        how: Random changes of the windows.
+        mels: Number of mel bands.
+        batches: The windows of each batch.
+        stored: Keys of windows whose decoder states are stored. If all windows of a batch are stored, the batch is
+            returned without sound.
     """
 
     def __init__(
@@ -254,10 +270,10 @@ def split_long(
     "".
 
     Args:
-        seconds: the duration of each utterance.
+        seconds: The duration of each utterance.
 
     Returns:
-        all utterances and parts, and the duration of each in seconds.
+        All utterances and parts, and the duration of each in seconds.
     """
     cut, lengths = list[Utterance](), list[float]()
     for row, length in zip(rows, seconds, strict=True):
@@ -274,15 +290,18 @@ def split_long(
 class HeadDataOptions:
     """Options of `HeadData` that a recipe (YAML file) sets.
 
-    train_split, dev_split: folders in the corpus, or values in a manifest's column `split`; null: the whole manifest.
-    longest: seconds; about the longest speech in a window.
-    repeat_after: after this many epochs the same windows come again, in another order, so that they need not be decoded
-        again; 0: never.
-    composition: random changes of windows, such as the shares with noise, timestamps or previous text.
-    language: a code such as "en"; null: the model detects it. dev_batches: number of batches at each validation.
-    kept: folder where labels and durations are stored.
-    max_bad_share: the largest share of unusable recordings; more are an error.
-    allow_absolute_paths: allow paths that lead out of the corpus's folder.
+    Args:
+        train_split, dev_split: Folders in the corpus, or values in a manifest's column `split`; null: the whole
+            manifest.
+        longest: Seconds; about the longest speech in a window.
+        repeat_after: After this many epochs the same windows come again, in another order, so that they need not be
+            decoded again; 0: never.
+        composition: Random changes of windows, such as the shares with noise, timestamps or previous text.
+        language: A code such as "en"; null: the model detects it.
+        dev_batches: Number of batches at each validation.
+        kept: Folder where labels and durations are stored.
+        max_bad_share: The largest share of unusable recordings; more are an error.
+        allow_absolute_paths: Allow paths that lead out of the corpus's folder.
     """
 
     train_split: str | list[str] | None = "train"
@@ -310,9 +329,10 @@ class HeadDataOptions:
 class HeadData(LightningDataModule):
     """A data module for Medusa heads: 30 s windows of sound, each joined from utterances of one chapter.
 
-    base: the Whisper: a folder, a hub id or a shipped model's name.
-    corpus: a folder in LibriSpeech's format, or a manifest (list of sound files with texts).
-    options: fields of `HeadDataOptions`.
+    Args:
+        base: The Whisper: a folder, a hub id or a shipped model's name.
+        corpus: A folder in LibriSpeech's format, or a manifest (list of sound files with texts).
+        options: Fields of `HeadDataOptions`.
     """
 
     def __init__(self, base: str, corpus: str, **options: Any) -> None:

@@ -57,8 +57,13 @@ class Simulation:
 
 
 def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
-    """Simulate decoding with the same draft tree in all rounds. texts: for each text the ranks (n - 1, K) of its true
-    tokens. tree: the nodes of the draft tree without the root. heads: number of heads, K."""
+    """Simulate decoding with the same draft tree in all rounds.
+
+    Args:
+        texts: For each text the ranks (n - 1, K) of its true tokens.
+        tree: The nodes of the draft tree without the root.
+        heads: Number of heads, K.
+    """
     children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
     hits, trials = [[0] * MAX_RANKS for _ in range(heads)], [0] * heads
     tokens = rounds = 0
@@ -84,12 +89,12 @@ def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, flo
     """Simulate decoding, first with a chain of one token from each head, then with trees.
 
     Args:
-        texts: for each text the ranks (n - 1, K) of its true tokens.
+        texts: For each text the ranks (n - 1, K) of its true tokens.
         heads: K.
-        nodes: size of a tree.
+        nodes: Size of a tree.
 
     Returns:
-        tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r was
+        Tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r was
         right at depth k, from 0 to 1.
     """
     chain = simulate(texts, HeadAccuracy(default_chances(heads)).tree(heads, heads), heads)
@@ -112,15 +117,24 @@ def estimate(seen: Simulation) -> list[list[float]]:
 
 
 def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
-    """Return for each r in `ranks` how often, from 0 to 1, the true token is among a head's r likeliest tokens. Earlier
-    heads need not be right. texts: for each text the ranks (n - 1, K) of its true tokens. head: its index from 0."""
+    """Return for each r in `ranks` how often, from 0 to 1, the true token is among a head's r likeliest tokens.
+
+    Earlier heads need not be right.
+
+    Args:
+        texts: For each text the ranks (n - 1, K) of its true tokens.
+        head: Its index from 0.
+    """
     seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
     return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
 
 
 def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Join the rank matrices of all processes, and sum their values of the same name. part: this process's matrices and
-    values."""
+    """Join the rank matrices of all processes, and sum their values of the same name.
+
+    Args:
+        part: This process's matrices and values.
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return part
     parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -138,12 +152,12 @@ def first_heads(
     """Return the heads that training begins with.
 
     Args:
-        base: name or folder of the Whisper.
-        count: number of heads.
-        start: folder of saved heads; they are extended or cut to `count`. None: new heads.
+        base: Name or folder of the Whisper.
+        count: Number of heads.
+        start: Folder of saved heads; they are extended or cut to `count`. None: new heads.
 
     Raises:
-        InputError: if `start` holds heads of another `kind`.
+        InputError: If `start` holds heads of another `kind`.
     """
     shape = model.config
     block = kind == "block"
@@ -225,11 +239,16 @@ def head_loss(
 ) -> tuple[Tensor, Tensor]:
     """Compute a head's cross-entropy, and the rank of each target token.
 
-    states: (N, H) the head's outputs. output: (V, H) the model's output matrix. targets: (N,) int64 token ids.
-    teacher: (N, H) the model's states from which it predicts the same tokens. `teacher_weight` x KL(model || head) is
-        then added to the loss, as in arXiv 2409.15869. No gradient reaches the matrix or the teacher.
-    cells: the most logits in memory at a time.
-    Returns: the mean loss, and ranks (N,): 0 where a target is the likeliest token.
+    Args:
+        states: (N, H) the head's outputs.
+        output: (V, H) the model's output matrix.
+        targets: (N,) int64 token ids.
+        teacher: (N, H) the model's states from which it predicts the same tokens. `teacher_weight` x KL(model || head)
+            is then added to the loss, as in arXiv 2409.15869. No gradient reaches the matrix or the teacher.
+        cells: The most logits in memory at a time.
+
+    Returns:
+        The mean loss, and ranks (N,): 0 where a target is the likeliest token.
     """
     if not teacher_weight:
         teacher = None
@@ -256,23 +275,26 @@ class TextPositions:
 class MedusaOptions:
     """Options of `MedusaModule` that a recipe (YAML file) sets.
 
-    kind: "linear" or "block" (heads after an additional decoder layer, which begins as a copy of the model's last
-        decoder layer). heads: number of heads.
-    start: folder of saved heads to begin from; additional heads begin as identity mappings.
-    labels: the text to learn: "own": what the model itself decodes greedily; "truth": the transcripts.
-    weights: loss weights of heads k = 1 ... K: "medusa": 0.8^k; "mean": all equal, as in arXiv 2409.15869.
-    kl: weight of KL(model || head), the divergence from the model's own distribution of the same token.
-    max_tokens: the most tokens of a text that the model decodes.
-    draft_nodes: number of tokens that the heads draft in each round while the model decodes labels.
-    keep_states: store states on disk, so that windows that repeat are not encoded again: the decoder's for linear
-        heads, 2 H bytes a token; the encoder's for a block, 2 S H bytes a window.
-    vocabulary: 0, or the number of the most frequent tokens among the labels so far that the training loss compares a
-        target with, beside the targets of the batch. The cost of a step on a processor is nearly proportional to it.
-    tree_nodes: number of nodes of the draft tree in validation. The heads with the most tokens per round with this tree
-        are saved.
-    base_dtype: dtype of the frozen Whisper.
-    warmup, decay_from, decay_steps: steps of the learning rate: it rises for `warmup` steps, and falls to zero from
-        step `decay_from` on, within `decay_steps`.
+    Args:
+        kind: "linear" or "block" (heads after an additional decoder layer, which begins as a copy of the model's last
+            decoder layer).
+        heads: Number of heads.
+        start: Folder of saved heads to begin from; additional heads begin as identity mappings.
+        labels: The text to learn: "own": what the model itself decodes greedily; "truth": the transcripts.
+        weights: Loss weights of heads k = 1 ... K: "medusa": 0.8^k; "mean": all equal, as in arXiv 2409.15869.
+        kl: Weight of KL(model || head), the divergence from the model's own distribution of the same token.
+        max_tokens: The most tokens of a text that the model decodes.
+        draft_nodes: Number of tokens that the heads draft in each round while the model decodes labels.
+        keep_states: Store states on disk, so that windows that repeat are not encoded again: the decoder's for linear
+            heads, 2 H bytes a token; the encoder's for a block, 2 S H bytes a window.
+        vocabulary: 0, or the number of the most frequent tokens among the labels so far that the training loss compares
+            a target with, beside the targets of the batch. The cost of a step on a processor is nearly proportional to
+            it.
+        tree_nodes: Number of nodes of the draft tree in validation. The heads with the most tokens per round with this
+            tree are saved.
+        base_dtype: Dtype of the frozen Whisper.
+        warmup, decay_from, decay_steps: Steps of the learning rate: it rises for `warmup` steps, and falls to zero from
+            step `decay_from` on, within `decay_steps`.
     """
 
     kind: Kind = "linear"
@@ -299,8 +321,11 @@ class MedusaModule(DrafterModule):
     """Trains heads of a frozen Whisper, the data module's `base`. L = sum_k w_k (CE_k + kl KL_k) / sum_k w_k.
 
     The best heads (the most tokens per round with trees) are saved in `heads/` of the trainer's root folder, with the
-    accuracies that set the shape of draft trees. units: ignored; the command line passes it to every model. options:
-    fields of `MedusaOptions`.
+    accuracies that set the shape of draft trees.
+
+    Args:
+        units: Ignored; the command line passes it to every model.
+        options: Fields of `MedusaOptions`.
     """
 
     options: MedusaOptions
@@ -362,8 +387,11 @@ class MedusaModule(DrafterModule):
 
     @torch.no_grad()
     def run_model(self, batch: HeadBatch) -> tuple[list[list[int]], Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Run the encoder, decode the texts that are not stored yet, and run the decoder over all texts. Returns the
-        texts' token ids, their decoder states (N, H), and `TextPositions.whole`."""
+        """Run the encoder, decode the texts that are not stored yet, and run the decoder over all texts.
+
+        Returns:
+            The texts' token ids, their decoder states (N, H), and `TextPositions.whole`.
+        """
         model = self.base
         with torch.autocast(self.device.type, enabled=False):
             if batch.features is None and self.encoded is not None:
@@ -477,10 +505,15 @@ class MedusaModule(DrafterModule):
 
     def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
         """Save the heads in half precision in the folder `heads/` below the trainer's root folder, in place of earlier
-        ones. Returns the path of `heads/`.
+        ones.
 
-        chances: (K, WIDTH); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is
-            right. None: not measured. scores: validation scores by name.
+        Args:
+            chances: (K, WIDTH); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is
+                right. None: not measured.
+            scores: Validation scores by name.
+
+        Returns:
+            The path of `heads/`.
         """
         folder = Path(self.trainer.default_root_dir) / "heads"
         with atomic_folder(folder) as fresh:
