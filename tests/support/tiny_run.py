@@ -36,6 +36,13 @@ class Numbers(LightningDataModule):
         return DataLoader(torch.ones(3, 2))  # type: ignore[arg-type]
 
 
+class WholeBatches(Numbers):
+    """The same batches from a loader without a batch sampler: each item of the data set is a whole batch."""
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader([*super().train_dataloader()], batch_size=None, shuffle=False)  # type: ignore[arg-type]
+
+
 class Line(LightningModule):
     """Fits a linear map to the sum of two numbers. manual: use Lightning's manual optimisation."""
 
@@ -107,7 +114,7 @@ class Spoilt(Callback):
                 weight.grad = torch.full_like(weight, float("inf"))
 
 
-def recipe(folder: Path, model: str = "Line", **options: Any) -> Path:
+def recipe(folder: Path, model: str = "Line", data: str = "Numbers", **options: Any) -> Path:
     """Write a recipe that keeps every epoch's checkpoint in `folder`. options: the model's."""
     kept = {"dirpath": str(folder / "checkpoints"), "filename": "{step}", "save_last": True, "save_top_k": -1}
     kept |= {"save_on_train_epoch_end": True, "enable_version_counter": False}
@@ -131,7 +138,7 @@ def recipe(folder: Path, model: str = "Line", **options: Any) -> Path:
         "seed_everything": 1,
         "trainer": trainer,
         "model": {"class_path": f"{__name__}.{model}", "init_args": options},
-        "data": {"class_path": f"{__name__}.Numbers"},
+        "data": {"class_path": f"{__name__}.{data}"},
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "recipe.yaml"

@@ -39,9 +39,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("data", ["Numbers", "WholeBatches"])
 @pytest.mark.parametrize(("hook", "ends"), [("batch", 4), ("batch", 6), ("validation", 8)])
-def test_a_terminated_run_goes_on_with_its_next_step(hook: str, ends: int, whole: Path, tmp_path: Path):
-    path, handler = recipe(tmp_path), signal.getsignal(signal.SIGTERM)
+def test_a_terminated_run_goes_on_with_its_next_step(hook: str, ends: int, data: str, whole: Path, tmp_path: Path):
+    path, handler = recipe(tmp_path, data=data), signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         fit(path, callback="Asked", hook=hook, at=ends)
     assert ended.value.code == TERMINATED == 143
