@@ -70,7 +70,7 @@ def bench_vlm(
     keep_threads(threads)
     vlm = model if isinstance(model, LoadedVlm) else load_vlm(model, device)
     chosen = questions_of(questions, images, prompt, per_task, Admission(allow_absolute_paths))
-    drafted = [Method.drafted(name, as_drafter(vlm, name), nodes) for name in drafters]
+    drafted = [Method.with_drafter(name, as_drafter(vlm, name), nodes) for name in drafters]
     harness = DescriptionHarness(vlm, max_new_tokens)
     greedy = Method.greedy()
     stock, left_out = runnable_methods(harness, chosen[0], [LOOKUP])

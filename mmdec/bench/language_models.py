@@ -70,15 +70,17 @@ class LanguageHarness(Harness[EncodedPrompt]):
     """Answers encoded prompts with one language model, and measures the calls.
 
     Args:
-        most: Maximum number of new tokens.
+        max_new_tokens: Maximum number of new tokens.
         afresh: Whether each call of mmdec starts without statistics of earlier calls.
     """
 
     what: ClassVar[str] = "prompt"
     clock: ClassVar[str] = "processor"  # this thread's seconds, which are steadier than the wall clock
 
-    def __init__(self, language: LoadedLanguageModel, most: int = MAX_NEW_TOKENS, afresh: bool = False) -> None:
-        self.language, self.model, self.most, self.afresh = language, language.model, most, afresh
+    def __init__(
+        self, language: LoadedLanguageModel, max_new_tokens: int = MAX_NEW_TOKENS, afresh: bool = False
+    ) -> None:
+        self.language, self.model, self.max_new_tokens, self.afresh = language, language.model, max_new_tokens, afresh
         self.statistics = DecodingStatistics()
 
     def measure(self, inputs: Sequence[EncodedPrompt], method: Method) -> Measurement:
@@ -92,7 +94,7 @@ class LanguageHarness(Harness[EncodedPrompt]):
             options = {"custom_generate": Speculation(decoding)}
         # typed as `Any`, because type checkers take a module's attributes for tensors
         generate: Any = self.model.generate
-        most = min(self.most, prompt.new_tokens)
+        most = min(self.max_new_tokens, prompt.new_tokens)
         with ExitStack() as stack:
             stack.enter_context(silence_transformers())
             passes = stack.enter_context(count_passes(cast(Any, self.model).get_decoder()))
@@ -202,12 +204,12 @@ def bench_language(
 
 
 def _encode_prompts(
-    language: LoadedLanguageModel, prompts: Sequence[Any], most: int
+    language: LoadedLanguageModel, prompts: Sequence[Any], max_new_tokens: int
 ) -> tuple[list[EncodedPrompt], int]:
     """Encode prompts as token ids.
 
     Args:
-        most: The most new tokens of an answer.
+        max_new_tokens: The most new tokens of an answer.
 
     Returns:
         The encoded prompts, and the number of prompts that were too long for the model and are left out.
@@ -224,7 +226,7 @@ def _encode_prompts(
             ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         else:
             ids = tokenizer(prompt.messages[-1]["content"], return_tensors="pt")["input_ids"]
-        room = most if positions is None else min(most, positions - ids.shape[1])
+        room = max_new_tokens if positions is None else min(max_new_tokens, positions - ids.shape[1])
         if room >= MIN_NEW_TOKENS and ids.shape[1]:
             found.append(EncodedPrompt(prompt.task, ids.to(language.model.device), room))
     if not found:
@@ -259,17 +261,17 @@ def _methods(
     Returns:
         The methods with mmdec's drafters, and those with transformers' own speculative loops.
     """
-    ours = [Method.drafted(name, make_drafter(name)) for name in drafter_names()]
+    ours = [Method.with_drafter(name, make_drafter(name)) for name in drafter_names()]
     stock = [LOOKUP]
     if small is not None:
         drafter = cast(Drafter, Speculation(DecodingOptions(small.model)).drafter_for(language.model))
         options: dict[str, Any] = {"assistant_model": small.model}
         if small.tokenizer.get_vocab() != language.tokenizer.get_vocab():
             options |= {"tokenizer": language.tokenizer, "assistant_tokenizer": small.tokenizer}
-        ours.insert(0, Method.drafted(SMALL, drafter))
+        ours.insert(0, Method.with_drafter(SMALL, drafter))
         stock.append(Method(ASSISTED, "transformers", options, (small.model,)))
     elif drafter is not None:
-        ours.insert(0, Method.drafted(drafter.name, drafter))
+        ours.insert(0, Method.with_drafter(drafter.name, drafter))
     return ours, stock
 
 
@@ -295,7 +297,7 @@ class TextPrompt:
     messages: tuple[Message, ...]
 
     @classmethod
-    def asked(cls, task: str, *texts: str) -> TextPrompt:
+    def from_turns(cls, task: str, *texts: str) -> TextPrompt:
         """Make a chat from texts, which are messages of the user and the assistant in turn. The first text is the
         user's."""
         roles = ("user", "assistant")
@@ -341,22 +343,22 @@ LOOP = """function countWords(text) {
 PEOPLE = "Ada Moss, 34, baker in York. Ben Frost, 51, nurse in Leeds. Cora Lind, 28, driver in Hull."
 
 INSTRUCTIONS = (
-    TextPrompt.asked("rewriting", f"Correct the spelling of this text, and change nothing else:\n\n{NOTE}"),
-    TextPrompt.asked("rewriting", f"Write this letter again with the name Mrs Stone for Mr Hall:\n\n{LETTER}"),
-    TextPrompt.asked("rewriting", f"Repeat this text word for word:\n\n{REPORT}"),
-    TextPrompt.asked("summary", f"Summarise this text in two sentences:\n\n{REPORT}"),
-    TextPrompt.asked("summary", f"What does this letter say? Answer in two sentences.\n\n{LETTER}"),
-    TextPrompt.asked("summary", f"Give the main points of this note:\n\n{NOTE}"),
-    TextPrompt.asked("code edit", f"Rename `prices` to `amounts` in this code:\n\n```python\n{CODE}```"),
-    TextPrompt.asked("code edit", f"Use let and const for var in this code:\n\n```javascript\n{LOOP}```"),
-    TextPrompt.asked("code edit", f"Add a docstring to each function:\n\n```python\n{CODE}```"),
-    TextPrompt.asked("quoted passage", f"Quote the sentences about the flood, then explain them:\n\n{REPORT}"),
-    TextPrompt.asked("quoted passage", f"Which sentence names a price? Quote it and explain it.\n\n{NOTE}"),
-    TextPrompt.asked("quoted passage", f"Quote what the letter says about the two chairs:\n\n{LETTER}"),
-    TextPrompt.asked("list", "List ten animals that live in the sea, one on each line."),
-    TextPrompt.asked("list", "List the months of the year, each with the number of its days."),
-    TextPrompt.asked("list", "Name eight things to pack for a week in the mountains, and say why."),
-    TextPrompt.asked(
+    TextPrompt.from_turns("rewriting", f"Correct the spelling of this text, and change nothing else:\n\n{NOTE}"),
+    TextPrompt.from_turns("rewriting", f"Write this letter again with the name Mrs Stone for Mr Hall:\n\n{LETTER}"),
+    TextPrompt.from_turns("rewriting", f"Repeat this text word for word:\n\n{REPORT}"),
+    TextPrompt.from_turns("summary", f"Summarise this text in two sentences:\n\n{REPORT}"),
+    TextPrompt.from_turns("summary", f"What does this letter say? Answer in two sentences.\n\n{LETTER}"),
+    TextPrompt.from_turns("summary", f"Give the main points of this note:\n\n{NOTE}"),
+    TextPrompt.from_turns("code edit", f"Rename `prices` to `amounts` in this code:\n\n```python\n{CODE}```"),
+    TextPrompt.from_turns("code edit", f"Use let and const for var in this code:\n\n```javascript\n{LOOP}```"),
+    TextPrompt.from_turns("code edit", f"Add a docstring to each function:\n\n```python\n{CODE}```"),
+    TextPrompt.from_turns("quoted passage", f"Quote the sentences about the flood, then explain them:\n\n{REPORT}"),
+    TextPrompt.from_turns("quoted passage", f"Which sentence names a price? Quote it and explain it.\n\n{NOTE}"),
+    TextPrompt.from_turns("quoted passage", f"Quote what the letter says about the two chairs:\n\n{LETTER}"),
+    TextPrompt.from_turns("list", "List ten animals that live in the sea, one on each line."),
+    TextPrompt.from_turns("list", "List the months of the year, each with the number of its days."),
+    TextPrompt.from_turns("list", "Name eight things to pack for a week in the mountains, and say why."),
+    TextPrompt.from_turns(
         "chat, third turn",
         "I want to grow tomatoes on my balcony.",
         "Choose a sunny place, a deep pot and good soil. Water the plants every morning.",
@@ -364,7 +366,7 @@ INSTRUCTIONS = (
         "About one litre a day for each plant, and two on hot days.",
         "And what should I do if the leaves turn yellow?",
     ),
-    TextPrompt.asked(
+    TextPrompt.from_turns(
         "chat, third turn",
         "What is a prime number?",
         "A whole number above 1 that only 1 and itself divide.",
@@ -372,7 +374,7 @@ INSTRUCTIONS = (
         "No: 3 times 7 is 21.",
         "List the prime numbers below 30, and say how you found them.",
     ),
-    TextPrompt.asked(
+    TextPrompt.from_turns(
         "chat, third turn",
         "Plan a day in Paris for me.",
         "Morning: the Louvre. Noon: lunch by the river. Afternoon: the Eiffel Tower.",
@@ -380,23 +382,23 @@ INSTRUCTIONS = (
         "Then walk through the gardens of the Tuileries in the morning.",
         "Good. Write the whole plan again, with times.",
     ),
-    TextPrompt.asked("JSON", f"Write these people as a JSON list with name, age, job and town:\n\n{PEOPLE}"),
-    TextPrompt.asked("JSON", "Write a JSON object with the names and capitals of five countries."),
-    TextPrompt.asked("JSON", f"Write this note's rules as JSON with opening hours and fees:\n\n{NOTE}"),
-    TextPrompt.asked("open question", "Why is the sky blue? Explain it to a child."),
-    TextPrompt.asked("open question", "Tell a short story about a lighthouse keeper and a lost dog."),
-    TextPrompt.asked("open question", "What are the advantages and disadvantages of living in a big city?"),
+    TextPrompt.from_turns("JSON", f"Write these people as a JSON list with name, age, job and town:\n\n{PEOPLE}"),
+    TextPrompt.from_turns("JSON", "Write a JSON object with the names and capitals of five countries."),
+    TextPrompt.from_turns("JSON", f"Write this note's rules as JSON with opening hours and fees:\n\n{NOTE}"),
+    TextPrompt.from_turns("open question", "Why is the sky blue? Explain it to a child."),
+    TextPrompt.from_turns("open question", "Tell a short story about a lighthouse keeper and a lost dog."),
+    TextPrompt.from_turns("open question", "What are the advantages and disadvantages of living in a big city?"),
 )
 BEGINNINGS = (  # short, in plain letters, because small models of stories have few positions and characters
-    TextPrompt.asked("story", "Once upon a time, there was a little girl named Lily."),
-    TextPrompt.asked("story", "One day, a boy named Tim went to the park with his mom."),
-    TextPrompt.asked("story", "The big brown bear was very hungry."),
-    TextPrompt.asked("dialogue", 'Tom said, "Can I play with your ball?" Sue said, "'),
-    TextPrompt.asked("dialogue", '"What is in the box?" asked Ben. His dad said, "'),
-    TextPrompt.asked("dialogue", '"Do not go there!" said the old cat. "'),
-    TextPrompt.asked("repetition", "The cat ran and ran. The dog ran and ran. The cat ran and"),
-    TextPrompt.asked("repetition", "Lily had a red ball. Tim had a red ball. Sue had a red ball. Ben had"),
-    TextPrompt.asked("repetition", "Row, row, row the boat. Row, row, row the"),
+    TextPrompt.from_turns("story", "Once upon a time, there was a little girl named Lily."),
+    TextPrompt.from_turns("story", "One day, a boy named Tim went to the park with his mom."),
+    TextPrompt.from_turns("story", "The big brown bear was very hungry."),
+    TextPrompt.from_turns("dialogue", 'Tom said, "Can I play with your ball?" Sue said, "'),
+    TextPrompt.from_turns("dialogue", '"What is in the box?" asked Ben. His dad said, "'),
+    TextPrompt.from_turns("dialogue", '"Do not go there!" said the old cat. "'),
+    TextPrompt.from_turns("repetition", "The cat ran and ran. The dog ran and ran. The cat ran and"),
+    TextPrompt.from_turns("repetition", "Lily had a red ball. Tim had a red ball. Sue had a red ball. Ben had"),
+    TextPrompt.from_turns("repetition", "Row, row, row the boat. Row, row, row the"),
 )
 
 
@@ -417,6 +419,6 @@ def _prompt(chat: Conversation) -> TextPrompt:
         raise InputError(f"`data` must have no pictures, but {chat.place} has. Time it with `mmdec bench vlm`.")
     said = [text for turn in chat.turns for text in turn][:-1]
     task = next((str(chat.notes[name]) for name in TASK_FIELDS if name in chat.notes), "all")
-    prompt = TextPrompt.asked(task, *said)
+    prompt = TextPrompt.from_turns(task, *said)
     system = ({"role": SYSTEM, "content": str(chat.notes[SYSTEM])},) if SYSTEM in chat.notes else ()
     return TextPrompt(task, (*system, *prompt.messages))

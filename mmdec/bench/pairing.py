@@ -30,7 +30,7 @@ from mmdec.types import Draft, Drafter, Scores, Verdict
 
 COPIED = 10  # the most tokens that transformers' prompt lookup copies: the value in its documentation
 LOOKUP = Method("prompt lookup", "transformers", {"prompt_lookup_num_tokens": COPIED})
-PLAIN = Method.drafted("plain", None)  # mmdec's own loop without a drafter
+PLAIN = Method.with_drafter("plain", None)  # mmdec's own loop without a drafter
 Result = TypeVar("Result")
 
 
@@ -64,10 +64,6 @@ class PairedTiming:
         low, middle, high = quartiles([y / x for x, y in pairs])
         a, b = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
         return cls(a_ms=a, b_ms=b, ratio=middle, low=low, high=high, n=len(pairs))
-
-    def turned(self) -> PairedTiming:
-        """Exchange a and b."""
-        return PairedTiming(self.b_ms, self.a_ms, 1 / self.ratio, 1 / self.high, 1 / self.low, self.n)
 
     def row(self, subject: str, baseline: str, group: str, kind: Kind, timed: str, **more: Any) -> Comparison:
         """Build a row of a report, in which a is the subject and b the baseline.

@@ -109,7 +109,7 @@ def bench_peer(
     with tempfile.TemporaryDirectory() as folder:
         named: dict[tuple[str, int], Call] = {}
         for count in counts:
-            drafted = Method.drafted("mmdec", heads)
+            drafted = Method.with_drafter("mmdec", heads)
             named |= {
                 (STOCK, count): partial(_transcribe, harness, Method.greedy(), count),
                 (OURS, count): partial(_transcribe, harness, drafted, count),

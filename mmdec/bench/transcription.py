@@ -88,7 +88,7 @@ def bench_asr(
     keep_threads(threads)
     whisper = model if isinstance(model, LoadedWhisper) else load_whisper(model, device)
     harness = TranscriptionHarness(whisper, language, max_new_tokens)
-    medusa, greedy = Method.drafted("medusa", whisper.heads(heads), nodes), Method.greedy()
+    medusa, greedy = Method.with_drafter("medusa", whisper.heads(heads), nodes), Method.greedy()
     admission = Admission(allow_absolute_paths)
     chosen = _read_recordings(harness, recordings) or from_corpus(harness, corpus, splits, per_bin, admission)
     long = _long(chosen)

@@ -125,7 +125,7 @@ def _by_length(
     rows = []
     for length in seconds:
         source = _source(translator, _join_recordings(sounds, length))
-        count = round(length * (UNITS_A_SECOND if source.heard is None else PIECES_A_SECOND))
+        count = round(length * (UNITS_A_SECOND if source.transcripts is None else PIECES_A_SECOND))
 
         def graph(source: EncodedSpeech = source) -> LatticePath:
             return network.lattice(source.states, source.lengths, source.sizes).path("lookahead")
@@ -187,7 +187,7 @@ def _whole_calls(
         "autoregressive": ("file to samples", partial(translate_speech, model=translator, strategy="autoregressive"))
     }
     if judge is not None:
-        sides[judge.name] = ("file to samples, its to text", judge.translated)
+        sides[judge.name] = ("file to samples, its to text", judge.translate)
     subject, found = translator.decoding.strategy, WholeCalls()
     sounds, rows = [audio.load_audio(path) for path in recordings], {name: list[Comparison]() for name in sides}
     with TemporaryDirectory(prefix="mmdec-bench-") as folder:

@@ -101,7 +101,7 @@ def speech(
     hearing = None if judge is None else Judge(judge, device, threads)
     systems = own_systems(model, strategy or None, device, threads)
     if hearing is not None:
-        systems = systems.beside(comparison_systems(hearing, load(model, device)))
+        systems = systems.with_others(comparison_systems(hearing, load(model, device)))
     report = evaluate_speech(spoken, systems, hearing if asr else None, log)
     deliver_report(report, output, json_to, speech_table)
 

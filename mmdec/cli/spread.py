@@ -89,7 +89,7 @@ class SpreadOptions:
         rows, base = _rows(work.verb, inputs, output, files)
         work = replace(work, output=Path(os.path.abspath(output)), base=base, table=self.table or "jsonl")
         work.begin(rows)
-        todo, began, failed = work.todo(rows, shard), time.monotonic(), 0
+        todo, began, failed = work.unfinished_parts(rows, shard), time.monotonic(), 0
         left = sum(len(part) for _, part in todo)
         with progress_bar(count=True) as progress:
             task = progress.add_task("rows", total=left)

@@ -307,15 +307,15 @@ def acoustic_loss(output: FastSpeech2Output, batch: AcousticBatch, model: FastSp
     frames = torch.arange(output.mel.shape[1], device=batch.mel.device) < output.mel_lengths[:, None]  # shape (B, F)
     apart = ((output.mel - batch.mel[:, : output.mel.shape[1]]).abs() / model.mel_std).mean(-1)
 
-    def squared(predicted: Tensor, truth: Tensor, mask: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    def squared_error(predicted: Tensor, truth: Tensor, mask: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         error = ((predicted - truth.float().log1p()) / scale).square()
         return (error * mask).sum() / mask.sum().clamp(min=1)
 
     return AcousticLoss(
         mel=(apart * frames).sum() / frames.sum().clamp(min=1),
-        duration=squared(output.log_durations, batch.durations, phones),
-        pitch=squared(output.pitch, batch.pitch, spoken, model.pitch_stats[1]),
-        energy=squared(output.energy, batch.energy, spoken, model.energy_stats[1]),
+        duration=squared_error(output.log_durations, batch.durations, phones),
+        pitch=squared_error(output.pitch, batch.pitch, spoken, model.pitch_stats[1]),
+        energy=squared_error(output.energy, batch.energy, spoken, model.energy_stats[1]),
     )
 
 

@@ -29,7 +29,7 @@ from mmdec.checks.weights import (
     read_weights,
     weight_file,
 )
-from mmdec.daspeech import piece_checkpoint as heard_translator
+from mmdec.daspeech import piece_checkpoint
 from mmdec.daspeech.checkpoint_files import (
     VOCODER,
     DecodingSettings,
@@ -182,7 +182,7 @@ def read_parts(
             raise InputError(
                 f"`model` must be of the system daspeech, but '{directory.name}' is {config['system']!r}. Name another."
             )
-        read = {LAYOUT: _read_daspeech, heard_translator.LAYOUT: read_piece_translator}.get(_named(config))
+        read = {LAYOUT: _read_daspeech, piece_checkpoint.LAYOUT: read_piece_translator}.get(_layout_name(config))
         if read is None:
             raise ValueError(f"its layout is {config['layout']!r:.60}")
         parts = read(directory, config)
@@ -249,17 +249,17 @@ def _read_daspeech(directory: Path, config: Mapping[str, Any]) -> DASpeechParts:
             f"`model` must have phones as its text, but '{directory}' has {LEXICON}, by which phones became words, "
             "which is gone. Delete that file, and let a recogniser write down the speech."
         )
-    mels = own.given if isinstance(own, HifiGanVocoder) else OUR_MELS
+    mels = own.received if isinstance(own, HifiGanVocoder) else OUR_MELS
     return DASpeechParts(model, own, tuple(units), decoding, directory.name, directory, mels)
 
 
 def read_layout(directory: Path) -> str:
     """Return which kind of translator a folder holds, by its config.json: "phones" (`LAYOUT`, a DASpeech) or "pieces"
     (`daspeech/piece_checkpoint.py`)."""
-    return _named(read_settings(directory / "config.json"))
+    return _layout_name(read_settings(directory / "config.json"))
 
 
-def _named(config: Mapping[str, Any]) -> str:
+def _layout_name(config: Mapping[str, Any]) -> str:
     return str(config.get("layout", LAYOUT))
 
 
@@ -315,6 +315,6 @@ def _required_files(directory: Path) -> tuple[str, ...]:
     """
     if not (directory / "config.json").is_file():
         return REQUIRED_FILES
-    return {LAYOUT: REQUIRED_FILES, heard_translator.LAYOUT: heard_translator.REQUIRED_FILES}.get(
+    return {LAYOUT: REQUIRED_FILES, piece_checkpoint.LAYOUT: piece_checkpoint.REQUIRED_FILES}.get(
         read_layout(directory), ("config.json",)
     )

@@ -140,7 +140,7 @@ def check_model_vocoder(vocoder: nn.Module, mels: MelKind = OUR_MELS) -> Vocoder
     Raises:
         InputError: For a vocoder that the caller chose.
     """
-    own = vocoder.given == mels != OUR_MELS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
+    own = vocoder.received == mels != OUR_MELS if isinstance(vocoder, HifiGanVocoder) else isinstance(vocoder, Vocoder)
     if not own or not isinstance(vocoder, Vocoder | HifiGanVocoder):
         raise InputError(
             f"`vocoder` must be the model's own to be saved, but is a {type(vocoder).__name__}. Load the model "

@@ -30,11 +30,11 @@ class EncodedSpeech:
     # computed
     sizes: Tensor
     limits: list[int]  # for each recording, the maximum number of units of its translation
-    heard: CtcTranscripts | None = None  # the CTC head's transcripts; None: the translator has no such head
+    transcripts: CtcTranscripts | None = None  # the CTC head's transcripts; None: the translator has no such head
 
     def select(self, rows: list[int]) -> EncodedSpeech:
         """Return only the recordings with these indices, in that order."""
-        heard = None if self.heard is None else self.heard.select(rows)
+        transcripts = None if self.transcripts is None else self.transcripts.select(rows)
         limits = [self.limits[row] for row in rows]
         return replace(
             self,
@@ -42,7 +42,7 @@ class EncodedSpeech:
             lengths=self.lengths[rows],
             sizes=self.sizes[rows],
             limits=limits,
-            heard=heard,
+            transcripts=transcripts,
         )
 
 

@@ -47,7 +47,7 @@ LAYOUT = "pieces"
 TABLES = ("pieces.json", "english.json", "phones.json", "pronunciation.tsv")
 WEIGHTS = ("encoder.safetensors", "model.safetensors", "voice.safetensors")
 # attribute of the network -> its optional file: an n-gram of French pieces, and an n-gram of English pieces
-NGRAMS = {"ngram": "ngram.safetensors", "written": "english_ngram.safetensors"}
+NGRAMS = {"ngram": "ngram.safetensors", "english_ngram": "english_ngram.safetensors"}
 MAX_NGRAM_ENTRIES = 4_000_000  # maximum number of values in an n-gram file
 REQUIRED_FILES = ("config.json", *WEIGHTS, VOCODER, *TABLES)
 # the position embeddings are the same sinusoids in every Whisper, so they are not stored
@@ -90,7 +90,7 @@ class PieceTranslatorParts:
         """Return the English pieces, in the order of their ids."""
         return tuple(self.english.names)
 
-    def heard(self, text: str) -> list[int]:
+    def source_pieces(self, text: str) -> list[int]:
         """Normalise a French text like the CTC head's transcripts (lower case, hardly any punctuation), and convert it
         to piece ids."""
         return self.pieces.encode(normalise_for_speech(text))
@@ -196,7 +196,7 @@ def read_piece_translator(directory: Path, config: Mapping[str, Any]) -> PieceTr
         )
     state.setdefault(POSITIONS, sinusoid_positions(sizes.encoder))
     model = build_with_weights(lambda: PieceTranslator(sizes), state, "model", directory)
-    for name, count in (("ngram", sizes.head.pieces), ("written", sizes.reader.units)):
+    for name, count in (("ngram", sizes.head.pieces), ("english_ngram", sizes.reader.units)):
         if (directory / NGRAMS[name]).exists():
             setattr(model, name, _read_ngram(directory, NGRAMS[name], count))
     pieces, english = (

@@ -106,11 +106,11 @@ class PieceTranslator(PiecesToUnits):
     Args:
         ngram: An n-gram of French pieces, for a beam search over the head's frames; None: take the best piece of each
             frame.
-        written: An n-gram of English pieces, for the decoding strategy "beam".
+        english_ngram: An n-gram of English pieces, for the decoding strategy "beam".
     """
 
     ngram: PieceNGram | None = None
-    written: PieceNGram | None = None
+    english_ngram: PieceNGram | None = None
 
     def __init__(self, config: PieceTranslatorConfig) -> None:
         super().__init__(config.reader)
@@ -152,13 +152,15 @@ class PieceTranslator(PiecesToUnits):
         Args:
             features, frames, counts: The outputs of `features`. A recording with an empty transcript has length 0.
         """
-        heard, states = self.hear(features, frames, counts)
+        transcripts, states = self.hear(features, frames, counts)
         beside = None
         if self.reader.project is not None:
-            places = (heard.frames * self.sizes.head.stride).clamp(max=states.shape[1] - 1)
+            places = (transcripts.frames * self.sizes.head.stride).clamp(max=states.shape[1] - 1)
             beside = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-        read = self.reader(heard.pieces, heard.weights, heard.lengths, beside)
-        return EncodedSpeech(read, heard.lengths, heard.lengths, unit_limits(heard.lengths), heard)
+        read = self.reader(transcripts.pieces, transcripts.weights, transcripts.lengths, beside)
+        return EncodedSpeech(
+            read, transcripts.lengths, transcripts.lengths, unit_limits(transcripts.lengths), transcripts
+        )
 
     def lattice(self, states: Tensor, state_lengths: Tensor, sizes: Tensor) -> Lattice:
         """Predict the graphs.

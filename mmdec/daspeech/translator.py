@@ -210,12 +210,12 @@ def head_evidence(source: EncodedSpeech) -> Rows:
     It has three parts: the head's probabilities of the transcript's pieces; its probabilities of the best piece or
     blank at each frame; and the number of pieces per frame, which is unusual for other languages and noise.
     """
-    heard = source.heard
-    if heard is None:
+    transcripts = source.transcripts
+    if transcripts is None:
         return [{} for _ in source.limits]
     seen: Rows = []
-    pieces: Tensor = heard.weights[..., 0].clamp(min=1e-12).log()
-    rows = (pieces.tolist(), heard.lengths.tolist(), heard.logprobs.tolist(), heard.counts.tolist())
+    pieces: Tensor = transcripts.weights[..., 0].clamp(min=1e-12).log()
+    rows = (pieces.tolist(), transcripts.lengths.tolist(), transcripts.logprobs.tolist(), transcripts.counts.tolist())
     for sure, places, logprobs, frames in zip(*rows, strict=True):
         doubt = -sum(logprobs[:frames]) / max(frames, 1)
         seen.append(
@@ -318,7 +318,7 @@ class SpeechTranslator:
                 both decoders' scores.
             on_pass: Called after each pass of the linguistic decoder.
         """
-        strategy = self.checked(strategy)
+        strategy = self.supported_strategy(strategy)
         with reading(*self.networks):  # the model must not change between two groups
             rows = 1 if self.device.type == "cpu" or on_pass is not None else GPU_ROWS
             groups = [samples[start : start + rows] for start in range(0, len(samples), rows)]
@@ -328,7 +328,7 @@ class SpeechTranslator:
                 for result in self.translate_batch(group, strategy, on_pass, index)
             ]
 
-    def checked(self, strategy: str | None) -> str:
+    def supported_strategy(self, strategy: str | None) -> str:
         """Return the strategy, or for None the model's own.
 
         Raises:
@@ -374,14 +374,14 @@ class SpeechTranslator:
             features = self.layout.features(samples)
         with clock.stage("encoder"):
             source = self.layout.source(features)
-        heard: list[int] = source.lengths.nonzero()[:, 0].tolist()
-        if len(heard) < len(samples):
-            source = source.select(heard)
+        transcripts: list[int] = source.lengths.nonzero()[:, 0].tolist()
+        if len(transcripts) < len(samples):
+            source = source.select(transcripts)
         listener = PassListener(on_pass, piece, self.units, self.device)
-        found = self._translate_rows(source, strategy, listener, clock) if heard else []
+        found = self._translate_rows(source, strategy, listener, clock) if transcripts else []
         timings = {stage: clock.seconds.get(stage, 0.0) / len(samples) for stage in STAGES}
         results = [SpokenTranslation("", [], torch.zeros(0), dict(timings), passes=0) for _ in samples]
-        for row, result in zip(heard, found, strict=True):
+        for row, result in zip(transcripts, found, strict=True):
             results[row] = replace(result, timings=dict(timings))
         return results
 
@@ -472,7 +472,7 @@ class SpeechTranslator:
     def _graph_evidence(self, lattice: Lattice) -> Rows:
         """Compute evidence for a text of the autoregressive decoder: the log-probability of the path that the graph
         itself would choose."""
-        guided = getattr(self.model, "written", None) is not None
+        guided = getattr(self.model, "english_ngram", None) is not None
         path = self._path(lattice, "beam" if guided else "lookahead")
         return path_evidence(path.scores, path.lengths)
 
@@ -480,7 +480,7 @@ class SpeechTranslator:
         """Find each row's path through the graph. For "reranked": several paths for each row, one after the other."""
         if strategy in ("beam", "reranked"):
             count = RERANKED if strategy == "reranked" else 1
-            return lattice.beam(getattr(self.model, "written", None), self.decoding.collapse, count)
+            return lattice.beam(getattr(self.model, "english_ngram", None), self.decoding.collapse, count)
         return lattice.path(
             strategy,
             lookahead_weight=self.decoding.lookahead_weight,

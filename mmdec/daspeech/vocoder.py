@@ -239,56 +239,56 @@ ESPNET = MelKind(sample_rate=22_050, f_min=80.0, f_max=7600.0, log10=True)  # es
 class HifiGanVocoder(nn.Module):
     """A vocoder that uses transformers' HiFi-GAN (Kong et al., 2020).
 
-    forward: mel (B, F, 80) of the kind `given`; lengths (B,), numbers of frames.
+    forward: mel (B, F, 80) of the kind `received`; lengths (B,), numbers of frames.
 
     HiFi-GAN reads a few frames of padding at a row's end, so the last frames of a row may differ from those of the row
     alone.
 
     Returns:
-        Samples (B, given.samples(F)) at 16 kHz, zero beyond a row's length. If the generator expects another kind of
+        Samples (B, received.samples(F)) at 16 kHz, zero beyond a row's length. If the generator expects another kind of
         mels, they are converted.
     """
 
     def __init__(
-        self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind, given: MelKind = OUR_MELS
+        self, generator: SpeechT5HifiGan | FastSpeech2ConformerHifiGan, expects: MelKind, received: MelKind = OUR_MELS
     ) -> None:
         super().__init__()
         self.generator = generator
-        self.expects, self.given = expects, given
+        self.expects, self.received = expects, received
 
     @torch.no_grad()
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> Tensor:
         batch, frames, _ = mel.shape
-        size = self.given.samples(frames)
+        size = self.received.samples(frames)
         if lengths is not None:
             real = torch.arange(frames, device=mel.device) < lengths[:, None]  # shape (B, F)
             mel = torch.where(real[..., None], mel, torch.log(mel.new_tensor(LOG_FLOOR)))
-        samples = self.generator(adapt_mel(mel, self.expects, self.given)).view(batch, -1)
+        samples = self.generator(adapt_mel(mel, self.expects, self.received)).view(batch, -1)
         samples = resample(samples, self.expects.sample_rate, SAMPLE_RATE)
         samples = F.pad(samples, (0, max(0, size - samples.shape[1])))[:, :size]
         if lengths is None:
             return samples
-        ends = lengths * self.given.hop * SAMPLE_RATE // self.given.sample_rate
+        ends = lengths * self.received.hop * SAMPLE_RATE // self.received.sample_rate
         return samples * (torch.arange(size, device=mel.device) < ends[:, None])
 
 
-def adapt_mel(mel: Tensor, kind: MelKind, given: MelKind = OUR_MELS) -> Tensor:
-    """Convert log mels (B, F, 80) of the kind `given`, whose logarithm must be natural, to the kind `kind`, (B, F',
+def adapt_mel(mel: Tensor, kind: MelKind, received: MelKind = OUR_MELS) -> Tensor:
+    """Convert log mels (B, F, 80) of the kind `received`, whose logarithm must be natural, to the kind `kind`, (B, F',
     80). The conversion goes through the magnitudes of a linear spectrum.
 
     It is an approximation: 80 filters do not determine 513 bins, and nothing is known above f_max.
     """
-    if kind == given:
+    if kind == received:
         return mel
-    filters, linear = _filters(given).to(mel.device), mel.exp()
+    filters, linear = _filters(received).to(mel.device), mel.exp()
     magnitudes = (linear @ torch.linalg.pinv(filters)).clamp(min=1e-6)  # shape (B, F, 513)
     for _ in range(_ROUNDS):  # non-negative least squares by multiplicative updates (Lee and Seung, 2000)
         magnitudes = magnitudes * (linear @ filters.T) / (magnitudes @ filters @ filters.T).clamp(min=1e-9)
-    frames = max(1, round(mel.shape[1] * given.hop / given.sample_rate * kind.sample_rate / kind.hop))
+    frames = max(1, round(mel.shape[1] * received.hop / received.sample_rate * kind.sample_rate / kind.hop))
     if frames != mel.shape[1]:
         magnitudes = F.interpolate(magnitudes.transpose(1, 2), frames, mode="linear").transpose(1, 2)
-    if kind.sample_rate != given.sample_rate:  # bin b of the other kind is at the frequency b * rate / 1024 Hz
-        bands = torch.arange(WINDOW // 2 + 1, device=mel.device) * (kind.sample_rate / given.sample_rate)
+    if kind.sample_rate != received.sample_rate:  # bin b of the other kind is at the frequency b * rate / 1024 Hz
+        bands = torch.arange(WINDOW // 2 + 1, device=mel.device) * (kind.sample_rate / received.sample_rate)
         low = bands.floor().long().clamp(max=WINDOW // 2 - 1)
         share = (bands - low).clamp(0, 1)
         inside = (bands <= WINDOW // 2).to(mel.dtype)

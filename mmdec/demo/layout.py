@@ -54,7 +54,7 @@ class Controls:
     samples: Sequence[Any]  # one button for each sample
     run: Any
     stop: Any
-    own: Sequence[Any]  # the visitor's recording, picture or question; a click on a sample does not read them
+    inputs: Sequence[Any]  # the visitor's recording, picture or question; a click on a sample does not read them
     settings: Sequence[Any] = ()  # inputs that every click reads, such as the choice of drafters
 
 
@@ -207,14 +207,14 @@ def bind(
     Args:
         tab: Prefix of its elements' ids.
         outputs: The name under which work reports a value -> component.
-        work: Takes `tell`, and the values of `controls.own` and `controls.settings`.
+        work: Takes `tell`, and the values of `controls.inputs` and `controls.settings`.
         sample_work: Takes `tell`, the sample's index, and the values of `controls.settings`.
         others: Further events of Gradio that Stop ends.
     """
     # this handler is bound first, because the browser runs a click's handlers in the order of binding
     for button in (*controls.samples, controls.run):
         say_waiting(button.click, outputs["status"], f"{tab}-results")
-    events = [connect(controls.run.click, work, [*controls.own, *controls.settings], outputs), *others]
+    events = [connect(controls.run.click, work, [*controls.inputs, *controls.settings], outputs), *others]
     for number, button in enumerate(controls.samples):
         events.append(connect(button.click, bind_sample(sample_work, number), controls.settings, outputs))
     for event in events:

@@ -57,13 +57,13 @@ def options(page: gr.Blocks, host: str, names: Sequence[str] = ()) -> dict[str, 
         names: Further host names under which the page is reached.
     """
 
-    def known() -> Iterable[str]:
+    def host_names() -> Iterable[str]:
         shared = urlsplit(getattr(page, "share_url", None) or "").hostname  # Gradio sets it once the page is served
         return (*names, shared) if shared else names
 
     return {
         "server_name": host,
-        "app_kwargs": {"middleware": [Middleware(RequestGuard, host=host, names=known)]},
+        "app_kwargs": {"middleware": [Middleware(RequestGuard, host=host, names=host_names)]},
         "css": style(),
         "theme": theme(),
         "max_file_size": MAX_BYTES,

@@ -114,20 +114,20 @@ def lanes(runs: Mapping[str, Sequence[list[Pass]]]) -> list[Lane]:
         runs: Strategy -> the passes of each of its runs.
     """
 
-    def written(strategy: str) -> list[list[str]]:
+    def units(strategy: str) -> list[list[str]]:
         return [[unit for pass_ in run for unit in pass_.units] for run in runs[strategy]]
 
     def timelines(strategy: str) -> list[list[Step]]:
         return [steps(run) for run in runs[strategy]]
 
-    pieces = written("autoregressive")[0]
+    pieces = units("autoregressive")[0]
     note = "Autoregressive: every piece waits for the one before it."
     slow = lane_of("One by one", note, timelines("autoregressive"))
     compared: list[Lane] = []
     for strategy in runs:
         if strategy == "autoregressive":
             continue
-        same = all(run == pieces for run in written(strategy))
+        same = all(run == pieces for run in units(strategy))
         more: dict[str, Any] = {"baseline": slow.seconds}
         if strategy == "verified":
             name, note = "Verified", "The graph drafts, the one-by-one decoder checks many pieces in a pass. "

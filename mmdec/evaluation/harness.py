@@ -62,7 +62,7 @@ class Method:
         return cls(GREEDY, "transformers")
 
     @classmethod
-    def drafted(cls, name: str, drafter: DrafterChoice, nodes: Nodes = None) -> Method:
+    def with_drafter(cls, name: str, drafter: DrafterChoice, nodes: Nodes = None) -> Method:
         """Make the method of decoding by mmdec.
 
         Args:

@@ -76,7 +76,7 @@ class Judge:
         """Transcribe a French recording."""
         return self._write(recording, FRENCH)
 
-    def translated(self, recording: Path) -> SpokenTranslation:
+    def translate(self, recording: Path) -> SpokenTranslation:
         """Translate a French recording by the judge alone, as text only."""
         return SpokenTranslation(self._write(recording, FRENCH, task="translate"))
 
@@ -111,7 +111,7 @@ def comparison_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, 
     One is the judge's own translation. If our translator has French text in between, there is also a cascade: the
     judge's French transcript, our text encoder with its autoregressive decoder, and our voice.
     """
-    systems: dict[str, Callable[[Path], SpokenTranslation]] = {judge.name: judge.translated}
+    systems: dict[str, Callable[[Path], SpokenTranslation]] = {judge.name: judge.translate}
     if isinstance(translator.parts, PieceTranslatorParts):
         systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))
     return systems
@@ -126,7 +126,7 @@ def read(parts: PieceTranslatorParts, text: str) -> str:
         text: Its case and punctuation are removed, because the recogniser that the networks were trained with (a CTC
             head) writes none.
     """
-    numbers = parts.heard(text)
+    numbers = parts.source_pieces(text)
     if not numbers:
         return ""
     network = parts.model

@@ -296,7 +296,7 @@ def _methods(whisper: LoadedWhisper, heads: str | os.PathLike[str] | None, plan:
     own = whisper.directory is not None and (whisper.directory / MEDUSA / WEIGHTS).is_file()
     if heads is None and not own:
         return [Method.greedy()]
-    drafted = Method.drafted("medusa", whisper.heads(heads), plan)
+    drafted = Method.with_drafter("medusa", whisper.heads(heads), plan)
     return [drafted, Method.greedy()] if plain else [drafted]
 
 

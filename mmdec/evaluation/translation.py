@@ -79,7 +79,7 @@ class ComparedSystems:
         if not self.runs:
             raise InputError("`strategies` must name at least one strategy, but is empty. Use lookahead.")
 
-    def beside(self, others: Mapping[str, TranslationSystem]) -> ComparedSystems:
+    def with_others(self, others: Mapping[str, TranslationSystem]) -> ComparedSystems:
         """Return a copy with further systems at the end."""
         return ComparedSystems(self.name, {**self.runs, **others}, self.machine)
 
@@ -252,7 +252,7 @@ def own_systems(
     if strategies is None:
         strategies = ("autoregressive",) if loaded.model.decoder is None else COMPARED
     for strategy in strategies:
-        loaded.checked(strategy)
+        loaded.supported_strategy(strategy)
     runs = {
         strategy: partial(translate_speech, model=loaded, strategy=strategy, threads=threads) for strategy in strategies
     }

@@ -33,7 +33,7 @@ class Checkpoint:
     """A published drafter's folder that has been read: the content of config.json, and all tensors."""
 
     folder: Path
-    described: Mapping[str, Any]  # the content of config.json
+    config: Mapping[str, Any]  # the content of config.json
     state: Mapping[str, Tensor]  # the tensors by name
     argument: str  # name of the caller's argument that names the folder, for errors
 
@@ -46,7 +46,7 @@ class Checkpoint:
         """
         return cls(folder, read_settings(folder / "config.json", argument), read_tensors(folder, argument), argument)
 
-    def fail(self, rule: str, fault: str, remedy: str) -> InputError:
+    def error(self, rule: str, fault: str, remedy: str) -> InputError:
         """Make an InputError about this folder. Its message says what the folder must do (rule), what is wrong (fault),
         and what the caller can do (remedy)."""
         return InputError(f"`{self.argument}` must {rule}, but '{self.folder}' {fault}. {remedy}")
@@ -62,7 +62,7 @@ class Checkpoint:
         """
         tensor = self.state.get(name)
         if tensor is None or tensor.dim() != 2 or not tensor.numel():
-            raise self.fail(f"hold '{name}'", "does not", "Name a draft network's folder.")
+            raise self.error(f"hold '{name}'", "does not", "Name a draft network's folder.")
         return tensor.shape
 
 

@@ -104,13 +104,13 @@ def _open(content: bytes, what: str, max_pixels: int) -> np.ndarray:
     if len(content) > MAX_BYTES:
         raise InputError(f"{what} must have at most {MAX_BYTES} bytes, but has more. Make it smaller.")
 
-    def opened() -> np.ndarray:
+    def decode() -> np.ndarray:
         Image.init()  # loads PIL's format plugins, so that `formats` below can name some of them
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _shrink(image, max_pixels)
             return _decode(image, what, max_pixels, content)
 
-    return _call_decoder(opened, what, len(content))
+    return _call_decoder(decode, what, len(content))
 
 
 def _call_decoder(decode: Callable[[], np.ndarray], what: str, size: int | None = None) -> np.ndarray:

@@ -90,7 +90,7 @@ class Work:
         if not earlier:
             write_atomically(file, (json_text(settings, 2) + "\n").encode())
 
-    def todo(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
+    def unfinished_parts(self, rows: Sequence[Row], shard: tuple[int, int] = (1, 1)) -> list[Part]:
         """Return the parts of a shard that have no results yet.
 
         Args:

@@ -147,9 +147,9 @@ def listening_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
         server.close()
         return sockets
 
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         try:
-            sockets = [kept.enter_context(each) for each in asyncio.run(bind())]
+            sockets = [stack.enter_context(each) for each in asyncio.run(bind())]
             for each in sockets:
                 each.listen(BACKLOG)
         except (OSError, UnicodeError) as error:
@@ -190,10 +190,10 @@ def make_server(
         InputError: For a model that cannot be loaded, or two models of the same name.
     """
     config = uvicorn.Config("", timeout_graceful_shutdown=GRACE, log_level="warning")
-    how = EngineOptions(rows, threads, mmdec.DecodingStatistics())
+    options = EngineOptions(rows, threads, mmdec.DecodingStatistics())
     engines = dict[str, AnyEngine]()
     for model in names or MODELS:
-        name, engine = load_engine(model, how, *placed)
+        name, engine = load_engine(model, options, *placed)
         if name in engines:
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine

@@ -54,7 +54,7 @@ class TextDeltas:
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops, self._sent = stops, 0
 
-    def cut(self, text: str) -> str:
+    def until_stop(self, text: str) -> str:
         """Return the text up to the first stop string."""
         return text[: min((text.find(stop) for stop in self._stops if stop in text), default=len(text))]
 
@@ -66,7 +66,7 @@ class TextDeltas:
         Args:
             text: The whole text so far.
         """
-        text = self.cut(text.lstrip())
+        text = self.until_stop(text.lstrip())
         ends = [n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
         return self._new(text[: len(text) - max(ends, default=0)].rstrip(WITHHELD_CHARACTERS))
 
@@ -89,8 +89,8 @@ class TranscriptionEngine:
 
     task = "transcription"
 
-    def __init__(self, loaded: LoadedTranscriber, how: EngineOptions) -> None:
-        self.loaded, self._how = loaded, how
+    def __init__(self, loaded: LoadedTranscriber, options: EngineOptions) -> None:
+        self.loaded, self._options = loaded, options
 
     @property
     def translates(self) -> bool:
@@ -110,7 +110,7 @@ class TranscriptionEngine:
         extractor, windows = self.loaded.extractor, not isinstance(self.loaded, LoadedAudioLm)
         long = windows and len(samples) // extractor.hop_length > extractor.nb_max_frames
         kind = "silent" if describe_silence(samples) else "long" if long else "short"
-        rows = self._how.rows if kind == "short" else 1
+        rows = self._options.rows if kind == "short" else 1
         return Job(self, (kind, *sorted(chosen.items())), samples, rows, len(samples) / RATE)
 
     def live(self, **options: Any) -> LiveTranscriber:
@@ -122,8 +122,8 @@ class TranscriptionEngine:
         Raises:
             InputError: For a wrong option.
         """
-        how = self._how
-        return LiveTranscriber(model=self.loaded, threads=how.threads, statistics=how.statistics, **options)
+        shared = self._options
+        return LiveTranscriber(model=self.loaded, threads=shared.threads, statistics=shared.statistics, **options)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Transcribe the jobs as one batch.
@@ -140,22 +140,22 @@ class TranscriptionEngine:
         deltas = [TextDeltas() for _ in jobs]
 
         def hear(round_: Any) -> None:
-            if all(job.gone for job in jobs):
+            if all(job.disconnected for job in jobs):
                 raise DecodingStopped
             for row, new in zip(round_.rows, round_.tokens, strict=True):
                 if jobs[row].streams and grows:
                     tokens[row] += new
                     text = self.loaded.tokenizer.decode(tokens[row], skip_special_tokens=True)
                     if piece := deltas[row].next_delta(text):
-                        jobs[row].tell("text", piece)
+                        jobs[row].put_event("text", piece)
 
         def call() -> Any:
             return mmdec.transcribe(
-                [job.given for job in jobs],
+                [job.payload for job in jobs],
                 sample_rate=RATE,
                 model=self.loaded,
-                threads=self._how.threads,
-                statistics=self._how.statistics,
+                threads=self._options.threads,
+                statistics=self._options.statistics,
                 batch_size=len(jobs),
                 on_round=hear,
                 stopping_criteria=[DisconnectCriterion(jobs)],
@@ -165,7 +165,7 @@ class TranscriptionEngine:
         results = _results(call)
         for job, result, delta in zip(jobs, results, deltas, strict=True):
             if job.streams and isinstance(result, mmdec.Transcript) and (rest := delta.end(result.text)):
-                job.tell("text", rest)
+                job.put_event("text", rest)
         return results
 
 
@@ -175,9 +175,9 @@ class TranslationEngine:
 
     task = "translation"
 
-    def __init__(self, translator: SpeechTranslator, how: EngineOptions) -> None:
-        self.translator, self._how = translator, how
-        self._rows = 1 if translator.device.type == "cpu" else how.rows
+    def __init__(self, translator: SpeechTranslator, options: EngineOptions) -> None:
+        self.translator, self._options = translator, options
+        self._rows = 1 if translator.device.type == "cpu" else options.rows
 
     def job(self, samples: Any) -> Job:
         """Make a job of 16 kHz samples (T,) of French speech."""
@@ -192,14 +192,14 @@ class TranslationEngine:
             For each job a `Translation` or an exception.
         """
 
-        def heard(_: Any) -> None:
-            if jobs[0].gone:
+        def check_connection(_: Any) -> None:
+            if jobs[0].disconnected:
                 raise DecodingStopped
 
-        given: dict[str, Any] = {"sample_rate": RATE, "model": self.translator, "threads": self._how.threads}
+        given: dict[str, Any] = {"sample_rate": RATE, "model": self.translator, "threads": self._options.threads}
         if len(jobs) == 1:
-            return _results(lambda: [mmdec.translate_speech(jobs[0].given, on_pass=heard, **given)])
-        return _results(lambda: mmdec.translate_speech([job.given for job in jobs], **given))
+            return _results(lambda: [mmdec.translate_speech(jobs[0].payload, on_pass=check_connection, **given)])
+        return _results(lambda: mmdec.translate_speech([job.payload for job in jobs], **given))
 
 
 @final
@@ -211,8 +211,8 @@ class AnswerEngine:
 
     task = "answer"
 
-    def __init__(self, vlm: Any, how: EngineOptions) -> None:
-        self.vlm, self._how = vlm, how
+    def __init__(self, vlm: Any, options: EngineOptions) -> None:
+        self.vlm, self._options = vlm, options
         # whether confidences are calibrated for this model
         self.calibrated = ANSWER in read_calibrations(vlm.directory)
 
@@ -225,7 +225,7 @@ class AnswerEngine:
         chosen = {name: value for name, value in options.items() if value is not None}
         # random numbers depend on the row's index in the batch, so only a batch of one row gives the same answer for a
         # seed
-        rows = 1 if "seed" in chosen else self._how.rows
+        rows = 1 if "seed" in chosen else self._options.rows
         return Job(self, tuple(sorted(chosen.items())), dialogue, rows)
 
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
@@ -240,38 +240,38 @@ class AnswerEngine:
         texts, deltas = [""] * len(jobs), [TextDeltas(stops) for _ in jobs]
 
         def hear(round_: Any) -> None:
-            if all(job.gone for job in jobs):
+            if all(job.disconnected for job in jobs):
                 raise DecodingStopped
             for row, piece in zip(round_.rows, round_.text, strict=True):
                 texts[row] += piece
                 if jobs[row].streams and (new := deltas[row].next_delta(texts[row])):
-                    jobs[row].tell("text", new)
+                    jobs[row].put_event("text", new)
 
-        dialogues = [job.given for job in jobs]
+        dialogues = [job.payload for job in jobs]
         options |= {
             "on_round": hear,
             "stopping_criteria": [DisconnectCriterion(jobs)],
-            "statistics": self._how.statistics,
+            "statistics": self._options.statistics,
         }
-        results = [*_results(lambda: answer_dialogues(self.vlm, dialogues, threads=self._how.threads, **options))]
+        results = [*_results(lambda: answer_dialogues(self.vlm, dialogues, threads=self._options.threads, **options))]
         for index, (job, delta) in enumerate(zip(jobs, deltas, strict=True)):
             result = results[index]
             if stops and isinstance(result, mmdec.Description):
                 whole = self.vlm.tokenizer.decode(result.tokens, skip_special_tokens=True)
-                result = results[index] = replace(result, text=delta.cut(whole).strip())
+                result = results[index] = replace(result, text=delta.until_stop(whole).strip())
             if job.streams and isinstance(result, mmdec.Description) and (rest := delta.end(result.text)):
-                job.tell("text", rest)
+                job.put_event("text", rest)
         return results
 
 
 AnyEngine = TranscriptionEngine | TranslationEngine | AnswerEngine
 
 
-def load_engine(model: str, how: EngineOptions, device: str | None, dtype: Any) -> tuple[str, AnyEngine]:
+def load_engine(model: str, options: EngineOptions, device: str | None, dtype: Any) -> tuple[str, AnyEngine]:
     """Load a model by name, folder or hub id.
 
     Args:
-        how: Decoding options.
+        options: Decoding options.
 
     Returns:
         The model's name for clients, and its engine.
@@ -282,10 +282,10 @@ def load_engine(model: str, how: EngineOptions, device: str | None, dtype: Any) 
     loaded = mmdec.load(model, device, dtype=dtype)
     name = Path(model).resolve().name if os.path.isdir(model) else model
     if isinstance(loaded, LoadedTranscriber):
-        return name, TranscriptionEngine(loaded, how)
+        return name, TranscriptionEngine(loaded, options)
     if isinstance(loaded, SpeechTranslator):
-        return name, TranslationEngine(loaded, how)
-    return name, AnswerEngine(loaded, how)
+        return name, TranslationEngine(loaded, options)
+    return name, AnswerEngine(loaded, options)
 
 
 def _results(call: Callable[[], Sequence[Any]]) -> Sequence[Any]:

@@ -65,7 +65,7 @@ class Metrics:
             row[-2] += 1
             row[-1] += value
 
-    def decoded(self, task: str, result: Any, seconds: float) -> None:
+    def count_result(self, task: str, result: Any, seconds: float) -> None:
         """Count one result of `transcribe`, `describe` or `translate_speech`.
 
         Args:
@@ -88,23 +88,23 @@ class Metrics:
         """
         lines: list[str] = []
         with self._lock:
-            for name, told in COUNTERS.items():
+            for name, help_text in COUNTERS.items():
                 rows = [
                     f"{PREFIX}{name}{_labels(labels)} {value:g}"
                     for (each, labels), value in sorted(self._counts.items())
                     if each == name
                 ]
-                lines += [f"# HELP {PREFIX}{name} {told}", f"# TYPE {PREFIX}{name} counter", *rows]
-            for name, (told, bounds) in HISTOGRAMS.items():
-                lines += [f"# HELP {PREFIX}{name} {told}", f"# TYPE {PREFIX}{name} histogram"]
+                lines += [f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} counter", *rows]
+            for name, (help_text, bounds) in HISTOGRAMS.items():
+                lines += [f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} histogram"]
                 for (each, labels), row in sorted(self._buckets.items()):
                     if each == name:
                         for bound, count in zip((*bounds, "+Inf"), row, strict=False):
                             lines.append(f"{PREFIX}{name}_bucket{_labels((*labels, ('le', str(bound))))} {count:g}")
                         lines.append(f"{PREFIX}{name}_sum{_labels(labels)} {row[-1]:g}")
                         lines.append(f"{PREFIX}{name}_count{_labels(labels)} {row[-2]:g}")
-        for name, (told, value) in gauges.items():
-            lines += [f"# HELP {PREFIX}{name} {told}", f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value:g}"]
+        for name, (help_text, value) in gauges.items():
+            lines += [f"# HELP {PREFIX}{name} {help_text}", f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value:g}"]
         return "\n".join(lines) + "\n"
 
 

@@ -53,20 +53,20 @@ class Job:
         engine: Decodes the job.
         key: The decoding options; jobs of one engine with equal keys may be decoded together.
         rows: Maximum size of such a batch.
-        given: What to decode, such as samples.
+        payload: What to decode, such as samples.
         seconds: Duration of the audio, for the metrics.
     """
 
-    def __init__(self, engine: Engine, key: Hashable, given: Any, rows: int = 1, seconds: float = 0.0) -> None:
-        self.engine, self.key, self.given, self.rows, self.seconds = engine, key, given, rows, seconds
-        self.gone = False  # whether the client has disconnected; then the job's row of the batch ends early
+    def __init__(self, engine: Engine, key: Hashable, payload: Any, rows: int = 1, seconds: float = 0.0) -> None:
+        self.engine, self.key, self.payload, self.rows, self.seconds = engine, key, payload, rows, seconds
+        self.disconnected = False  # whether the client has disconnected; then the job's row of the batch ends early
         self.streams = False  # whether the client gets text while the job is decoded
         # any number of ("text", piece of text or `StreamUpdate`), then one ("result", the result) or ("error", an
         # exception)
         self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    def tell(self, kind: str, value: Any) -> None:
+    def put_event(self, kind: str, value: Any) -> None:
         """Put an event into the queue of the handler.
 
         Args:
@@ -90,7 +90,7 @@ class DisconnectCriterion:
         self._jobs = jobs
 
     def __call__(self, ids: Any, scores: Any) -> torch.Tensor:
-        gone = [job.gone for job in self._jobs]
+        gone = [job.disconnected for job in self._jobs]
         return torch.tensor(gone if len(gone) == len(ids) else [all(gone)] * len(ids))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DisconnectCriterion:
@@ -130,7 +130,7 @@ class DecodingWorker:
         """Cancel a job whose client has disconnected: remove it from the queue, or if it is being decoded, let its row
         end early."""
         with self._changed:
-            job.gone = True
+            job.disconnected = True
             if job in self._waiting:
                 self._waiting.remove(job)
                 self._metrics.add("stopped_total", task=job.engine.task)
@@ -165,11 +165,11 @@ class DecodingWorker:
             self._pace += 0.2 * (seconds / len(jobs) - self._pace)
             self._metrics.observe("batch_rows", len(jobs), task=jobs[0].engine.task)
             for job, result in zip(jobs, results, strict=True):
-                if job.gone:
+                if job.disconnected:
                     self._metrics.add("stopped_total", task=job.engine.task)
                 elif result is not None and not isinstance(result, Exception):
-                    self._metrics.decoded(job.engine.task, result, job.seconds)
-                job.tell("error" if isinstance(result, Exception) else "result", result)
+                    self._metrics.count_result(job.engine.task, result, job.seconds)
+                job.put_event("error" if isinstance(result, Exception) else "result", result)
             with self._changed:
                 self._decoding = [job for job in self._decoding if job not in jobs]
 

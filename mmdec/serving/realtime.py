@@ -43,7 +43,7 @@ class LiveEngine:
     def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
         """Run the function in the only job. It feeds audio to the transcriber."""
         (job,) = jobs
-        return [job.given()]
+        return [job.payload()]
 
 
 @final
@@ -182,10 +182,10 @@ class LiveSession:
 
         def decode() -> None:
             for update in work():
-                if job.gone:
+                if job.disconnected:
                     raise DecodingStopped
-                self._server.metrics.decoded(self._feeding.task, update.transcript, update.transcript.seconds)
-                job.tell("text", update)
+                self._server.metrics.count_result(self._feeding.task, update.transcript, update.transcript.seconds)
+                job.put_event("text", update)
 
         job = Job(self._feeding, (), decode)
         self._server.worker.submit(job)

@@ -53,14 +53,14 @@ class TrainingCLI(LightningCLI):
     """LightningCLI for all recipes. It passes the data module's vocabulary to the model as the argument `units`.
 
     It adds exact resumption, an error for NaN losses or weights, an orderly end after SIGTERM, and locks of the output
-    folders. State: `held`, the open locks.
+    folders. State: `locks`, those of the folders.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         termination = Termination()
         # no distributed sampler: each data module already divides its batches among the processes
         always = {"callbacks": [Resumption(), FiniteNumbers(), termination], "use_distributed_sampler": False}
-        with ExitStack() as self.held, termination.heard(), warnings.catch_warnings():
+        with ExitStack() as self.locks, termination.handle_sigterm(), warnings.catch_warnings():
             # this warning is wrong here: `Resumption` makes the data loader resumable
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable")
             # this warning is harmless: a short training may have fewer batches than Lightning's interval of logging
@@ -156,7 +156,7 @@ class TrainingCLI(LightningCLI):
         places = self._checkpoint_folders()
         runs = {check_local(root, "default_root_dir").resolve()} if root else set()
         for folder in sorted(runs | {place.resolve().parent for place in places}):
-            self.held.enter_context(lock_folder(folder, f"python -m mmdec.training {self.subcommand}"))
+            self.locks.enter_context(lock_folder(folder, f"python -m mmdec.training {self.subcommand}"))
         for part in (part for place in places for part in place.glob(f"{TEMPORARY_PREFIX}*.part")):
             part.unlink(missing_ok=True)
 

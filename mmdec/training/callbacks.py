@@ -249,14 +249,14 @@ class Termination(Callback):
     no next step, and training finishes normally. Before and after training, it ends at once. Several processes wait for
     each other, and end together.
 
-    State: `asked`, whether SIGTERM has come; `training`, whether training is in progress.
+    State: `received`, whether SIGTERM has come; `training`, whether training is in progress.
     """
 
     def __init__(self) -> None:
-        self.asked = self.training = False
+        self.received = self.training = False
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def handle_sigterm(self) -> Iterator[None]:
         """Handle SIGTERM within the `with` block. Outside the main thread, this does nothing."""
         before = signal.getsignal(signal.SIGTERM)
         self._listen()
@@ -271,7 +271,7 @@ class Termination(Callback):
             signal.signal(signal.SIGTERM, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.received = True
         if not self.training:
             raise SystemExit(TERMINATED)
 
@@ -289,7 +289,7 @@ class Termination(Callback):
         self.training = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if any_process(trainer, self.asked):
+        if any_process(trainer, self.received):
             self._end(trainer)
 
     def _end(self, trainer: Trainer) -> None:
@@ -306,10 +306,10 @@ class Termination(Callback):
 @contextmanager
 def lightning_log_level(level: int) -> Iterator[None]:
     """Within the `with` block, hide Lightning's log messages below `level`, such as `logging.WARNING`."""
-    heard = logging.getLogger("lightning.pytorch")
-    before = heard.level
-    heard.setLevel(level)
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        heard.setLevel(before)
+        logger.setLevel(before)

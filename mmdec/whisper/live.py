@@ -230,7 +230,7 @@ class LiveTranscriber:
     @property
     def seconds(self) -> float:
         """Return the seconds of audio that were passed to `feed` so far."""
-        return self._windows.heard / SAMPLE_RATE
+        return self._windows.sample_count / SAMPLE_RATE
 
     def feed(self, chunk: Chunk) -> Iterator[StreamUpdate]:
         """Add a chunk of samples or bytes to the stream.

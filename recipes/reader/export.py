@@ -108,11 +108,11 @@ def export(runs: Runs, out: Path, *, average: int = 1, strategy: str | None = No
     model.load_state_dict(state | reader)
     if runs.model:  # the model's n-gram is reused only if its pieces are the same
         model.ngram = base.model.ngram if pieces.names == base.pieces.names else None
-        model.written = base.model.written if english.names == base.english.names else None
+        model.english_ngram = base.model.english_ngram if english.names == base.english.names else None
     if runs.ngram:
         model.ngram = french_ngram(runs.ngram, pieces)
     if runs.english_ngram:
-        model.written = english_ngram(runs.english_ngram, english)
+        model.english_ngram = english_ngram(runs.english_ngram, english)
     voice, phones = read_voice(runs.voice) if runs.voice else (base.voice, base.phones)
     pronunciation = runs.pronunciation or base.pronunciation
     graph = model.decoder is not None

@@ -204,7 +204,7 @@ class EnglishSpeech:
         keys = ((row[1], tuple(units[:-1])) for row, units in zip(self.rows, self.units, strict=True))
         return {key: item for item, key in enumerate(keys)}
 
-    def joined(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
+    def join(self, items: Sequence[int], pause: bool) -> tuple[Tensor, Tensor]:
         """Join recordings: phones (3, K) and mel (F, 80).
 
         Args:

@@ -99,8 +99,8 @@ def read_published(
     Raises: InputError for a format that is not supported, and for a tensor that the format does not have.
     """
     checkpoint = Checkpoint.of(folder, argument)
-    _refuse_others(checkpoint.described, frozenset(checkpoint.state), folder, argument)
-    kind = _kind(checkpoint.described, frozenset(checkpoint.state))
+    _refuse_others(checkpoint.config, frozenset(checkpoint.state), folder, argument)
+    kind = _kind(checkpoint.config, frozenset(checkpoint.state))
     if kind == "dflash" or any(EAGLE3.fullmatch(name) for name in checkpoint.state):
         name = "DFlash" if kind == "dflash" else "EAGLE-3"
         if system is not None:
@@ -176,7 +176,7 @@ def _system(checkpoint: Checkpoint) -> System:
     state = checkpoint.state
     rule = "hold an EAGLE, MSD or ViSpec network"
     if "fc_gate.weight" in state or "A" in state:
-        raise checkpoint.fail(
+        raise checkpoint.error(
             rule, "holds FLASH's, whose published decoding does not fit its training", "Train one with the recipes."
         )
     for name in ("fc.weight", *(f"{LAYER}{part}.weight" for part in ("self_attn.q_proj", "self_attn.k_proj"))):
@@ -184,18 +184,18 @@ def _system(checkpoint: Checkpoint) -> System:
     checkpoint.shape(f"{LAYER}mlp.gate_proj.weight")
     others = [name for name in state if name.startswith("layers.") and not name.startswith(LAYER)]
     if others:
-        raise checkpoint.fail("have one layer", f"holds '{others[0]}'", "Networks of more are unknown.")
+        raise checkpoint.error("have one layer", f"holds '{others[0]}'", "Networks of more are unknown.")
     if "imadpt.q" in state and state["imadpt.q"].dim() == 3:
         return "vispec"
-    return "msd" if any(checkpoint.described.get(name) for name in VISION) else "eagle"
+    return "msd" if any(checkpoint.config.get(name) for name in VISION) else "eagle"
 
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the settings of the decoder layer: `transformer_layer_config` of the config (speculators), else
     `text_config`, else the whole config."""
-    settings = dict(checkpoint.described)
+    settings = dict(checkpoint.config)
     for name in ("text_config", "transformer_layer_config"):
-        own = checkpoint.described.get(name)
+        own = checkpoint.config.get(name)
         settings |= own if isinstance(own, dict) else {}
     return settings
 
@@ -240,7 +240,7 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     state, settings = checkpoint.state, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     if joined != 2 * size:
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"have an fc of 2 x {size} channels",
             f"has one of {joined}",
             "A network that reads several layers is EAGLE-3's, and holds 'midlayer.' or 'layers.0.hidden_norm.weight'.",
@@ -270,17 +270,19 @@ def _eagle3(checkpoint: Checkpoint, vocab_size: int | None) -> DraftNetwork:
 def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
     """Return the fields of EAGLE-3's configuration. vocab_size: the target's vocabulary size; None: the size in the
     folder."""
-    state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
+    state, described, settings = checkpoint.state, checkpoint.config, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     target = described.get("target_hidden_size") or size
     if type(target) is not int or target < 1 or joined % target:
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"say how many states of the target {joined} inputs of fc are",
             f"has `target_hidden_size` {target!r:.60}",
             "Set `target_hidden_size` in config.json to the target's `hidden_size`.",
         )
     if checkpoint.shape(f"{LAYER}self_attn.q_proj.weight")[1] != 2 * size:
-        raise checkpoint.fail(f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder.")
+        raise checkpoint.error(
+            f"have a first layer that reads 2 x {size} channels", "has not", "Name EAGLE-3's folder."
+        )
     _check_layer(checkpoint, settings)
     theta, rope = _rope(checkpoint, settings, (*PLAIN_ROPE, *SCALED_ROPE))
     sections = rope.get("mrope_section") or ()
@@ -289,7 +291,7 @@ def _eagle3_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
     options = {**(options if isinstance(options, dict) else {}), **described}
     mask = options.get("mask_token_id")
     if "mask_hidden" in state and type(mask) is not int:
-        raise checkpoint.fail(
+        raise checkpoint.error(
             "name the token of columns without one, since it holds 'mask_hidden'",
             f"has `mask_token_id` {mask!r:.60}",
             "Set `mask_token_id` in config.json as in training.",
@@ -335,15 +337,15 @@ def _dflash(checkpoint: Checkpoint, vocab_size: int | None, target_tokens: int |
     state = {name.removeprefix("model."): value for name, value in checkpoint.state.items()}
     state = {names.get(name, name): value for name, value in state.items() if not COMPUTED.fullmatch(name)}
     checkpoint = replace(checkpoint, state=state)
-    described = checkpoint.described if "vocab_size" in checkpoint.described else {"vocab_size": target_tokens}
-    sizes = _dflash_sizes(replace(checkpoint, described={**checkpoint.described, **described}), vocab_size)
+    described = checkpoint.config if "vocab_size" in checkpoint.config else {"vocab_size": target_tokens}
+    sizes = _dflash_sizes(replace(checkpoint, config={**checkpoint.config, **described}), vocab_size)
     return _load_network("dflash", sizes, _with_tables(checkpoint, sizes), checkpoint)
 
 
 def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, Any]:
     """Return the fields of DFlash's configuration. vocab_size: the target's vocabulary size; None: the size in the
     folder."""
-    state, described, settings = checkpoint.state, checkpoint.described, _settings(checkpoint)
+    state, described, settings = checkpoint.state, checkpoint.config, _settings(checkpoint)
     size, joined = checkpoint.shape("fc.weight")
     # the default of transformers' class for Muse Glimmer
     windows = {"layer_types": ["sliding_attention"]} if described.get("model_type") == MUSE else {}
@@ -352,14 +354,14 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
     options = {**settings, **(own if isinstance(own, dict) else {})}
     for name in ("block_size", "mask_token_id"):
         if type(options.get(name)) is not int:
-            raise checkpoint.fail(
+            raise checkpoint.error(
                 f"name its `{name}` in config.json, at the top or in `dflash_config`",
                 f"has {options.get(name)!r:.60}",
                 "Set it as in training.",
             )
     layers = _dflash_layers(checkpoint, options)
     if joined % size or (layers and joined != len(layers) * size):
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"have an fc of {len(layers) or 'some'} x {size} channels, one for each layer that is read",
             f"has one of {joined}",
             "Take config.json and weights of one training.",
@@ -370,7 +372,7 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
     whole = [len(state[name]) for name in ("t2d", "embed_tokens.weight") if name in state]
     vocabulary = vocab_size or (whole[0] if whole else settings.get("vocab_size"))
     if type(vocabulary) is not int:
-        raise checkpoint.fail(
+        raise checkpoint.error(
             "say how many tokens its target has", "has no `vocab_size`", "Convert it with `--vocab-size`."
         )
     verifier = (described.get("speculators_config") or {}).get("verifier") or {}
@@ -399,12 +401,12 @@ def _dflash_sizes(checkpoint: Checkpoint, vocab_size: int | None) -> dict[str, A
 def _dflash_layers(checkpoint: Checkpoint, options: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the indices of the target layers whose outputs a DFlash reads; () for the default layers. options: the
     settings, including those of `dflash_config`."""
-    name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.described else "target_layer_ids"
+    name = "aux_hidden_state_layer_ids" if "speculators_model_type" in checkpoint.config else "target_layer_ids"
     least, ids = int(name.startswith("aux")), options.get(name)
     if ids is None and not least:
         return ()
     if not isinstance(ids, list) or any(type(number) is not int or number < least for number in ids):
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"have whole numbers of at least {least} in `{name}`", f"has {ids!r:.60}", "Set them as in training."
         )
     last = None if least else options.get("num_target_layers")
@@ -429,7 +431,7 @@ def _check_layer(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         ),
     ):
         if not fits:
-            raise checkpoint.fail(
+            raise checkpoint.error(
                 f"have `{name}` {rule}", f"has {settings.get(name)!r:.60}", "Such networks cannot be read yet."
             )
 
@@ -442,7 +444,7 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
     """
     holds = tensor in checkpoint.state
     if flag in options and bool(options[flag]) != holds:
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"hold '{tensor}' if and only if `{flag}` is true",
             f"has `{flag}` {options[flag]!r:.60} and {'holds it' if holds else 'lacks it'}",
             "Take config.json and weights of one training.",
@@ -452,8 +454,8 @@ def _by_tensor(checkpoint: Checkpoint, options: Mapping[str, Any], flag: str, te
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
     """Return the indices of the target layers whose outputs an EAGLE-3 reads; () for the default layers."""
-    name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.described.get("eagle_config")
-    ids = checkpoint.described.get(name)
+    name, own = "eagle_aux_hidden_state_layer_ids", checkpoint.config.get("eagle_config")
+    ids = checkpoint.config.get(name)
     outputs = False
     if ids is None and isinstance(own, dict):
         ids = own.get(name)
@@ -462,7 +464,7 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
         return ()
     boundaries = [number + outputs if type(number) is int else 0 for number in ids] if isinstance(ids, list) else [0]
     if min(boundaries, default=0) < 1:
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"have whole numbers of at least 1 in `{name}`", f"has {ids!r:.60}", "Set them as in training."
         )
     return tuple(boundary - 1 for boundary in boundaries)
@@ -482,7 +484,7 @@ def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, 
     own = torch.arange(drafted)
     given, known = state.get("d2t"), state.get("t2d")
     if type(total) is not int or total < drafted or (given is None and known is None and drafted < total):
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"hold 'd2t' or 't2d' for {drafted} drafted tokens of {total}",
             "does not",
             "Fetch the tables of its training, or set `vocab_size` in config.json to the target's.",
@@ -495,11 +497,11 @@ def _with_tables(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> dict[str, 
             ids = given.long()  # some files hold token ids instead of offsets
     fits = ids.shape == own.shape and int(ids.min()) >= 0 and int(ids.max()) < total and len(ids.unique()) == drafted
     if not fits or (known is not None and not _agree(ids, known)):
-        raise checkpoint.fail(
+        raise checkpoint.error(
             f"hold {drafted} different tokens below {total} in 'd2t', those of 't2d'", "does not", "Fetch it again."
         )
     if drafted == total and not torch.equal(ids, own):
-        raise checkpoint.fail("have a 'd2t' of zeros for a whole vocabulary", "has not", "Fetch it again.")
+        raise checkpoint.error("have a 'd2t' of zeros for a whole vocabulary", "has not", "Fetch it again.")
     if drafted == total:
         return {name: value for name, value in state.items() if name not in ("d2t", "t2d")}
     return {**state, "d2t": ids - own, "t2d": torch.zeros(total, dtype=torch.bool).index_fill(0, ids, True)}

@@ -148,13 +148,13 @@ def decode_on_clock(
     end = written / rate
     if failed is not None or structure.cut or structure.overlaps_damage(passed + 1, 2**63):
         if container:
-            loss.cut(end, _whole(opened, track, structure, zero or 0.0), CUT_SLACK)
+            loss.cut_off(end, _whole(opened, track, structure, zero or 0.0), CUT_SLACK)
         elif structure.seconds is not None and end < structure.seconds <= MAX_SECONDS:
-            loss.cut(end, structure.seconds)
+            loss.cut_off(end, structure.seconds)
         else:
-            loss.cut(end, end * structure.share if structure.share > 1 else None)
+            loss.cut_off(end, end * structure.share if structure.share > 1 else None)
     elif opened.format.name == "flac" and structure.seconds is not None:
-        loss.cut(end, structure.seconds, FLAC_SLACK)
+        loss.cut_off(end, structure.seconds, FLAC_SLACK)
 
 
 class _Packets:

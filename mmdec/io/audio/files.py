@@ -269,7 +269,7 @@ def _decode(
         elif not frames and not decoded:
             raise failure or error from None
     if frames > decoded:
-        loss.cut(frames / rate, None)
+        loss.cut_off(frames / rate, None)
 
 
 def _libsndfile_blocks(
@@ -299,12 +299,12 @@ def _libsndfile_blocks(
             yield file.samplerate, block
         end = frames / file.samplerate
         if frames and file.format == "FLAC" and structure.seconds is not None:
-            loss.cut(end, structure.seconds, FLAC_SLACK)
+            loss.cut_off(end, structure.seconds, FLAC_SLACK)
         elif frames and structure.cut:
             declared = file.frames / file.samplerate if structure.seconds else end * structure.share
-            loss.cut(end, declared if declared > end else None)
+            loss.cut_off(end, declared if declared > end else None)
         elif frames and structure.seconds is not None and file.frames != UNKNOWN:
-            loss.cut(end, file.frames / file.samplerate, DECLARED_SLACK)
+            loss.cut_off(end, file.frames / file.samplerate, DECLARED_SLACK)
 
 
 def _view(content: int | io.BytesIO, structure: FileStructure) -> PatchedFile | None:

@@ -181,7 +181,7 @@ def stream_pieces(
         remarks.append(mixer.note)
     if sound.size is not None and count < sound.size // frame:
         if loss is not None:
-            loss.cut(count / sound.rate, sound.size / frame / sound.rate)
+            loss.cut_off(count / sound.rate, sound.size / frame / sound.rate)
         return
     if rest and not sound.in_file:
         raise InputError(

@@ -74,7 +74,7 @@ class AudioLoss:
     mistimed: bool = False  # whether damaged timestamps were ignored
     unplaced: bool = False  # whether parts are missing whose place and length are not known
 
-    def cut(self, end: float, whole: float | None, slack: float = 0.0) -> None:
+    def cut_off(self, end: float, whole: float | None, slack: float = 0.0) -> None:
         """Record that the file is cut off.
 
         Args:

@@ -109,7 +109,7 @@ class VoiceGate:
         if not audible and not self._waiting:
             return [(block, False)]
         if self._settled:
-            return [(block, audible and self._voiced(level))]
+            return [(block, audible and self._is_voiced(level))]
         self._waiting.append((block, level))
         return self.end() if len(self._waiting) == NOISE_BLOCKS else []
 
@@ -119,13 +119,13 @@ class VoiceGate:
         Returns:
             A list of (block, whether it contains speech).
         """
-        told = [(block, self._voiced(level)) for block, level in self._waiting]
+        decided = [(block, self._is_voiced(level)) for block, level in self._waiting]
         self._waiting, self._settled = [], True
-        return told
+        return decided
 
-    def _voiced(self, level: np.ndarray) -> bool:
-        heard = np.concatenate(self._levels)
-        noise, loud = np.quantile(heard, [0.1, 0.95])
+    def _is_voiced(self, level: np.ndarray) -> bool:
+        levels = np.concatenate(self._levels)
+        noise, loud = np.quantile(levels, [0.1, 0.95])
         return int((level >= max(loud * BELOW_LOUD, noise * ABOVE_NOISE, self._faint)).sum()) >= MIN_VOICED_FRAMES
 
 
@@ -176,7 +176,7 @@ class SpeechWindows:
         self._rest = torch.zeros(0)  # samples at the end of the stream that do not fill a block yet
 
     @property
-    def heard(self) -> int:
+    def sample_count(self) -> int:
         """Return the number of samples that were added to the stream so far."""
         return self._start + sum(map(len, self._blocks)) + self._gate.waiting * BLOCK + len(self._rest)
 
@@ -202,8 +202,8 @@ class SpeechWindows:
             A list with the last window, or an empty list.
         """
         rest, self._rest = self._rest, torch.zeros(0)
-        told = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
-        closed = self._add([*told, *self._gate.end()])
+        decided = self._gate.add(torch.nn.functional.pad(rest, (0, BLOCK - len(rest)))) if len(rest) else []
+        closed = self._add([*decided, *self._gate.end()])
         if len(rest):
             self._blocks[-1] = self._blocks[-1][: len(rest)]
         if any(self._voiced):
@@ -220,9 +220,9 @@ class SpeechWindows:
         cut = self._last() + TAIL
         return SpeechWindow(self._start, torch.cat(self._blocks[:cut])), cut <= len(self._blocks)
 
-    def _add(self, told: list[tuple[Tensor, bool]]) -> list[SpeechWindow]:
+    def _add(self, decided: list[tuple[Tensor, bool]]) -> list[SpeechWindow]:
         closed = list[SpeechWindow]()
-        for block, voiced in told:
+        for block, voiced in decided:
             self._blocks.append(block)
             self._voiced.append(voiced)
             if not any(self._voiced):

@@ -11,7 +11,7 @@ from mmdec.core.tree import trees_from_lists
 from mmdec.drafters.registry import make_drafter
 from mmdec.evaluation.harness import Method
 from mmdec.types import Scores, Verdict
-from tests.support.bench_reports import compared, measurement, paired
+from tests.support.bench_reports import compared, measurement
 from tests.support.tiny_text import language_model
 
 
@@ -33,14 +33,6 @@ def test_inputs_where_the_baseline_differs_are_left_out() -> None:
         ("wall clock", 4.0, 1),
     ]
     assert found.rows("a", "b", Group("second", "all", [1])) == []
-
-
-def test_pairs_are_turned() -> None:
-    wrong = paired(1.1).turned().row("always wrong", "plain generate", "2M", "all", "wall clock")
-    assert wrong.times == pytest.approx(1 / 1.1)
-    assert wrong.low == pytest.approx(1 / (1.25 * 1.1))
-    assert wrong.high == pytest.approx(1 / (0.9 * 1.1))
-    assert (wrong.subject_ms, wrong.baseline_ms, wrong.pairs) == (11.0, 10.0, 5)
 
 
 def test_inputs_are_grouped_by_length_and_by_task() -> None:
@@ -86,14 +78,14 @@ class Silent:
 
 def test_a_recorded_run_says_the_same_and_counts() -> None:
     model = language_model()
-    (method,), recorders = add_depth_recorders([Method.drafted("lookup", "lookup", 4)])
+    (method,), recorders = add_depth_recorders([Method.with_drafter("lookup", "lookup", 4)])
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6]])
     drafter = method.options["drafter"]
     assert drafter is recorders["lookup"]
     out = mmdec.generate(model, ids, drafter, num_speculative_tokens=4, max_new_tokens=20, do_sample=False)
     plain = mmdec.generate(model, ids, None, max_new_tokens=20, do_sample=False)
     assert out.sequences.tolist() == plain.sequences.tolist()
-    chains = [(round_.drafted[0], round_.accepted[0]) for round_ in out.rounds]
+    chains = [(round_.with_drafter[0], round_.accepted[0]) for round_ in out.rounds]
     shares = [
         sum(accepted >= depth for _, accepted in chains) / sum(drafted >= depth for drafted, _ in chains)
         for depth in range(1, max(drafted for drafted, _ in chains) + 1)
@@ -104,10 +96,10 @@ def test_a_recorded_run_says_the_same_and_counts() -> None:
 
 
 def test_only_drafters_are_recorded() -> None:
-    methods = [Method.greedy(), Method.drafted("plain", None), Method.drafted("recycling", "recycling")]
+    methods = [Method.greedy(), Method.with_drafter("plain", None), Method.with_drafter("recycling", "recycling")]
     watched, recorders = add_depth_recorders(methods)
     assert [method.name for method in watched] == ["greedy", "plain", "recycling"]
     assert recorders.keys() == {"recycling"}
     assert watched[:2] == methods[:2]
     with pytest.raises(mmdec.InputError, match="`drafter`"):
-        add_depth_recorders([Method.drafted("x", "eagle")])
+        add_depth_recorders([Method.with_drafter("x", "eagle")])

@@ -96,7 +96,7 @@ class Judge:
     name: str = "deaf"
     seconds: list[float] = field(default_factory=list)
 
-    def translated(self, recording: Path) -> Judge:
+    def translate(self, recording: Path) -> Judge:
         self.seconds.append(soundfile.info(recording).duration)
         return self
 

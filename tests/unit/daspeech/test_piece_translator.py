@@ -50,13 +50,15 @@ def test_a_row_is_heard_alike_alone_and_in_a_batch(d_states: int) -> None:
         assert together.limits[row] == alone.limits[0]
         torch.testing.assert_close(together.states[row, :count], alone.states[0, :count], rtol=1e-3, atol=1e-3)
         picked = together.select([row])
-        assert picked.heard is not None
-        assert alone.heard is not None
-        assert torch.equal(picked.heard.pieces[0, :count, 0], alone.heard.pieces[0, :count, 0])
-        frames = int(alone.heard.counts)
-        assert int(picked.heard.counts) == frames
-        torch.testing.assert_close(picked.heard.logprobs[0, :frames], alone.heard.logprobs[0], rtol=1e-3, atol=1e-3)
-        assert not picked.heard.logprobs[0, frames:].any()
+        assert picked.transcripts is not None
+        assert alone.transcripts is not None
+        assert torch.equal(picked.transcripts.pieces[0, :count, 0], alone.transcripts.pieces[0, :count, 0])
+        frames = int(alone.transcripts.counts)
+        assert int(picked.transcripts.counts) == frames
+        torch.testing.assert_close(
+            picked.transcripts.logprobs[0, :frames], alone.transcripts.logprobs[0], rtol=1e-3, atol=1e-3
+        )
+        assert not picked.transcripts.logprobs[0, frames:].any()
 
 
 @torch.no_grad()

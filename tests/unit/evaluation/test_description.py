@@ -204,7 +204,7 @@ def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
     """Ends included, padding not; pictures with the model's own marks."""
     harness = DescriptionHarness(vlm, 24)
     questions = [ImageQuestion(str(n), "<image>What is this?", (pixels(n),), "t") for n in range(4)]  # type: ignore[arg-type]
-    ours = harness.measure(questions, Method.drafted("lookup", "lookup"))
+    ours = harness.measure(questions, Method.with_drafter("lookup", "lookup"))
     theirs = harness.measure(questions, Method.greedy())
     assert ours.tokens == theirs.tokens
     assert ours.texts == theirs.texts

@@ -56,7 +56,7 @@ def test_the_judge_hears_english_and_translates_french(
     monkeypatch.setattr(judge_transcription, "transcribe", listen)
     judge = Judge(folder, "cpu", 1)
     assert judge.name == "tiny-judge"
-    french, said = judge.french(recording), judge.translated(recording)
+    french, said = judge.french(recording), judge.translate(recording)
     samples, _ = soundfile.read(recording, dtype="float32")
     assert judge.transcribe(samples)
     assert (bool(french), bool(said.text), said.audio, said.units) == (True, True, None, [])

@@ -222,7 +222,7 @@ def test_passes_windows_and_rounds_are_counted(whisper: LoadedWhisper) -> None:
     assert plain.passes == 12
     assert plain.windows == 1
     assert (plain.rounds, plain.tokens_per_round) == (0, 1.0)
-    ours = harness.measure(sounds, Method.drafted("chain", "lookup", 2))
+    ours = harness.measure(sounds, Method.with_drafter("chain", "lookup", 2))
     assert ours.tokens == plain.tokens
     assert ours.texts == plain.texts
     assert ours.drafted_tokens == 2 * 11
@@ -233,7 +233,7 @@ def test_recordings_of_all_lengths_are_decoded_alike(whisper: LoadedWhisper) -> 
     """Loud ones too, whose level `transcribe` brings down."""
     harness = TranscriptionHarness(whisper, None, 12)
     sounds = [4 * torch.randn(RATE // 2), torch.randn(5 * RATE // 2), torch.randn(RATE // 3), torch.randn(3 * RATE)]
-    plain, ours = (harness.measure(sounds, one) for one in (Method.greedy(), Method.drafted("chain", "lookup", 2)))
+    plain, ours = (harness.measure(sounds, one) for one in (Method.greedy(), Method.with_drafter("chain", "lookup", 2)))
     assert ours.tokens == plain.tokens
     assert ours.texts == plain.texts
     assert ours.drafted_tokens == round(ours.tokens_per_round * ours.rounds) > 0

@@ -231,7 +231,7 @@ def test_a_manifest_is_scored_against_the_pairs_that_were_read_aloud(tmp_path: P
     def writes(clip: Path) -> Answer:
         return Answer("i said one to you", [], None)
 
-    both = ComparedSystems("injected", {"ours": speaks, "theirs": writes}, MACHINE).beside({"again": speaks})
+    both = ComparedSystems("injected", {"ours": speaks, "theirs": writes}, MACHINE).with_others({"again": speaks})
     hearer = Hearer()
     report = evaluate_speech(corpus, both, hearer)
     assert hearer.heard == [24, 1000, 21]  # the same sound is heard once

@@ -63,14 +63,14 @@ def test_what_has_results_is_not_done_again(tmp_path: Path) -> None:
     assert len(calls) == PART
     finish(work, rows, (1, 1), counted)
     assert sorted(calls) == sorted(f"{tmp_path}/in/{index}" for index in range(COUNT))
-    assert work.todo(rows) == []
+    assert work.unfinished_parts(rows) == []
     check_once(work.output, COUNT)
 
 
 def test_two_processes_that_do_the_same_part_leave_it_once(tmp_path: Path) -> None:
     work, rows = work_in(tmp_path), rows_of(COUNT)
     work.begin(rows)
-    for part in [*work.todo(rows), *work.todo(rows)]:
+    for part in [*work.unfinished_parts(rows), *work.unfinished_parts(rows)]:
         PartWorker(work, named).do(part)
     check_once(work.output, COUNT)
 
@@ -119,7 +119,7 @@ def test_a_full_disk_ends_the_run_and_loses_no_row(tmp_path: Path, monkeypatch: 
         patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
             finish(work, rows)
-    assert len(work.todo(rows)) == len(work.parts(rows))
+    assert len(work.unfinished_parts(rows)) == len(work.parts(rows))
     finish(work, rows)
     check_once(work.output, COUNT)
 

@@ -247,4 +247,4 @@ def test_deltas_are_never_taken_back() -> None:
     assert grown == ["He", "llo", "", "", " STX"]
     assert deltas.next_delta(" Hello STX y\n") == " y"
     assert deltas.next_delta(" Hello STX y\n\nmore") == ""
-    assert deltas.end(deltas.cut("Hello STX y\n\nmore")) == ""
+    assert deltas.end(deltas.until_stop("Hello STX y\n\nmore")) == ""

@@ -165,9 +165,9 @@ def test_a_row_ends_within_a_round_when_its_client_goes(engines: dict[str, Any])
         alone = [answering.decode([job])[0] for job in jobs]
 
         def goes(kind: str, value: Any) -> None:
-            jobs[0].gone = True
+            jobs[0].disconnected = True
 
-        jobs[0].streams, jobs[0].tell = True, goes  # type: ignore[method-assign] # it goes at its first text
+        jobs[0].streams, jobs[0].put_event = True, goes  # type: ignore[method-assign] # it goes at its first text
         return *alone, *answering.decode(jobs)
 
     long, other, cut, whole = finished(decoded())
@@ -182,10 +182,10 @@ def test_rows_that_are_read_again_end_together() -> None:
 
     jobs = [Waits(), Waits(), Waits()]
     ends = DisconnectCriterion(jobs)  # type: ignore[arg-type] # of a job, it reads this alone
-    jobs[1].gone = True
+    jobs[1].disconnected = True
     assert ends(torch.zeros(3, 5), None).tolist() == [False, True, False]
     assert ends(torch.zeros(1, 5), None).tolist() == [False]
-    jobs[0].gone = jobs[2].gone = True
+    jobs[0].disconnected = jobs[2].disconnected = True
     assert ends(torch.zeros(2, 5), None).tolist() == [True, True]
     assert copy.deepcopy(ends) is ends
 
@@ -211,10 +211,10 @@ def test_the_worker_groups_what_is_alike() -> None:
         task = "counting"
 
         def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
-            batches.append([job.given for job in jobs])
+            batches.append([job.payload for job in jobs])
             if "bad" in str(jobs[0].key):
                 raise ValueError("bad")
-            return [DecodingStopped() if job.given == 3 else mmdec.InputError("no") for job in jobs]
+            return [DecodingStopped() if job.payload == 3 else mmdec.InputError("no") for job in jobs]
 
     async def run() -> list[Any]:
         worker, engine, other = DecodingWorker(Metrics()), Engine(), Engine()
@@ -249,7 +249,7 @@ def test_two_threads_divide_a_batch() -> None:
 
         def decode(self, jobs: Sequence[Job]) -> Sequence[Any]:
             together.wait()  # both are at work
-            batches.append([job.given for job in jobs])
+            batches.append([job.payload for job in jobs])
             return [None for _ in jobs]
 
     async def run() -> None:

@@ -68,18 +68,18 @@ class Pairs(Dataset[PairBatch]):
     def __getitem__(self, number: int) -> PairBatch:
         batch = self.batches[number]
         draw = np.random.default_rng([*self.seed, number])
-        heard_pieces = [self.heard(self.pieces[row], draw) for row, _ in batch]
+        recognised = [self.recognised_pieces(self.pieces[row], draw) for row, _ in batch]
         units = [torch.tensor([BOS, *self.units[row][turn], EOS]) for row, turn in batch]
         return PairBatch(
-            pad_sequence([pieces for pieces, _ in heard_pieces], batch_first=True),
-            pad_sequence([weights for _, weights in heard_pieces], batch_first=True),
-            torch.tensor([len(pieces) for pieces, _ in heard_pieces]),
+            pad_sequence([pieces for pieces, _ in recognised], batch_first=True),
+            pad_sequence([weights for _, weights in recognised], batch_first=True),
+            torch.tensor([len(pieces) for pieces, _ in recognised]),
             pad_sequence(units, batch_first=True, padding_value=PAD),
             torch.tensor([len(row) for row in units]),
             [row for row, _ in batch],
         )
 
-    def heard(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def recognised_pieces(self, text: Sequence[int], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return what the reader gets for a sentence: source pieces (N, K) and their probabilities (N, K).
 
         They are the exact text, or the text with imitated errors of a CTC head.
@@ -157,9 +157,9 @@ class PairData(LightningDataModule):
         return [self.pieces.names, self.english.names]
 
     def setup(self, stage: str) -> None:
-        self.folders = [self.encoded(pairs) for pairs in self.train]
+        self.folders = [self.encode_pairs(pairs) for pairs in self.train]
 
-    def encoded(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
+    def encode_pairs(self, pairs: Sequence[TextPair]) -> tuple[list[list[int]], list[list[list[int]]]]:
         """Encode the sentences that are not too long.
 
         Returns:

@@ -100,7 +100,7 @@ class ReaderModule(RecipeModule):
         if not self.options.ar_weight:
             self.network.reader.requires_grad_(False)
             self.network.ar.requires_grad_(False)
-        self.written: dict[str, dict[int, list[int]]] = {}
+        self.outputs: dict[str, dict[int, list[int]]] = {}
 
     def graph(self, sizes: dict[str, Any]) -> DagConfig | None:
         """Return the graph decoder's configuration; None if there is no graph decoder.
@@ -158,17 +158,17 @@ class ReaderModule(RecipeModule):
             path = net.decoder(states, batch.lengths, batch.lengths).path("lookahead", collapse=True)
             written["dag"] = [[unit for unit in row if unit >= 0] for row in path.tokens.tolist()]
         for name, rows in written.items():
-            self.written.setdefault(name, {}).update(zip(batch.rows, rows, strict=True))
+            self.outputs.setdefault(name, {}).update(zip(batch.rows, rows, strict=True))
 
     def on_validation_epoch_end(self) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined] # not declared by Lightning
-        for name, written in self.written.items():
+        for name, written in self.outputs.items():
             if isinstance(data, PairData):
                 texts = [data.english.decode(written[row]) for row in sorted(written)]
                 references = [data.dev[row].references for row in sorted(written)]
                 self.log(f"dev/{name}_bleu", bleu(texts, references).value)
                 self.log(f"dev/{name}_chrf", chrf(texts, references).value)
-        self.written = {}
+        self.outputs = {}
 
     def optimizer(self) -> Optimizer:
         named, options = self.network.named_parameters(), self.options

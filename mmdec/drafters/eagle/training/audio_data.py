@@ -19,14 +19,14 @@ from mmdec.training.corpora.librispeech import Utterance, read_utterances
 class AudioPromptBuilder:
     """Makes the target's input tensors for a recording, as `mmdec.transcribe` does. It holds the target's processor."""
 
-    def __init__(self, heard: LoadedAudioLm) -> None:
-        self.heard, self.tokenizer = heard, heard.tokenizer
+    def __init__(self, audio_lm: LoadedAudioLm) -> None:
+        self.audio_lm, self.tokenizer = audio_lm, audio_lm.tokenizer
 
     def __call__(self, sample: Sample) -> Inputs:
         """Return the input tensors of one recording, with batch size 1. Raises InputError if the recording is longer
         than the processor accepts."""
         assert sample.sound is not None
-        return self.heard.inputs([self.heard.check(sample.sound.samples())])
+        return self.audio_lm.inputs([self.audio_lm.check(sample.sound.samples())])
 
 
 class AudioData(DraftData):
@@ -39,16 +39,16 @@ class AudioData(DraftData):
     """
 
     @cached_property
-    def heard(self) -> LoadedAudioLm:
+    def audio_lm(self) -> LoadedAudioLm:
         return load_audio_lm(self.base, "cpu", self.base_dtype)
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        return self.heard.model
+        return self.audio_lm.model
 
     @cached_property
     def prompting(self) -> Any:
-        return AudioPromptBuilder(self.heard)
+        return AudioPromptBuilder(self.audio_lm)
 
     def _read(self, split: str, count: int | None) -> list[Sample]:
         rows = read_utterances(self.corpus, split, self.admission)

@@ -110,7 +110,7 @@ class Eagle3Module(DraftModule):
         return network
 
     @property
-    def drafted(self) -> Tensor:
+    def draft_indices(self) -> Tensor:
         """Return (V,) int64, which gives for each of the target's tokens its index in the draft vocabulary; -1 if it
         cannot be drafted."""
         network = cast(Eagle3, self.network)
@@ -135,7 +135,7 @@ class Eagle3Module(DraftModule):
             token r is the root; 0: the likeliest.
         """
         columns = self.columns(texts)
-        return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.drafted)
+        return rank_texts(columns, self.steps(columns, texts, self.chain), self.logits, texts, self.draft_indices)
 
     def compare(self, columns: UnrollInputs, texts: list[TargetFeatures]) -> Mapping[str, Tensor]:
         """Return name -> value: the batch's "loss", and other values for the log. "round" estimates the tokens per
@@ -185,15 +185,15 @@ class Eagle3Module(DraftModule):
         """Return the target's distributions (P, Vd) over the draft vocabulary at P answer tokens, and the target's
         likeliest token (P,) at each, as an index of the draft vocabulary; -1 if it is not there."""
         expected = target_states(texts, self.teacher.config.hidden_size, self.needs.layers)[columns.mask]
-        drafted, network = self.drafted, cast(Eagle3, self.network)
+        drafted, network = self.draft_indices, cast(Eagle3, self.network)
         tokens = network.token_ids(torch.arange(network.vocabulary, device=expected.device))
 
-        def restricted(states: Tensor) -> tuple[Tensor, Tensor]:
+        def restrict(states: Tensor) -> tuple[Tensor, Tensor]:
             logits = self.teacher.logits(states)
             kept = logits[:, tokens] if network.config.has_draft_vocabulary else logits
             return kept.softmax(-1), drafted[logits.argmax(-1)]
 
-        pieces = [restricted(part) for part in expected.split(max(1, CELLS // len(drafted)))]
+        pieces = [restrict(part) for part in expected.split(max(1, CELLS // len(drafted)))]
         probs, best = (torch.cat(part) for part in zip(*pieces, strict=True))
         return probs, best
 

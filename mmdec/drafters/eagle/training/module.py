@@ -291,7 +291,7 @@ class DraftModule(DrafterModule):
 
     @property
     def teacher(self) -> Teacher:
-        return self.held[0]
+        return self.frozen_teacher[0]
 
     def setup(self, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined] # not typed by Lightning
@@ -299,7 +299,9 @@ class DraftModule(DrafterModule):
             raise InputError(f"`data` must be DraftData for drafters, but is {type(data).__name__}. Change the recipe.")
         teacher = data.teacher
         teacher.model.to(self.trainer.strategy.root_device)  # type: ignore[call-arg] # pyright misreads `to`
-        self.held = (teacher,)  # in a tuple, so that torch does not register the target: it is not saved or trained
+        self.frozen_teacher = (
+            teacher,
+        )  # in a tuple, so that torch does not register the target: it is not saved or trained
         self.mark = teacher.name
         self.names = {"base": self.mark, "target": data.target_name}  # recorded in the network's configuration
         self.network = self.first_network()

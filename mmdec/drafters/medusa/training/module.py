@@ -341,7 +341,7 @@ class MedusaModule(DrafterModule):
 
     @property
     def base(self) -> WhisperForConditionalGeneration:
-        return self.held[0]
+        return self.frozen_base[0]
 
     def setup(self, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined] # not declared by Lightning
@@ -354,7 +354,7 @@ class MedusaModule(DrafterModule):
         device = self.trainer.strategy.root_device
         # Inside a tuple, the model is not a submodule: Lightning does not save, train, move or average it.
         model = model.to(device=device, dtype=dtype)  # type: ignore[call-arg] # pyright does not bind a decorated `to`
-        self.held = (model.requires_grad_(False).eval(),)
+        self.frozen_base = (model.requires_grad_(False).eval(),)
         options = f"{self.mark}-{self.options.base_dtype}-{self.options.max_tokens}"
         self.labels = TokenStore(data.kept / f"labels-{options}", self.global_rank)
         self.counts: Counter[int] = Counter(token for text in self.labels.tokens.values() for token in text)

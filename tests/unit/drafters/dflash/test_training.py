@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {"block_size": 4, "mask_token": 3, "num_hidden_layers": 
 def trainer_of(network: Any, **options: Any) -> DFlashModule:
     """A module without a run."""
     module = DFlashModule(**options)
-    module.network, module.held = network, (Teacher(MODEL),)
+    module.network, module.frozen_teacher = network, (Teacher(MODEL),)
     module.needs = module.training_needs(network.config)
     return module.eval()
 

@@ -26,7 +26,7 @@ def windows(
     cutter = SpeechWindows(pause, most, detector)
     closed = [window for chunk in chunks(sound, sizes) for window in cutter.add(torch.from_numpy(chunk))]
     closed += cutter.end()
-    assert cutter.heard == len(sound)
+    assert cutter.sample_count == len(sound)
     assert all(torch.equal(one.samples, sound[one.start : one.end]) for one in closed)
     return closed
 

@@ -29,7 +29,7 @@ PART = [token for token in range(61) if token % 3]  # a draft vocabulary of 40 t
 def trainer_of(network: Any, **options: Any) -> Eagle3Module:
     """A module without a run."""
     module = Eagle3Module(**options)
-    module.network, module.held = network, (Teacher(MODEL),)
+    module.network, module.frozen_teacher = network, (Teacher(MODEL),)
     module.needs = module.training_needs(network.config)
     return module.eval()
 
