@@ -74,6 +74,8 @@ def bench_speech(
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")
+    if judge is not None:
+        judge.check_french()
     prepare_device(device, threads)
     translator = load(model, device)
     if translator.model.decoder is None:

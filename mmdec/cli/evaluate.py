@@ -28,7 +28,6 @@ from mmdec.cli.options import (
     BenchThreads,
     Device,
     Heads,
-    Judging,
     Language,
     Limit,
     MaxNewTokens,
@@ -69,23 +68,27 @@ def speech(
         list[str] | None,
         typer.Option("--strategy", "-s", help="Decoding strategy, as for `mmdec translate`. Repeat it for several."),
     ] = None,
-    judge: Judging = None,
+    judge: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="The Whisper that hears the translations, for ASR-BLEU. One that knows French is compared with, too.",
+        ),
+    ] = WHISPER_MODEL,
     common_voice: Annotated[
         Path | None, typer.Option(help="Folder of Common Voice, if it is not inside the corpus.")
     ] = None,
     cvss: Annotated[Path | None, typer.Option(help="Folder of CVSS, if it is not inside the corpus.")] = None,
     allow_absolute_paths: AbsolutePaths = False,
     limit: Limit = None,
-    asr: Annotated[
-        bool, typer.Option(help="With --judge, which hears the translations: compute ASR-BLEU, too.")
-    ] = True,
+    asr: Annotated[bool, typer.Option(help="Compute ASR-BLEU: --judge hears the translations.")] = True,
     output: Report = None,
     json_to: JsonTo = None,
     device: Device = None,
     threads: BenchThreads = 2,
 ) -> None:
-    """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with --judge, also
-    the judge's own translation and a cascade."""
+    """Score speech translation: BLEU, chrF, exact sentences, numbers, phones, ASR-BLEU and latency; with a --judge that
+    knows French, also the judge's own translation and a cascade."""
     from mmdec.checks.arguments import check_threads
     from mmdec.daspeech.translate import load
     from mmdec.evaluation.judge import Judge, comparison_systems
@@ -98,9 +101,9 @@ def speech(
         spoken = manifest_corpus(split, corpus, pairs, **common)
     else:
         spoken = cvss_corpus(split, corpus, common_voice=common_voice, cvss=cvss, **common)
-    hearing = None if judge is None else Judge(judge, device, threads)
+    hearing = Judge(judge, device, threads)
     systems = own_systems(model, strategy or None, device, threads)
-    if hearing is not None:
+    if hearing.knows_french:
         systems = systems.with_others(comparison_systems(hearing, load(model, device)))
     report = evaluate_speech(spoken, systems, hearing if asr else None, log)
     deliver_report(report, output, json_to, speech_table)

@@ -1,9 +1,8 @@
-"""An independent judge of speech translation: a multilingual Whisper in a local folder, not used in any of our
-training.
+"""An independent judge of speech translation: a Whisper that took no part in our training.
 
-It transcribes the English speech of translators, for ASR-BLEU. It is also a system to compare with: it translates
-French speech, and it is the recogniser in a cascade with our text translator and our voice. It decodes greedily, in
-windows of 30 s, with `mmdec.transcribe`.
+It transcribes the English speech of translators, for ASR-BLEU. If it knows French, it is also a system to compare
+with: it translates French speech, and it is the recogniser in a cascade with our text translator and our voice. It
+decodes greedily, in windows of 30 s, with `mmdec.transcribe`.
 """
 
 from __future__ import annotations
@@ -45,22 +44,23 @@ class SpokenTranslation:
 
 @final
 class Judge:
-    """A Whisper that transcribes English and French, and translates French to English text.
+    """A Whisper that transcribes English and, if it knows French, transcribes French and translates it to English text.
 
     Args:
-        folder: A Whisper in transformers' format.
-
-    Raises:
-        InputError: If it does not know French and English.
+        model: A shipped name, folder or hub id.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:
-        self._whisper, self._threads = load_whisper(folder, device), threads
-        self.name = Path(folder).resolve().name
+    def __init__(self, model: str | os.PathLike[str], device: str | None = None, threads: int | None = None) -> None:
+        self._whisper, self._threads = load_whisper(model, device), threads
+        self.name = Path(model).resolve().name
         languages: Any = getattr(self._whisper.model.generation_config, "lang_to_id", None) or {}
-        if not {f"<|{FRENCH}|>", f"<|{ENGLISH}|>"} <= set(languages):
+        self.knows_french = f"<|{FRENCH}|>" in languages
+
+    def check_french(self) -> None:
+        """Raise InputError if the Whisper does not know French."""
+        if not self.knows_french:
             raise InputError(
-                f"`judge` must be a Whisper of French and English, but '{folder}' knows one language. Take a "
+                f"`judge` must be a Whisper of French and English, but '{self.name}' knows one language. Take a "
                 "multilingual one: openai/whisper-base."
             )
 
@@ -108,9 +108,12 @@ class Cascade:
 def comparison_systems(judge: Judge, translator: SpeechTranslator) -> dict[str, Callable[[Path], SpokenTranslation]]:
     """Make the systems to compare with our translator: name -> function that translates a recording.
 
-    One is the judge's own translation. If our translator has French text in between, there is also a cascade: the
-    judge's French transcript, our text encoder with its autoregressive decoder, and our voice.
+    One is the judge's own translation; there is none from a judge that does not know French. If our translator has
+    French text in between, there is also a cascade: the judge's French transcript, our text encoder with its
+    autoregressive decoder, and our voice.
     """
+    if not judge.knows_french:
+        return {}
     systems: dict[str, Callable[[Path], SpokenTranslation]] = {judge.name: judge.translate}
     if isinstance(translator.parts, PieceTranslatorParts):
         systems["cascade"] = Cascade(judge.french, partial(read, translator.parts), partial(speak, translator))

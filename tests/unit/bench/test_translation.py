@@ -96,6 +96,8 @@ class Judge:
     name: str = "deaf"
     seconds: list[float] = field(default_factory=list)
 
+    def check_french(self) -> None: ...
+
     def translate(self, recording: Path) -> Judge:
         self.seconds.append(soundfile.info(recording).duration)
         return self

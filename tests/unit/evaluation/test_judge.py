@@ -72,10 +72,12 @@ def test_the_judge_hears_nothing_where_nothing_is_said(folder: Path) -> None:
     assert judge.transcribe(np.zeros(0, np.float32)) == judge.transcribe(np.zeros(RATE, np.float32)) == ""
 
 
-def test_a_judge_of_one_language_is_refused(tmp_path: Path) -> None:
-    directory = tiny_whisper.write(tmp_path / "english", with_heads=False)
+def test_a_judge_of_english_hears_and_is_not_compared_with(tmp_path: Path, translator: SpeechTranslator) -> None:
+    judge = Judge(tiny_whisper.write(tmp_path / "english", with_heads=False), "cpu", 1)
+    assert judge.transcribe(buzz(0.9))
+    assert comparison_systems(judge, translator) == {}
     with pytest.raises(InputError, match="`judge` must be a Whisper of French and English"):
-        Judge(directory, "cpu", 1)
+        judge.check_french()
 
 
 @pytest.fixture(scope="module")
