@@ -227,11 +227,11 @@ def dense_marginal(match: Tensor, links: Tensor) -> Tensor:
     """Compute log P(text) (B,) for DAGs of L vertices by the plain formula, with one log-sum-exp over (B, L, L) for
     each token.
 
+    All texts have M tokens, and all DAGs use all L vertices.
+
     Args:
         match: (B, M, L), log-probability of each of M tokens at each vertex.
         links: (B, L, L), log-probabilities of the links from row to column.
-
-    All texts have M tokens, and all DAGs use all L vertices.
     """
     alpha = torch.full_like(match[:, 0], -torch.inf)
     alpha[:, 0] = match[:, 0, 0]

@@ -61,16 +61,20 @@ def bench_speech(
 ) -> BenchReport:
     """Time the shipped model: linguistic decoding by source length, and `mmdec.translate_speech` on `recordings`.
 
+    By length, the baseline decodes exactly `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the
+    graph's size follows from the source frames or pieces. "From file to samples" includes reading, features, all
+    networks and words. Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls
+    on speech of `WHOLE` seconds are timed against the baseline and the judge.
+
     Args:
         recordings: Files of speech. For a source length, they are joined end to end and cut.
         seconds: The source lengths.
         repeats: Timed pairs of calls.
-        judge: A model to compare whole calls with; it returns only text. By length, the baseline decodes exactly
-            `UNITS_A_SECOND` phones, or `PIECES_A_SECOND` pieces, for each second; the graph's size follows from the
-            source frames or pieces. "From file to samples" includes reading, features, all networks and words.
-            Strategies are compared by the seconds of linguistic decoding that the call returns. Whole calls on speech
-            of `WHOLE` seconds are timed against the baseline and the judge. Raises InputError, and MmdecError if an
-            output is wrong: then nothing is timed.
+        judge: A model to compare whole calls with; it returns only text.
+
+    Raises:
+        InputError: If an argument is not valid.
+        MmdecError: If an output is wrong: then nothing is timed.
     """
     if not recordings:
         raise InputError("`recordings` must name at least one sound file, but is empty. Try data/samples/*.wav.")

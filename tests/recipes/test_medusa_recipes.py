@@ -14,7 +14,8 @@ import yaml
 from mmdec import speculate
 from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.drafters.medusa.training.data import HeadData
-from mmdec.drafters.medusa.training.module import MedusaModule, measure, spread
+from mmdec.drafters.medusa.training.module import MedusaModule
+from mmdec.drafters.medusa.training.simulation import spread
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
 from tests.support.kill_callback import ends_killed, training_to_be_killed
@@ -161,11 +162,12 @@ def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str
         optimizer.step()
     with torch.no_grad():
         module.validation_step(batch, 0)
-    chain, tree, chances = measure(module.ranks, 3, 6)
+    scores = module.score(module.ranks)
+    chain, tree = scores["chain"], scores["tree"]
     right = spread(module.ranks, 0, (1,))
     assert right[0] > 0.9
     assert 2.5 < chain <= tree + 1e-9
-    module.keep(chances, {})
+    module.keep(scores)
     model = data.model()
     tokens = rounds = 0
     for timed in (False, True):

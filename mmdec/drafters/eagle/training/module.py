@@ -20,8 +20,6 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.functional import smooth_l1_loss
@@ -34,7 +32,7 @@ from mmdec.drafters.eagle.training.data import DraftBatch, DraftData
 from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import UnrollInputs, unroll_inputs, unroll_steps
 from mmdec.drafters.medusa.drafter import MAX_RANKS
-from mmdec.drafters.medusa.training.module import gather_ranks, measure
+from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
@@ -277,6 +275,7 @@ class DraftModule(DrafterModule):
     """
 
     system: ClassVar[str]
+    decides = "chain"
     weights: ClassVar[LossWeights] = LossWeights()
     words: ClassVar[Mapping[str, str]] = {"chain": "tokens a round in chains", "tree": "in trees"}  # names in logs
 
@@ -286,8 +285,6 @@ class DraftModule(DrafterModule):
         self.use_options(DraftOptions(**options))
         overrides = {name: value for name in vars(self.weights) if (value := getattr(self.options, name)) is not None}
         self.loss_weights = LossWeights(**{**vars(self.weights), **overrides})
-        self.ranks: list[Tensor] = []  # for each text of this validation: ranks of its true tokens, from `rank_texts`
-        self.sums: dict[str, float] = {}
 
     @property
     def teacher(self) -> Teacher:
@@ -416,28 +413,14 @@ class DraftModule(DrafterModule):
 
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         texts = self.read(batch)
-        self.ranks += self.rank(texts)
-        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.loss(texts)["loss"]) * len(texts)
-        self.sums["rows"] = self.sums.get("rows", 0.0) + len(texts)
+        self.add_validation(self.rank(texts), float(self.loss(texts)["loss"]))
 
-    def on_validation_epoch_end(self) -> None:
-        texts, sums = gather_ranks((self.ranks, self.sums))
-        self.ranks, self.sums = [], {}
+    def score(self, texts: list[Tensor]) -> dict[str, float]:
         chain, tree, _ = measure(texts, self.chain, self.options.tree_nodes)
-        scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
-        # Lightning's check before training: these scores are those of the initial network
-        if self.trainer.sanity_checking:
-            rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            # a resumed training is validated once more at its beginning; this is not logged
-            if self.global_step:
-                return
-        else:
-            if self.options.decoded:
-                scores["decoded"] = self.decode()
-            self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
-        if chain > self.best and self.trainer.state.fn == TrainerFn.FITTING:
-            self.best = chain
-            self.keep(scores)
+        scores = {"chain": chain, "tree": tree}
+        if self.options.decoded and not self.trainer.sanity_checking:
+            scores["decoded"] = self.decode()
+        return scores
 
     def decode(self) -> float:
         """Decode the first `decoded` questions of the development split with trees.
@@ -464,19 +447,8 @@ class DraftModule(DrafterModule):
         tokens, rounds = self.all_gather(counts).reshape(-1, 2).sum(0).tolist()  # type: ignore[union-attr] # a tensor
         return tokens / max(rounds, 1)
 
-    def on_train_end(self) -> None:
-        if self.best == 0.0:
-            self.keep({})
-
     def keep(self, scores: dict[str, float]) -> Path:
-        """Save the network in half precision in the folder `drafter`, and replace the network that is there.
-
-        Args:
-            scores: Name -> score on the development split.
-
-        Returns:
-            The folder.
-        """
+        """Save the network in half precision in the folder `drafter` below the trainer's root folder."""
         folder = Path(self.trainer.default_root_dir) / "drafter"
         with whole_weights(self.trainer):
             if self.trainer.is_global_zero:

@@ -4,9 +4,7 @@ The Whisper is neither trained nor saved. Head k = 1 ... K reads the hidden stat
 + 1. It learns token t + 1 + k of the text that the model itself decodes greedily, because drafts are verified against
 that text. (The paper's heads learn from transcripts.)
 
-Validation simulates decoding to measure tokens per round. For this, each text of n tokens, EOS included, becomes a
-matrix of ranks (n - 1, K). Row i belongs to a draft whose root is token i. Column k is the rank that head k gives to
-the true token i + k; rank 0 is the likeliest token.
+Validation simulates decoding to measure tokens per round (`simulation.py`).
 """
 
 from __future__ import annotations
@@ -19,131 +17,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.optim import Optimizer
 from transformers import WhisperForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmdec.core.tree import HeadAccuracy, Node
 from mmdec.drafters.medusa.checkpoint import load_heads, save_heads
-from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
+from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa
 from mmdec.drafters.medusa.network import Kind, MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import DETECT, HeadBatch, HeadData, decode_greedily, fingerprint
+from mmdec.drafters.medusa.training.simulation import measure, spread
 from mmdec.errors import InputError
 from mmdec.hub.publish import atomic_folder
 from mmdec.training.module import DrafterModule
 from mmdec.training.optim import groups, token_weight
 from mmdec.training.stores import EncodedWindows, HiddenStateStore, TokenStore
-
-ITERATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """Totals of simulated decoding over all texts. The model's passes over prompts are not counted."""
-
-    tokens: int
-    rounds: int
-    hits: list[list[int]]  # (K, WIDTH) how often the true token had rank r at depth k
-    trials: list[int]  # (K,) how often depth k was reached
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Return the new tokens per pass of the target model, with the token that the target itself adds."""
-        return self.tokens / self.rounds if self.rounds else 1.0
-
-
-def simulate(texts: Sequence[Tensor], tree: Sequence[Node], heads: int) -> Simulation:
-    """Simulate decoding with the same draft tree in all rounds.
-
-    Args:
-        texts: For each text the ranks (n - 1, K) of its true tokens.
-        tree: The nodes of the draft tree without the root.
-        heads: Number of heads, K.
-    """
-    children = {(parent, rank): node for node, (parent, _, rank) in enumerate(tree, 1)}
-    hits, trials = [[0] * MAX_RANKS for _ in range(heads)], [0] * heads
-    tokens = rounds = 0
-    for text in texts:
-        rows: list[list[int]] = text.tolist()
-        at = 0
-        while at < len(rows):
-            node, accepted, left = 0, 0, len(rows) - at
-            while (child := children.get((node, rows[at][accepted]) if accepted < heads else (-1, 0))) is not None:
-                node, accepted = child, accepted + 1
-                if accepted == left:
-                    break
-            gained = min(accepted + 1, left)
-            for depth in range(min(gained, heads, 1 + max((level for _, level, _ in tree), default=-1))):
-                trials[depth] += 1
-                if rows[at][depth] < MAX_RANKS:
-                    hits[depth][rows[at][depth]] += 1
-            tokens, rounds, at = tokens + gained, rounds + 1, at + gained
-    return Simulation(tokens, rounds, hits, trials)
-
-
-def measure(texts: Sequence[Tensor], heads: int, nodes: int) -> tuple[float, float, list[list[float]]]:
-    """Simulate decoding, first with a chain of one token from each head, then with trees.
-
-    Args:
-        texts: For each text the ranks (n - 1, K) of its true tokens.
-        heads: K.
-        nodes: Size of a tree.
-
-    Returns:
-        Tokens per round with chains, tokens per round with trees, and the accuracies (K, WIDTH): how often rank r was
-        right at depth k, from 0 to 1.
-    """
-    chain = simulate(texts, HeadAccuracy(default_chances(heads)).tree(heads, heads), heads)
-    chances, tree = estimate(chain), chain
-    for _ in range(ITERATIONS if nodes > 0 else 0):
-        tree = simulate(texts, HeadAccuracy(chances).tree(nodes, min(heads, max(nodes - 1, 1))), heads)
-        chances = estimate(tree)
-    return chain.tokens_per_round, tree.tokens_per_round, chances
-
-
-def estimate(seen: Simulation) -> list[list[float]]:
-    """Compute accuracies (K, WIDTH) from the counts of a simulation: how often rank r is right at depth k, from 0 to 1.
-    For smoothing, the accuracies of depth k - 1 count as one more trial."""
-    guess = default_chances(1)[0]
-    chances = []
-    for hits, trials in zip(seen.hits, seen.trials, strict=True):
-        guess = [(hit + before) / (trials + 1) for hit, before in zip(hits, guess, strict=True)]
-        chances.append(guess)
-    return chances
-
-
-def spread(texts: Sequence[Tensor], head: int, ranks: Sequence[int]) -> list[float]:
-    """Return for each r in `ranks` how often, from 0 to 1, the true token is among a head's r likeliest tokens.
-
-    Earlier heads need not be right.
-
-    Args:
-        texts: For each text the ranks (n - 1, K) of its true tokens.
-        head: Its index from 0.
-    """
-    seen = [rank for text in texts for rank in text[: len(text) - head, head].tolist()]
-    return [sum(rank < limit for rank in seen) / max(len(seen), 1) for limit in ranks]
-
-
-def gather_ranks(part: tuple[list[Tensor], dict[str, float]]) -> tuple[list[Tensor], dict[str, float]]:
-    """Join the rank matrices of all processes, and sum their values of the same name.
-
-    Args:
-        part: This process's matrices and values.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return part
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, part)
-    sums: dict[str, float] = {}
-    for _, ranks in parts:
-        for name, value in ranks.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return [text for texts, _ in parts for text in texts], sums
 
 
 def first_heads(
@@ -329,6 +218,7 @@ class MedusaModule(DrafterModule):
     """
 
     options: MedusaOptions
+    decides = "tree"
 
     def __init__(self, units: list[str] | None = None, **options: Any) -> None:
         super().__init__()
@@ -336,8 +226,8 @@ class MedusaModule(DrafterModule):
         self.use_options(MedusaOptions(**options))
         self.count = self.options.heads
         self.weights = [0.8**k if self.options.weights == "medusa" else 1.0 for k in range(1, self.count + 1)]
-        self.ranks: list[Tensor] = []  # ranks of the texts of the current validation, each (positions, K)
-        self.sums: dict[str, float] = {}
+        # (K, WIDTH); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is right
+        self.chances: list[list[float]] | None = None  # None: not measured yet
 
     @property
     def base(self) -> WhisperForConditionalGeneration:
@@ -474,51 +364,24 @@ class MedusaModule(DrafterModule):
     def validation_step(self, batch: HeadBatch, batch_idx: int) -> None:
         positions = self.read(batch)
         losses, ranks = self.losses(positions)
-        self.ranks += ranks.cpu().split(positions.lengths)
-        self.sums["loss"] = self.sums.get("loss", 0.0) + float(self.weighted_loss(losses)) * len(positions.lengths)
-        self.sums["rows"] = self.sums.get("rows", 0.0) + len(positions.lengths)
+        self.add_validation(ranks.cpu().split(positions.lengths), float(self.weighted_loss(losses)))
 
-    def on_validation_epoch_end(self) -> None:
-        texts, sums = gather_ranks((self.ranks, self.sums))
-        self.ranks, self.sums = [], {}
-        chain, tree, chances = measure(texts, self.count, self.options.tree_nodes)
-        scores = {"loss": sums["loss"] / sums["rows"], "chain": chain, "tree": tree}
+    def score(self, texts: list[Tensor]) -> dict[str, float]:
+        chain, tree, self.chances = measure(texts, self.count, self.options.tree_nodes)
+        scores = {"chain": chain, "tree": tree}
         for head in range(self.count):
             first, top = spread(texts, head, (1, TOP))
             scores |= {f"head{head + 1}": first, f"head{head + 1}_top{TOP}": top}
-        # Lightning's check before training: these scores are those of the initial heads
-        if self.trainer.sanity_checking:
-            rank_zero_info(f"at the start: {chain:.2f} tokens a round in chains, {tree:.2f} in trees")
-            # a resumed training is validated once more at its beginning; this is not logged
-            if self.global_step:
-                return
-        else:
-            self.log_dict({f"dev/{name}": value for name, value in scores.items()}, sync_dist=True)
-        if tree > self.best and self.trainer.state.fn == TrainerFn.FITTING:
-            self.best = tree
-            if self.trainer.is_global_zero:
-                self.keep(chances, scores)
+        return scores
 
-    def on_train_end(self) -> None:
-        if self.best == 0.0 and self.trainer.is_global_zero:
-            self.keep(None, {})
-
-    def keep(self, chances: list[list[float]] | None, scores: dict[str, float]) -> Path:
-        """Save the heads in half precision in the folder `heads/` below the trainer's root folder, in place of earlier
-        ones.
-
-        Args:
-            chances: (K, WIDTH); [k][r] is the share of positions, from 0 to 1, at which head k's candidate of rank r is
-                right. None: not measured.
-            scores: Validation scores by name.
-
-        Returns:
-            The path of `heads/`.
-        """
+    def keep(self, scores: dict[str, float]) -> Path:
+        """Save the heads in half precision in the folder `heads/` below the trainer's root folder."""
         folder = Path(self.trainer.default_root_dir) / "heads"
-        with atomic_folder(folder) as fresh:
-            save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=chances, place=folder)
-            self.write_training(fresh, scores)
+        if self.trainer.is_global_zero:
+            with atomic_folder(folder) as fresh:
+                ranks = self.chances if scores else None
+                save_heads(fresh, copy.deepcopy(self.heads).half(), ranks=ranks, place=folder)
+                self.write_training(fresh, scores)
         return folder
 
     def optimizer(self) -> Optimizer:

@@ -15,7 +15,7 @@ from mmdec.drafters.dflash.network import DFlash
 from mmdec.drafters.dflash.training import DFlashModule, block_attention, draw_roots
 from mmdec.drafters.eagle.drafter import NetworkDrafter
 from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
-from mmdec.drafters.medusa.training.module import measure
+from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
 from tests.support.draft_networks import dflash_scores, draft_network

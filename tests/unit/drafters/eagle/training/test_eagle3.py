@@ -16,7 +16,7 @@ from mmdec.drafters.eagle.training import module as training
 from mmdec.drafters.eagle.training.eagle3 import Eagle3Module, frequent_tokens
 from mmdec.drafters.eagle.training.teacher import TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
-from mmdec.drafters.medusa.training.module import measure
+from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.errors import InputError
 from mmdec.generation.speculation import generate
 from tests.support.draft_networks import draft_network, overfitted

@@ -15,7 +15,7 @@ from mmdec.drafters.eagle.training.samples import append
 from mmdec.drafters.eagle.training.teacher import FeatureStore, TargetFeatures, Teacher
 from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.medusa.drafter import MAX_RANKS
-from mmdec.drafters.medusa.training.module import measure
+from mmdec.drafters.medusa.training.simulation import measure
 from mmdec.generation.speculation import generate
 from mmdec.targets.media import MediaTarget
 from mmdec.types import Needs

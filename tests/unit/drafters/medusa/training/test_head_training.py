@@ -14,7 +14,8 @@ from mmdec.core.tree import HeadAccuracy
 from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import DETECT, WindowTokenizer, decode_greedily, fingerprint
-from mmdec.drafters.medusa.training.module import first_heads, head_loss, measure, simulate, spread
+from mmdec.drafters.medusa.training.module import first_heads, head_loss
+from mmdec.drafters.medusa.training.simulation import measure, simulate, spread
 from mmdec.errors import InputError
 from mmdec.training.stores import HiddenStateStore, TokenStore
 from mmdec.whisper.encoder import whisper_mel
