@@ -50,7 +50,7 @@ def bench_vlm(
             `prompt` about each picture.
         images: Folder of the pictures, or one picture.
         allow_absolute_paths: Accept absolute paths in `questions`.
-        max_new_tokens: The most new tokens of an answer; None: the model's default.
+        max_new_tokens: Maximum number of new tokens of an answer; None: the model's default.
         per_task: Number of questions from each task, evenly spaced.
         repeats: Timed answers of each method to each question.
         drafters: Names or folders, as `mmdec.describe` takes them. They are also compared with each other.

@@ -62,7 +62,7 @@ class EncodedPrompt:
 
     task: str  # the kind of prompt
     ids: Tensor  # (1, P) the prompt's P token ids
-    new_tokens: int  # the most new tokens of the answer: the model has no positions for more
+    new_tokens: int  # maximum number of new tokens of the answer: the model has no positions for more
 
 
 @final
@@ -141,7 +141,7 @@ def bench_language(
             kinds of instruction for a model with a chat template, else beginnings of stories.
         per_kind: Number of prompts of each kind, evenly spaced.
         repeats: Timed answers of each method to each prompt.
-        max_new_tokens: The most new tokens of an answer.
+        max_new_tokens: Maximum number of new tokens of an answer.
 
     Raises:
         InputError: If an argument is not valid.
@@ -209,7 +209,7 @@ def _encode_prompts(
     """Encode prompts as token ids.
 
     Args:
-        max_new_tokens: The most new tokens of an answer.
+        max_new_tokens: Maximum number of new tokens of an answer.
 
     Returns:
         The encoded prompts, and the number of prompts that were too long for the model and are left out.

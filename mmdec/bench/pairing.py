@@ -73,7 +73,15 @@ class PairedTiming:
             group, kind, timed, more: Fields of `Comparison`.
         """
         return Comparison(
-            *(subject, baseline, group, kind, timed, self.ratio, self.low, self.high, self.n),
+            subject,
+            baseline,
+            group,
+            kind,
+            timed,
+            times=self.ratio,
+            low=self.low,
+            high=self.high,
+            pairs=self.n,
             inputs=1,
             subject_ms=self.a_ms,
             baseline_ms=self.b_ms,
@@ -193,7 +201,16 @@ class MethodTimings:
             low, middle, high = quartiles(ratios)
             rows.append(
                 Comparison(
-                    *(subject, baseline, group.name, group.kind, timed, middle, low, high, len(ratios), len(same)),
+                    subject,
+                    baseline,
+                    group.name,
+                    group.kind,
+                    timed,
+                    times=middle,
+                    low=low,
+                    high=high,
+                    pairs=len(ratios),
+                    inputs=len(same),
                     size=group.size,
                     unit=group.unit,
                     subject_ms=_milliseconds(ours, seconds),

@@ -82,7 +82,7 @@ def bench_peer(
     """Time mmdec, transformers and another engine on recordings of any length.
 
     Args:
-        recordings: Audio files; the transcript of each may lie beside it (.txt).
+        recordings: Audio files; the transcript of each may lie next to it (.txt).
         model: A shipped name, a folder or a hub id.
         peer: "ctranslate2".
         heads: mmdec's drafter, by name, folder or object.
@@ -212,7 +212,15 @@ def compare_engines(sides: Sides, group: str, indices: Sequence[int]) -> list[Co
             total, other = (_total({index: laps[index] for index in indices}) for laps in (ours, theirs))
             rows.append(
                 Comparison(
-                    *(subject, baseline, group, "length", timed, other / total, pairs.low, pairs.high, pairs.n),
+                    subject,
+                    baseline,
+                    group,
+                    "length",
+                    timed,
+                    times=other / total,
+                    low=pairs.low,
+                    high=pairs.high,
+                    pairs=pairs.n,
                     inputs=len(indices),
                     subject_ms=1e3 * total / len(indices),
                     baseline_ms=1e3 * other / len(indices),
@@ -311,7 +319,7 @@ def _transcribe(harness: TranscriptionHarness, method: Method, threads: int, sam
 
 
 def _beside(path: Path) -> str:
-    """Read the transcript beside a recording; "" if there is none."""
+    """Read the transcript next to a recording; "" if there is none."""
     text = path.with_suffix(".txt")
     return text.read_text(encoding="utf-8").strip() if text.is_file() else ""
 

@@ -16,7 +16,7 @@ from mmdec.bench.report import BenchReport, BenchRun, Comparison
 from mmdec.errors import InputError
 
 Axes = Any  # matplotlib's Axes, which is imported only to draw
-LARGEST_CSV = 256 * 2**20  # the most bytes of a metrics.csv, which is read whole
+LARGEST_CSV = 256 * 2**20  # maximum bytes of a metrics.csv, which is read whole
 PANELS = 6  # the most panels of one figure of training curves
 
 
@@ -58,7 +58,7 @@ def plot_run(run: BenchRun, directory: str | Path, metrics: str | Path | None = 
 
 
 def check_plots(metrics: str | Path | None = None) -> None:
-    """Raise InputError where matplotlib is not installed, or `metrics` is not a valid metrics.csv."""
+    """Raise InputError if matplotlib is not installed, or `metrics` is not a valid metrics.csv."""
     import_pyplot()
     if metrics is not None:
         training_curves(metrics)

@@ -24,7 +24,7 @@ from mmdec.errors import InputError
 
 FORMAT = "mmdec-bench"
 VERSION = 1
-MAX_REPORT_BYTES = 64 * 2**20  # the most bytes of a saved run, which is read whole
+MAX_REPORT_BYTES = 64 * 2**20  # maximum bytes of a saved run, which is read whole
 WALL = "wall clock"  # the kind of measured time that most tables show
 
 Kind = Literal["all", "length", "task", "batch", "shape"]
@@ -255,7 +255,8 @@ def _report(report: BenchReport) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
             )
     if any(row.tokens_per_round is not None for row in report.comparisons):
         without = any(row.accepted_per_round is not None for row in report.comparisons)
-        yield f"tok/round: tokens a round, correction or bonus included{'; accepted: without it' * without}", (), []
+        note = "tok/round: tokens a round, correction or bonus included"
+        yield f"{note}; accepted: without it" if without else note, (), []
     if report.quantities:
         rows = [(entry.name, _quantity(entry), entry.unit, str(entry.n)) for entry in report.quantities]
         yield "Figures", ("", "value", "unit", "n"), rows
@@ -464,7 +465,11 @@ def compare_runs(now: BenchRun, before: BenchRun, source: str = "") -> Changes:
         mine, theirs = ({row.key: row for row in each.comparisons} for each in (report, other))
         rows += [
             Change(
-                *(report.bench, row.subject, row.baseline, row.group, row.timed),
+                report.bench,
+                row.subject,
+                row.baseline,
+                row.group,
+                row.timed,
                 before=theirs[key].times,
                 now=row.times,
                 ratio=_ratio(row.times, theirs[key].times),

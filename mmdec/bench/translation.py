@@ -103,7 +103,10 @@ def bench_speech(
         quantities=(
             Quantity("verified: units in each pass of the baseline", against["verified"][1], "units", count),
             Quantity(
-                *("file to samples, for a second of source", statistics.median(rates), "ms", len(rates)),
+                "file to samples, for a second of source",
+                statistics.median(rates),
+                "ms",
+                len(rates),
                 high=max(rates),
             ),
             *whole.rates,
@@ -141,7 +144,11 @@ def _by_length(
 
         rows.append(
             time_pairs(graph, baseline, repeats, device).row(
-                *("lookahead", "autoregressive", f"{length:g} s, fixed lengths", "length", "after encoder"),
+                "lookahead",
+                "autoregressive",
+                f"{length:g} s, fixed lengths",
+                "length",
+                "after encoder",
                 size=float(length),
                 unit="s of source",
             )
@@ -212,7 +219,7 @@ def _whole_calls(
             for name, (timed, run) in sides.items():
                 found.texts[f"{name}, {seconds:g} s"] = run(path).text
                 row = time_pairs(ours, partial(run, path), repeats, translator.device).row(
-                    *(subject, name, f"{seconds:g} s, whole calls", "length", timed), size=seconds, unit="s of source"
+                    subject, name, f"{seconds:g} s, whole calls", "length", timed, size=seconds, unit="s of source"
                 )
                 rows[name].append(row)
             rates = [1e3 * call / seconds for call in calls[1:]]

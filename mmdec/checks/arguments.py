@@ -35,7 +35,7 @@ def show(value: object) -> str:
         return f"the path {str(value)!r:.{MAX_QUOTED_CHARACTERS}}"
     if isinstance(value, (list, tuple)) and len(value) <= 4:
         parts = ", ".join(show(item) if not isinstance(item, (list, tuple)) else "..." for item in value)
-        text = f"[{parts}]" if isinstance(value, list) else f"({parts}{',' * (len(value) == 1)})"
+        text = f"[{parts}]" if isinstance(value, list) else f"({parts}{',' if len(value) == 1 else ''})"
         if len(text) <= MAX_QUOTED_CHARACTERS:
             return text
     if isinstance(value, type):

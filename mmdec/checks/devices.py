@@ -53,7 +53,8 @@ def check_dtype(dtype: object, integers: bool = False) -> torch.dtype:
     if not isinstance(found, torch.dtype) or (found not in DTYPES and not (integers and found is torch.int8)):
         given = str(dtype) if isinstance(dtype, torch.dtype) else show(dtype)
         raise InputError(
-            f"`dtype` must be float32, bfloat16, float16{', int8' * integers} or float64, but is {given}. Choose one, "
+            f"`dtype` must be float32, bfloat16, float16{', int8' if integers else ''} or float64, but is {given}. "
+            "Choose one, "
             "or leave it out."
         )
     return found

@@ -417,8 +417,8 @@ class SpeechTranslator:
             voices = self._voice(mels)
         units = [[self.units[token] for token in row] for row in tokens]
         return [
-            SpokenTranslation(text, row, voice, {}, *told)
-            for text, row, voice, *told in zip(texts, units, voices, passes, sure, seen, strict=True)
+            SpokenTranslation(text, row, voice, timings={}, passes=count, confidence=share, evidence=values)
+            for text, row, voice, count, share, values in zip(texts, units, voices, passes, sure, seen, strict=True)
         ]
 
     def _decode_autoregressive(self, source: EncodedSpeech, strategy: str, listener: PassListener) -> _Decoded:

@@ -81,8 +81,13 @@ async def transcriptions(
     timed = {*filter(None, granularities or ())} or {"segment"} if kind in TIMED else set()
     recording = await _read(server, file, strict, silence=True)
     timestamps = "word" if "word" in timed else "segment" if timed else None
-    how = {"language": language, "prompt": prompt, "temperature": temperature or None}
-    job = engine.job(recording.samples, **how, timestamps=timestamps)
+    job = engine.job(
+        recording.samples,
+        language=language,
+        prompt=prompt,
+        temperature=temperature or None,
+        timestamps=timestamps,
+    )
     if stream:
         if kind not in ("json", "text"):
             raise ApiError(400, "`stream` must be left out for a format with times.", param="stream")

@@ -53,31 +53,34 @@ class Chat:
         chat.ask("What is this?", "menu.png")
         chat.ask("And what is cheapest?")
 
+    One object is one dialogue. If several threads call `ask`, they wait for each other.
+
     Args:
-        options: The keyword options of `mmdec.describe`, except batch_size, on_text and on_round. One object is one
-            dialogue. If several threads call `ask`, they wait for each other.
+        options: The keyword options of `mmdec.describe`, except batch_size, on_text and on_round.
+
+    Raises:
+        InputError: If an option is rejected.
     """
 
     def __init__(self, **options: Unpack[DescribeOptions]) -> None:
-        """Load the model and its drafter.
-
-        Args:
-            options: Those of `mmdec.describe`, except batch_size, on_text and on_round.
-
-        Raises:
-            InputError: If an option is rejected.
-        """
         remaining: dict[str, Any] = {**options}
         for name in UNSUPPORTED_OPTIONS:
             if name in remaining:
                 raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
         self._threads = check_threads(remaining.pop("threads", None))
         self._least = check_min_confidence(remaining.pop("min_confidence", None))
-        named = (remaining.pop("model", DEFAULT_MODEL), remaining.pop("processor", None))
-        vlm = as_loaded(VLM, *named, remaining.pop("device", None), remaining.pop("dtype", None))
-        drafter = as_drafter(vlm, remaining.pop("drafter", AUTO))
+        vlm = as_loaded(
+            VLM,
+            remaining.pop("model", DEFAULT_MODEL),
+            remaining.pop("processor", None),
+            remaining.pop("device", None),
+            remaining.pop("dtype", None),
+        )
         names = ("rule", "num_speculative_tokens", "seed", "statistics")
-        decoding = DecodingOptions(drafter, *(remaining.pop(name, None) for name in names))
+        decoding = DecodingOptions(
+            as_drafter(vlm, remaining.pop("drafter", AUTO)),
+            **{name: remaining.pop(name) for name in names if name in remaining},
+        )
         self._request = DescriptionRequest.of(vlm, decoding, remaining)
         self._messages: list[Message] = []  # all questions and answers so far
         self._pictures: list[Any] = []  # all pictures of the dialogue, (H, W, 3) uint8

@@ -184,9 +184,10 @@ def stream_pieces(
             loss.cut_off(count / sound.rate, sound.size / frame / sound.rate)
         return
     if rest and not sound.in_file:
+        plural = "" if sound.channels == 1 else "s"
         raise InputError(
             f"`audio` must end with a whole sample of {frame} bytes, but ends with {len(rest)} bytes of one. Check the "
-            f"stream's form, which is {sound.encoding} with {sound.channels} channel{'s' * (sound.channels > 1)}."
+            f"stream's form, which is {sound.encoding} with {sound.channels} channel{plural}."
         )
 
 

@@ -480,8 +480,13 @@ class DraftModule(DrafterModule):
             if fsdp_wrapper(self.trainer) is not None:
                 raise InputError("`optimizer` must be adamw where weights are sharded, but is muon. Use ddp, or adamw.")
             linear = {id(part.weight) for part in self.network.modules() if isinstance(part, nn.Linear)}
-            named, rates = self.network.named_parameters(), (options.lr, options.weight_decay, options.betas)
-            return MuonAdamW.of(named, lambda name, weight: id(weight) in linear and name != HEAD, *rates)
+            return MuonAdamW.of(
+                self.network.named_parameters(),
+                lambda name, weight: id(weight) in linear and name != HEAD,
+                options.lr,
+                options.weight_decay,
+                options.betas,
+            )
         parameters = groups(self.network.parameters(), options.weight_decay)
         return torch.optim.AdamW(parameters, lr=options.lr, betas=options.betas)
 
