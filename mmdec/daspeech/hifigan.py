@@ -86,7 +86,7 @@ def _read(folder: Path) -> HifiGanVocoder:
 
 
 def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -> Path:
-    """Convert the authors' generator file, with config.json beside it, to a directory that `load_hifigan` reads.
+    """Convert the authors' generator file, with config.json next to it, to a directory that `load_hifigan` reads.
 
     From the pickle only tensors and plain values are read; its code is not run.
 
@@ -105,7 +105,7 @@ def convert(source: str | os.PathLike[str], directory: str | os.PathLike[str]) -
 
 
 def read_official(path: Path) -> tuple[FastSpeech2ConformerHifiGan, MelKind]:
-    """Read the authors' generator file, with config.json beside it.
+    """Read the authors' generator file, with config.json next to it.
 
     Returns:
         The generator, and its kind of mels.
@@ -154,7 +154,7 @@ def _official(path: Path, described: dict[str, Any]) -> tuple[FastSpeech2Conform
     """Read the authors' generator file.
 
     Args:
-        described: The content of config.json beside it.
+        described: The content of config.json next to it.
 
     Returns:
         The generator, and its kind of mels.

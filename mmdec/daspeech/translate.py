@@ -132,7 +132,7 @@ def translate_speech(
             `torch.set_num_threads`, else a number chosen from the model's size and the number of idle processors.
         vocoder: Published HiFi-GAN weights: a directory or a hub id. Default None: the model's own.
         min_confidence: In [0, 1]: reject translations whose `confidence` is lower. Default None: reject none.
-        strict: Reject a file of which a part cannot be read, because it is damaged or cut off. Default False: the rest
+        strict: Reject a file that cannot be read completely, because it is damaged or cut off. Default False: the rest
             is translated, and the translation's `note` says where the part is and how long.
         on_pass: Called after each pass of the decoder with a `Pass`: the units that it made final, its time, and the
             graph; for one recording only. An exception from it ends the call.

@@ -178,7 +178,7 @@ def recording_input(tab: str, language: str) -> Any:
         sources=["upload", "microphone"],
         type="filepath",
         elem_id=f"{tab}-source",
-        # the label is short, because on a phone there is little room beside the player's buttons
+        # the label is short, because on a phone there is little room next to the player's buttons
         label=f"{language}, up to {MAX_SECONDS:g} s",
     )
 

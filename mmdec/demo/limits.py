@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, final
 from urllib.parse import urlsplit
 
-MAX_BYTES = 20_000_000  # the most bytes of an upload
-MAX_FORM = 100_000  # the most bytes besides the file in an upload's request
-MAX_MESSAGE = 1_000_000  # the most bytes of any other request
-TOTAL_BYTES = 1_000_000_000  # the most bytes that the server stores for all visitors at one time
+MAX_BYTES = 20_000_000  # maximum bytes of an upload
+MAX_FORM = 100_000  # maximum bytes besides the file in an upload's request
+MAX_MESSAGE = 1_000_000  # maximum bytes of any other request
+TOTAL_BYTES = 1_000_000_000  # maximum bytes that the server stores for all visitors at one time
 DISK_BLOCK_BYTES = 4096  # bytes that a smaller file is counted as, because it takes a whole block on the disk
 AGE = 3600  # seconds after which uploads and sounds are deleted
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -50,7 +50,7 @@ class RequestGuard:
         host: The address that the server listens on.
         names: Function that returns further host names of the page, such as a proxy's; it is called for each request.
             This machine's own names, and the address at which a request arrived, are always accepted.
-        total: The most bytes that may be stored.
+        total: Maximum bytes that may be stored.
     """
 
     def __init__(

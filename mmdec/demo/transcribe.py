@@ -238,7 +238,7 @@ def end_recording(talk: LiveRecording | None) -> tuple[str, str, None]:
     """End a recording: decode the sound that is left.
 
     Returns:
-        The status line and the text, both as HTML, and None, so that the next recording begins anew.
+        The status line and the text, both as HTML, and None, so that the next recording starts afresh.
     """
     if talk is None:
         return status(READY), "", None

@@ -59,7 +59,7 @@ GRAPH_ALONE = "lookahead"  # the graph's strategy in the race, unless another on
 ID = "mm-translate"
 VERTICES = 96  # the most vertices that are drawn
 MIN_LINK_PROBABILITY = 0.05  # least probability of a link that is drawn
-LINKS = 3  # the most links that are drawn from a vertex, besides the path's
+LINKS = 3  # maximum links that are drawn from a vertex, besides the path's
 STEP, RADIUS, DOT = 34, 13, 5  # in pixels: minimum distance between vertices, half height of a label, radius of a dot
 LETTER = 7.5  # pixels: width of a letter in a label
 ABOVE, BELOW = 96, 84  # pixels for arcs above and below the row of vertices
@@ -211,7 +211,7 @@ def show_translation(tell: Tell, samples: Tensor, way: str, french: str = "") ->
         speech=(result.sample_rate, playable(result.audio)),
         text=text_html(result, french),
     )
-    # reranking is the graph and a pass of the other decoder, so the graph alone runs beside it
+    # reranking is the graph and a pass of the other decoder, so it is compared with the graph alone
     alone = GRAPH_ALONE if chosen in ("reranked", "verified", "autoregressive") else chosen
     race = [alone, *(["reranked"] if chosen == "reranked" else []), "verified", "autoregressive"]
     results = run_in_turn(tell, "Translated.", {way: partial(decode, tell, samples, way) for way in race})

@@ -216,7 +216,7 @@ def evaluate_vlm(
         swap: Show another picture of the same task. Answers that are still right come from the question's text alone.
         drafter: Name, folder or object; None: plain decoding.
         plan: Draft size, as `num_speculative_tokens`; None: learned.
-        max_new_tokens: The most new tokens of an answer; None: the model's default.
+        max_new_tokens: Maximum number of new tokens of an answer; None: the model's default.
         worst: Number of wrong answers to list.
         batch_size: Number of questions answered together.
         device: Where to load the model, if it is not loaded yet.

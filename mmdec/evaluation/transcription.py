@@ -208,7 +208,7 @@ def evaluate_asr(
     window (30 s) is decoded alone, by transformers' long-form code.
 
     Args:
-        recordings: Sound files with their transcripts beside them (.txt), instead of the corpus.
+        recordings: Sound files with their transcripts next to them (.txt), instead of the corpus.
         allow_absolute_paths: Accept absolute paths in the corpus's lists.
         heads: Directory of Medusa heads; None: those in the model's folder. Without heads, transformers decodes, and
             the report has no speedup.

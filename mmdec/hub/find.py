@@ -163,7 +163,7 @@ def drafter_path(
 
 
 def drafter_folder(model: Path, name: str) -> Path | None:
-    """Return the folder of a model's drafter: `name` inside the model's folder, or <model>-<name> beside the model's
+    """Return the folder of a model's drafter: `name` inside the model's folder, or <model>-<name> next to the model's
     folder; None if neither exists."""
     home = model.resolve()
     folders = (home / name, home.with_name(f"{home.name}-{name}"))

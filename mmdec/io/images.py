@@ -202,7 +202,7 @@ def _deep_colours(image: Any) -> tuple[str, str] | None:
 def _from_deep_colours(
     image: Image.Image, content: bytes, channels: str, order: str, bits: Sequence[int]
 ) -> Image.Image:
-    """Convert an image with 16 bits a colour, of which PIL keeps the high bytes alone, to 8 bits by `_white`.
+    """Convert an image with 16 bits a colour (PIL keeps only their high bytes) to 8 bits by `_white`.
 
     The raw mode of the other byte order keeps the low bytes. Colours and alpha have a white each.
     """

@@ -81,7 +81,7 @@ class DrafterModule(RecipeModule):
         raise NotImplementedError
 
     def keep(self, scores: dict[str, float]) -> Path:
-        """Save the drafter in place of an earlier one. All processes call this.
+        """Save the drafter, replacing an earlier one. All processes call this.
 
         Args:
             scores: Those of validation, by name; empty: the drafter was never validated.

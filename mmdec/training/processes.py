@@ -61,7 +61,7 @@ def _watch(parent: int) -> None:
 def lock_folder(folder: Path, what: str) -> Iterator[None]:
     """Lock `folder` for this process, until the `with` block or the process ends.
 
-    The operating system locks the empty file `folder`/.lock. The file .owner beside it names the holder. Both files
+    The operating system locks the empty file `folder`/.lock. The file .owner next to it names the holder. Both files
     remain.
 
     Args:

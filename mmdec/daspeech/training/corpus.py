@@ -44,7 +44,7 @@ from mmdec.training.corpora.cvss import (
 from mmdec.training.corpora.text_files import quote_path
 from mmdec.training.processes import end_with_parent
 
-_FORMAT = 1  # version in the cache folder's name; after a change, features are computed anew
+_FORMAT = 1  # version in the cache folder's name; after a change, features are computed again
 
 
 def extract(clip: str) -> np.ndarray | str:

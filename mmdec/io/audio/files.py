@@ -86,7 +86,7 @@ def load_audio(
         source: A path, or a binary file object.
         sample_rate: Hz of the result. Default 16 kHz.
         max_seconds: Longer audio raises an error; if the header shows that it is longer, nothing is decoded.
-        strict: Reject a file of which a part cannot be read. Default False: read the rest.
+        strict: Reject a file that cannot be read completely. Default False: read the rest.
 
     Returns:
         Samples (T,) float32 in [-1, 1].

@@ -93,7 +93,7 @@ class VoiceGate:
         level = (frames - block.mean()).square().mean(1).sqrt().numpy()
         if (
             self._faint == QUIET_SILENCE_LEVEL and (level >= SILENCE_LEVEL).any()
-        ):  # the stream is not quiet: its noise is estimated anew
+        ):  # the stream is not quiet: its noise is estimated again
             self._faint, self._settled = SILENCE_LEVEL, False
             self._levels.clear()
             # what came before is silence now

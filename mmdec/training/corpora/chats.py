@@ -55,7 +55,7 @@ def read_chats(
     """Read the conversations of a file. Picture files are not opened.
 
     Args:
-        images: Folder that image paths are relative to. Default: the folder "images" beside the file, else the file's
+        images: Folder that image paths are relative to. Default: the folder "images" next to the file, else the file's
             own folder.
 
     Raises:
@@ -81,7 +81,7 @@ def read_conversations(
     """Read the conversations of a .json list. Every question must have an answer. Picture files are not opened.
 
     Args:
-        images: Folder that image paths are relative to. Default: the folder "images" beside the list.
+        images: Folder that image paths are relative to. Default: the folder "images" next to the list.
 
     Raises:
         InputError: For a list that is missing, too large or in another format. The message names the row.

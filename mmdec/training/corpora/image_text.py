@@ -53,8 +53,8 @@ def read_questions(
     """Read the questions of a file, whose format is recognised. Picture files are not opened.
 
     Args:
-        images: Folder of the pictures. Default, beside the file: "train_images" for TextVQA, a folder such as "val2014"
-            for VQAv2, "images" for llava_v1_5_mix665k; for .tsv and .jsonl the file's own folder, and for .jsonl also
+        images: Folder of the pictures. Default, next to the file: "train_images" for TextVQA, a folder such as
+            "val2014" for VQAv2, "images" for llava_v1_5_mix665k; for .tsv and .jsonl the file's own folder, and for .jsonl also
             "images" in it.
         limit: Take this many questions of each task, evenly spaced; None: all.
 
@@ -260,7 +260,7 @@ def _vqav2(rows: Mapping[str, Any], path: Path, folder: Path | None) -> list[Ima
 
 
 def _annotations(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Read VQAv2's annotation file beside the questions. Returns the annotations by question id; {} if there is no
+    """Read VQAv2's annotation file next to the questions. Returns the annotations by question id; {} if there is no
     file."""
     name = re.sub(
         r"OpenEnded_|_questions(?=\.json$)", lambda match: "" if "Open" in match[0] else "_annotations", path.name

@@ -42,7 +42,7 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
     """Read the utterances of a corpus, in order.
 
     Args:
-        root: A folder in LibriSpeech's format, {split}/{speaker}/{chapter}/*.trans.txt beside the sound files. Or a
+        root: A folder in LibriSpeech's format, {split}/{speaker}/{chapter}/*.trans.txt next to the sound files. Or a
             manifest: .tsv with a header, or .jsonl, with `path` (relative to the manifest), `text`, perhaps `speaker`,
             `chapter` and `split`.
         split: A folder below `root`, or a value in the manifest's column `split`; None: all. If no row of a manifest
@@ -77,7 +77,7 @@ def read_utterances(root: str | Path, split: str | None = None, admission: Admis
 
 
 def read_recordings(paths: Sequence[str | Path]) -> list[Utterance]:
-    """Read a user's own recordings. The transcript of a.wav is a.txt beside it.
+    """Read a user's own recordings. The transcript of a.wav is a.txt next to it.
 
     Raises:
         InputError: If a recording or its transcript is missing.

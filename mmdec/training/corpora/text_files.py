@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from mmdec.checks.files import open_regular, printable
 from mmdec.errors import InputError
 
-MAX_LINE = 1 << 24  # the most bytes of a line; a longer one is an error, because the file is probably no text
+MAX_LINE = 1 << 24  # maximum bytes of a line; a longer one is an error, because the file is probably no text
 MAX_FIELD = 1 << 17  # the most characters of one field; a longer one is an error: a line end is probably missing
 MARK = "\ufeff"  # Unicode's byte order mark, which is removed from the start of each line
 

@@ -359,7 +359,7 @@ class SentenceData(StoredBatches, LightningDataModule):
             training.
         views: Number of versions of each recording to train on. 1: an augmented one; 2: also the recording itself;
             above 2: more augmented ones.
-        batch_states: The most encoder states in one process's batch, padding included.
+        batch_states: Maximum number of encoder states in one process's batch, padding included.
         limit: Use only the first `limit` training recordings; None: all.
         top: Number of last Whisper layers that are trained together with the head. The stored states are the input of
             these layers.

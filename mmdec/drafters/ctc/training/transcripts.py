@@ -308,7 +308,7 @@ class TranscriptData(StoredBatches, LightningDataModule):
         hours: Use at most this many hours of each corpus for training.
         agreement: A training window's known text becomes its transcript if the model agrees with at least this share of
             its words, from 0 to 1. Other windows are left out. None: the Whisper decodes all windows.
-        batch_states: The most encoder states in one process's batch, padding included.
+        batch_states: Maximum number of encoder states in one process's batch, padding included.
     """
 
     def __init__(

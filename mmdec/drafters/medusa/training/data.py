@@ -70,7 +70,7 @@ def decode_greedily(
         states: (B, S, H) the encoder's outputs.
         prompts: The decoder's first token ids in each window.
         timed: For each window, whether the model's rules for timestamps apply.
-        limit: The most new tokens of a window; the decoder's number of positions is a further limit.
+        limit: Maximum number of new tokens of a window; the decoder's number of positions is a further limit.
         drafter: Speculative decoding with `nodes` drafted tokens in each round; None: without drafts.
 
     Returns:
@@ -127,7 +127,7 @@ def _pad_left(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) 
 DETECT = -1  # in a prompt: replaced later by the token of the language that the model detects
 SHORT = 4.0  # seconds; the windows of a batch are filled with speech of a random length, which is at least this
 TRAIN, DEV, ORDER = [1], [2], [3]  # first numbers of seeds: training windows, development windows, order of batches
-FORMAT = 1  # part of the windows' keys: after a change, stored labels are not found and are decoded anew
+FORMAT = 1  # part of the windows' keys: after a change, stored labels are not found and are decoded again
 
 
 @dataclass
