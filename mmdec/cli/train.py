@@ -62,7 +62,7 @@ def drafter(
     run = DrafterRun(model, data, output, system, minutes, images, prompt, questions, max_tokens, allow_absolute_paths)
     with _stdout_is_stderr(), progress_bar(count=True) as bar:
         task = bar.add_task("the model answers", total=None)
-        result = train_drafter(run, lambda done, total: bar.update(task, completed=done, total=total), log, begun=start)
+        result = train_drafter(run, lambda done, total: bar.update(task, completed=done, total=total), log, start=start)
     text = (
         f"{result['output']}: {result['chain']:.2f} tokens a round on held-out answers in chains, {result['tree']:.2f} "
         f"in trees. Use it with `mmdec describe --drafter {result['output']}`"

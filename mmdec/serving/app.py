@@ -166,7 +166,7 @@ def make_server(
     limits: ServerLimits | None = None,
     rows: int = 8,
     threads: int | None = None,
-    placed: tuple[str | None, Any] = (None, None),
+    placement: tuple[str | None, Any] = (None, None),
     origins: Sequence[str] = (),
 ) -> tuple[uvicorn.Server, list[str]]:
     """Load models and make a server.
@@ -180,7 +180,7 @@ def make_server(
         limits: Limits on requests; None: the defaults.
         rows: Maximum batch size.
         threads: torch's CPU threads for decoding.
-        placed: (device, dtype) of the models.
+        placement: (device, dtype) of the models.
         origins: Web pages that may call the server from a browser, such as "https://example.org"; "*": all.
 
     Returns:
@@ -193,7 +193,7 @@ def make_server(
     options = EngineOptions(rows, threads, mmdec.DecodingStatistics())
     engines = dict[str, AnyEngine]()
     for model in names or MODELS:
-        name, engine = load_engine(model, options, *placed)
+        name, engine = load_engine(model, options, *placement)
         if name in engines:
             raise InputError(f"`models` must differ in their names, but two are called {name!r}. Rename a folder.")
         engines[name] = engine

@@ -68,7 +68,7 @@ class Chat:
             if name in remaining:
                 raise InputError(f"`{name}` must be left out, but is given: a chat asks one question at a time.")
         self._threads = check_threads(remaining.pop("threads", None))
-        self._least = check_min_confidence(remaining.pop("min_confidence", None))
+        self._min_confidence = check_min_confidence(remaining.pop("min_confidence", None))
         vlm = as_loaded(
             VLM,
             remaining.pop("model", DEFAULT_MODEL),
@@ -134,7 +134,7 @@ class Chat:
             request, shown = replace(self._request, on_text=on_text), len(self._pictures)
             with suggesting_options(DescribeOptions.__annotations__.keys() - {*UNSUPPORTED_OPTIONS}):
                 (answer,) = describe_batch(request, inputs, [question.pictures], stopwatch.lap(), self._seen, shown)
-            refusal = confidence_error(answer.confidence, self._least, question.argument)
+            refusal = confidence_error(answer.confidence, self._min_confidence, question.argument)
             if refusal is not None:
                 raise refusal
             self._cache = cache

@@ -142,13 +142,13 @@ class SpeechWindow:
         return self.start + len(self.samples)
 
 
-def cut_at_pauses(samples: Tensor, most: int) -> list[SpeechWindow]:
+def cut_at_pauses(samples: Tensor, max_samples: int) -> list[SpeechWindow]:
     """Cut a 16 kHz recording (T,) at pauses into as few windows as possible.
 
     Args:
-        most: Maximum samples of a window. Long silences are left out.
+        max_samples: Maximum samples of a window. Long silences are left out.
     """
-    windows = SpeechWindows(LONG_SILENCE, most, latest=True)
+    windows = SpeechWindows(LONG_SILENCE, max_samples, latest=True)
     return [*windows.add(samples), *windows.end()]
 
 
@@ -163,13 +163,13 @@ class SpeechWindows:
 
     Args:
         pause: A window closes after this many seconds without speech.
-        most: Maximum samples of a window.
+        max_samples: Maximum samples of a window.
         latest: Whether a full window is cut at its last clear pause instead of its longest pause.
     """
 
-    def __init__(self, pause: float, most: int, latest: bool = False) -> None:
+    def __init__(self, pause: float, max_samples: int, latest: bool = False) -> None:
         self._latest = latest
-        self._gate, self._pause, self._most = VoiceGate(), max(round(pause * 10), TAIL + 1), most // BLOCK
+        self._gate, self._pause, self._max_blocks = VoiceGate(), max(round(pause * 10), TAIL + 1), max_samples // BLOCK
         self._blocks: list[Tensor] = []  # blocks of the open window; while there is no speech, only the newest blocks
         self._voiced: list[bool] = []  # for each block in `_blocks`: whether it contains speech
         self._start = 0  # index in the stream of the first sample in `_blocks`
@@ -229,7 +229,7 @@ class SpeechWindows:
                 self._drop(len(self._blocks) - LEAD)
             elif len(self._blocks) - self._last() >= self._pause:
                 closed += self._close(self._last() + TAIL)
-            elif len(self._blocks) >= self._most:
+            elif len(self._blocks) >= self._max_blocks:
                 closed += self._close(self._pause_inside())
         return closed
 

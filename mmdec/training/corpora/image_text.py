@@ -54,8 +54,8 @@ def read_questions(
 
     Args:
         images: Folder of the pictures. Default, next to the file: "train_images" for TextVQA, a folder such as
-            "val2014" for VQAv2, "images" for llava_v1_5_mix665k; for .tsv and .jsonl the file's own folder, and for .jsonl also
-            "images" in it.
+            "val2014" for VQAv2, "images" for llava_v1_5_mix665k; for .tsv and .jsonl the file's own folder, and for
+            .jsonl also "images" in it.
         limit: Take this many questions of each task, evenly spaced; None: all.
 
     Raises:

@@ -113,23 +113,25 @@ def plan_windows(
     return windows
 
 
-def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, how: Composition) -> Composed:
+def compose(
+    window: Window, utterances: Sequence[Utterance], tokenizer: WhisperTokenizer, composition: Composition
+) -> Composed:
     """Build a window's sound and tokens. All random choices follow from its seed.
 
     Args:
-        how: The random changes.
+        composition: The random changes.
     """
     draw = np.random.default_rng(window.seed)
     limit = round(window.seconds * SAMPLE_RATE)
-    pace = 1 + draw.uniform(-how.pace, how.pace)
-    timed = draw.random() < how.timestamps
-    cut = timed and draw.random() < how.cut
-    silent = draw.random() < how.empty
+    pace = 1 + draw.uniform(-composition.pace, composition.pace)
+    timed = draw.random() < composition.timestamps
+    cut = timed and draw.random() < composition.cut
+    silent = draw.random() < composition.empty
     pieces: list[np.ndarray] = []
     spoken: list[tuple[float, float, str]] = []
     at = 0
     for row in () if silent else window.rows:
-        gap = round(np.exp(draw.uniform(*np.log(how.pause))) * SAMPLE_RATE)
+        gap = round(np.exp(draw.uniform(*np.log(composition.pause))) * SAMPLE_RATE)
         samples = speed_perturb(utterances[row].samples().numpy(), pace)
         # the pause is shortened if the window's first utterance would not fit after it
         gap = gap if spoken else max(0, min(gap, limit - len(samples)))
@@ -148,19 +150,19 @@ def compose(window: Window, utterances: Sequence[Utterance], tokenizer: WhisperT
     sound = np.concatenate(pieces)
     cut = at > limit  # from here on, `cut` says whether the window's end cuts off the last utterance
     sound = sound[:limit]
-    if how.voice and draw.random() < how.voice:
+    if composition.voice and draw.random() < composition.voice:
         sound = perturb_vocal_tract(sound, draw)
-    if draw.random() < how.room:
+    if draw.random() < composition.room:
         sound = reverberate(sound, draw)
     sound = np.pad(sound, (0, max(0, limit - len(sound))))[:limit]
-    if draw.random() < how.noise:
+    if draw.random() < composition.noise:
         add = add_coloured_noise if draw.random() < 0.75 else add_babble
         noisy = add(sound, draw.uniform(5, 30), draw)
         reach = limit if draw.random() < 0.5 else min(limit, at + round(draw.uniform(0, 1) * SAMPLE_RATE))
         sound[:reach] = noisy[:reach]
     sound *= draw.uniform(0.1, 0.95) / max(float(np.abs(sound).max()), 1e-4)
     previous = ""
-    if draw.random() < how.previous:
+    if draw.random() < composition.previous:
         previous = utterances[window.rows[int(draw.integers(len(window.rows)))]].text
     return Composed(window.rows, sound.astype(np.float32), window_tokens(spoken, tokenizer, timed, cut, previous))
 

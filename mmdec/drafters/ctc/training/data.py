@@ -172,28 +172,28 @@ class Distortion:
 CLEAN = Distortion(0, 0, 0, 0, 0, 0.5)
 
 
-def distort(sound: np.ndarray, how: Distortion, draw: np.random.Generator) -> np.ndarray:
+def distort(sound: np.ndarray, distortion: Distortion, draw: np.random.Generator) -> np.ndarray:
     """Augment a recording at random, with room acoustics, noise, silence at both ends and more.
 
     Args:
         sound: 16 kHz samples (T,).
-        how: The probabilities.
+        distortion: The probabilities.
         draw: Source of random numbers.
 
     Returns:
         Samples (T',).
     """
-    if len(sound) > FRAME and draw.random() < how.voice:
+    if len(sound) > FRAME and draw.random() < distortion.voice:
         sound = perturb_vocal_tract(sound, draw)
-    sound = np.pad(sound, [int(draw.uniform(0, how.silence) * SAMPLE_RATE) for _ in range(2)])
-    if draw.random() < how.room:
+    sound = np.pad(sound, [int(draw.uniform(0, distortion.silence) * SAMPLE_RATE) for _ in range(2)])
+    if draw.random() < distortion.room:
         sound = reverberate(sound, draw)
-    if draw.random() < how.noise:
+    if draw.random() < distortion.noise:
         add = add_coloured_noise if draw.random() < 0.75 else add_babble
         sound = add(sound, draw.uniform(5, 30), draw)
-    if draw.random() < how.telephone:
+    if draw.random() < distortion.telephone:
         sound = telephone(sound, draw)
-    peak = how.quietest * (0.95 / how.quietest) ** draw.random()
+    peak = distortion.quietest * (0.95 / distortion.quietest) ** draw.random()
     return (sound * (peak / max(float(np.abs(sound).max()), 1e-4))).astype(np.float32)
 
 
@@ -207,7 +207,7 @@ def state_name(row: Utterance, view: int) -> str:
 
 
 def keep_states(
-    rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, how: Distortion
+    rows: Sequence[tuple[Utterance, int]], encoder: SpeechEncoder, folder: Path, distortion: Distortion
 ) -> FrameStore:
     """Compute the encoder states that the store in `folder` lacks, and return the store.
 
@@ -216,17 +216,19 @@ def keep_states(
 
     Args:
         rows: (recording, version) pairs; version 0 is the recording itself, n its n-th augmented version.
-        how: The probabilities of augmentations.
+        distortion: The probabilities of augmentations.
     """
     store = FrameStore(folder, encoder.width)
     missing = [(row, view) for row, view in rows if state_name(row, view) not in store]
     if not missing:
         return store
-    seconds = sum(sound_seconds(row.path) + TAIL + (how.silence if view else 0) for row, view in missing)
+    seconds = sum(sound_seconds(row.path) + TAIL + (distortion.silence if view else 0) for row, view in missing)
     size = seconds * STATES_PER_SECOND * store.width * 2 / 1e9
     rank_zero_info(f"states of {len(missing)} sounds, {seconds / 3600:.2f} hours, {size:.2f} GB, go to {folder}")
     for start in range(0, len(missing), CHUNK):
-        sounds = [(state_name(row, view), load_view(row, view, how)) for row, view in missing[start : start + CHUNK]]
+        sounds = [
+            (state_name(row, view), load_view(row, view, distortion)) for row, view in missing[start : start + CHUNK]
+        ]
         # recordings of about equal length form a batch, so that it needs little padding
         sounds.sort(key=lambda item: len(item[1]))
         for begin in range(0, len(sounds), BATCH):
@@ -236,19 +238,19 @@ def keep_states(
     return store
 
 
-def load_view(row: Utterance, view: int, how: Distortion) -> Tensor:
+def load_view(row: Utterance, view: int, distortion: Distortion) -> Tensor:
     """Load one version of a recording as 16 kHz samples (T,).
 
     Args:
         view: 0: the recording itself; n: its n-th augmented version, with a random seed from the recording's name and
             n.
-        how: The probabilities of augmentations.
+        distortion: The probabilities of augmentations.
     """
     sound = load_audio(row.path)
     if view == 0:
         return sound
     seed = int.from_bytes(hashlib.blake2b(state_name(row, view).encode(), digest_size=8).digest())
-    return torch.from_numpy(distort(sound.numpy(), how, np.random.default_rng(seed)))
+    return torch.from_numpy(distort(sound.numpy(), distortion, np.random.default_rng(seed)))
 
 
 @dataclass

@@ -124,11 +124,11 @@ class JoinedWindow:
         """Return the sum of the recordings' durations in seconds, without the pauses between them."""
         return sum(sound_seconds(row.path) for row in self.rows)
 
-    def sound(self, how: Distortion) -> Tensor:
+    def sound(self, distortion: Distortion) -> Tensor:
         """Load the window as 16 kHz samples (T,).
 
         Args:
-            how: Probabilities of augmentations, which are used unless `view` is 0.
+            distortion: Probabilities of augmentations, which are used unless `view` is 0.
         """
         draw = np.random.default_rng([*self.name.encode()])
         parts = []
@@ -138,7 +138,7 @@ class JoinedWindow:
                 np.zeros(int(draw.uniform(*PAUSE_SECONDS) * SAMPLE_RATE), np.float32),
             ]
         joined = np.concatenate(parts[:-1])
-        return torch.from_numpy(distort(joined, how, draw) if self.view else joined)
+        return torch.from_numpy(distort(joined, distortion, draw) if self.view else joined)
 
 
 def join_windows(rows: Sequence[Utterance], language: str, view: int, seed: int) -> list[JoinedWindow]:
@@ -214,7 +214,7 @@ class WindowReader:
 
     @torch.inference_mode()
     def check_known_text(
-        self, window: JoinedWindow, how: Distortion, least: float
+        self, window: JoinedWindow, distortion: Distortion, least: float
     ) -> tuple[str, Tensor, list[int]] | None:
         """Turn a window's known text into its transcript, with one decoder pass over this text.
 
@@ -223,7 +223,7 @@ class WindowReader:
         is not used.
 
         Args:
-            how: Probabilities of augmentations.
+            distortion: Probabilities of augmentations.
             least: Share of the words' tokens, from 0 to 1, that must be the model's likeliest.
 
         Returns:
@@ -232,7 +232,7 @@ class WindowReader:
         """
         model, first = self.whisper.model, self.first_time
         known = self.whisper.tokenizer.encode(" " + window.text.replace('"', ""), add_special_tokens=False)
-        sound, prompt = window.sound(how), [*self.prompt(window.language), first]
+        sound, prompt = window.sound(distortion), [*self.prompt(window.language), first]
         known = known[: model.config.max_target_positions - len(prompt)]
         features = self._features(sound)
         with _half(features.device):
@@ -264,17 +264,17 @@ class WindowReader:
 
     @torch.inference_mode()
     def read(
-        self, windows: Sequence[JoinedWindow], how: Distortion, whole: bool = True
+        self, windows: Sequence[JoinedWindow], distortion: Distortion, whole: bool = True
     ) -> Iterable[tuple[str, Tensor, list[int]]]:
         """Encode and decode windows. Yields for each window its name, encoder states (S, D) and transcript's token ids.
         If a transcript has no end token after `MAX_TRANSCRIPT_TOKENS` tokens, the model has repeated itself; then an
         empty transcript is yielded.
 
         Args:
-            how: Probabilities of augmentations.
+            distortion: Probabilities of augmentations.
             whole: Pad the windows to 30 s, as in decoding.
         """
-        sounds = [window.sound(how) for window in windows]
+        sounds = [window.sound(distortion) for window in windows]
         states = self.states(sounds, whole)
         known = [self.whisper.tokenizer.encode(" " + w.text, add_special_tokens=False) for w in windows]
         prompts, timed = [self.prompt(window.language) for window in windows], [True] * len(windows)
@@ -417,7 +417,7 @@ def keep_transcripts(
     whisper: LoadedWhisper,
     store: FrameStore,
     transcripts: TokenStore,
-    how: Distortion,
+    distortion: Distortion,
     agreement: float | None = None,
 ) -> None:
     """Compute and store the encoder states and transcripts that the stores lack.
@@ -427,7 +427,7 @@ def keep_transcripts(
     `MARGIN` seconds of silence after them, which is cheaper.
 
     Args:
-        how: Probabilities of augmentations.
+        distortion: Probabilities of augmentations.
         agreement: A window's known text becomes its transcript if the model agrees with this share of its words, from 0
             to 1. Otherwise an empty transcript is stored. None: the Whisper decodes all windows.
     """
@@ -442,10 +442,14 @@ def keep_transcripts(
         batch = missing[start : start + AT_ONCE]
         if agreement is None:
             found = list(
-                reader.read(batch, how, number % WHOLE_WINDOW_INTERVAL == 0 or not all(window.view for window in batch))
+                reader.read(
+                    batch, distortion, number % WHOLE_WINDOW_INTERVAL == 0 or not all(window.view for window in batch)
+                )
             )
         else:
             none = torch.zeros(1, store.width)
-            found = [reader.check_known_text(window, how, agreement) or (window.name, none, []) for window in batch]
+            found = [
+                reader.check_known_text(window, distortion, agreement) or (window.name, none, []) for window in batch
+            ]
         store.add({name: states for name, states, _ in found})
         transcripts.add({name: text for name, _, text in found})

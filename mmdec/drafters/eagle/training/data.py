@@ -258,7 +258,7 @@ class DraftData(LightningDataModule):
         parts: int = 1,
         device: str | torch.device | None = None,
         until: float = math.inf,
-        shown: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Let the target answer the questions that have no stored answer yet.
 
@@ -269,7 +269,7 @@ class DraftData(LightningDataModule):
                 several processes can share the work.
             device: Where the target runs; None: the device that it is on.
             until: Time in seconds since 1970, after which no batch is begun.
-            shown: Called with (number of answered questions, number of all); None: progress is logged.
+            on_progress: Called with (number of answered questions, number of all); None: progress is logged.
 
         Returns:
             The number of new answers.
@@ -285,15 +285,15 @@ class DraftData(LightningDataModule):
             size = GROUP * self.options.answer_batch
             groups = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
             missing = [sample for group in groups for sample in sorted(group, key=lambda sample: sample.words)]
-            line = None if shown else "the target has answered {} of {} questions"
+            line = None if on_progress else "the target has answered {} of {} questions"
             for batch in _batches(missing, self.options.answer_batch, line):
                 if fresh and time.time() >= until:
                     break
                 answers = self.teacher.answer([self.prompting(sample) for sample in batch], self.options.max_tokens)
                 store.add({sample.name: tokens for sample, tokens in zip(batch, answers, strict=True)})
                 fresh += len(batch)
-                if shown is not None:
-                    shown(len(questions) - len(missing) + fresh, len(questions))
+                if on_progress is not None:
+                    on_progress(len(questions) - len(missing) + fresh, len(questions))
         return fresh
 
     def keep_features(self, needs: Needs, half: bool, part: int = 0, parts: int = 1) -> int:

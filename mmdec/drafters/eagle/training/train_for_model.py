@@ -88,15 +88,15 @@ def modules() -> dict[str, str]:
 
 
 def train_drafter(
-    run: DrafterRun, shown: Callable[[int, int], None], told: Callable[[str], None], begun: float | None = None
+    run: DrafterRun, on_progress: Callable[[int, int], None], log: Callable[[str], None], start: float | None = None
 ) -> dict[str, Any]:
     """Train a drafter, or continue its training.
 
     Args:
         run: The options.
-        shown: Called with (number of answered questions, number of all).
-        told: Called with lines of text that report progress.
-        begun: Time from which the minutes count, in seconds since 1970; None: now.
+        on_progress: Called with (number of answered questions, number of all).
+        log: Called with lines of text that report progress.
+        start: Time from which the minutes count, in seconds since 1970; None: now.
 
     Returns:
         "output": the drafter's folder; "step": its training step; and name -> score on held-out answers.
@@ -104,9 +104,9 @@ def train_drafter(
     Raises:
         InputError: If the model or the data cannot be used, or differ from those of the training in `output`.
     """
-    begun = time.time() if begun is None else begun
+    start = time.time() if start is None else start
     try:
-        return _train(run, shown, told, begun)
+        return _train(run, on_progress, log, start)
     except InputError as error:
         message = str(error)
         for inner, own in NAMES.items():
@@ -115,15 +115,15 @@ def train_drafter(
 
 
 def _train(
-    run: DrafterRun, shown: Callable[[int, int], None], told: Callable[[str], None], begun: float
+    run: DrafterRun, on_progress: Callable[[int, int], None], log: Callable[[str], None], start: float
 ) -> dict[str, Any]:
     written = run.output / "recipe.yaml"
     with lock_folder(run.output, "mmdec train drafter"):
-        data = _answer_questions(run, begun + ASKING * 60 * run.minutes, shown)
-        recipe = recipe_of(run, data, begun + 60 * run.minutes - time.time())
+        data = _answer_questions(run, start + ASKING * 60 * run.minutes, on_progress)
+        recipe = recipe_of(run, data, start + 60 * run.minutes - time.time())
         write_atomically(written, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).encode())
     tokens = sum(len(data.tokens[one.name]) for one in data.parts["train"])
-    told(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
+    log(f"{len(data.parts['train'])} answers of {tokens} tokens to train on, {len(data.parts['dev'])} held out")
     del data  # `data` holds the model; without it the memory is free for training, which loads the model again
     main(["fit", "--config", str(written), "--ckpt_path", "last"])
     folder = run.output / "drafter"
@@ -158,11 +158,11 @@ def data_options(run: DrafterRun) -> Recipe:
     }
 
 
-def _answer_questions(run: DrafterRun, until: float, shown: Callable[[int, int], None]) -> DraftData:
+def _answer_questions(run: DrafterRun, until: float, on_progress: Callable[[int, int], None]) -> DraftData:
     """Let the model answer questions until the time `until`, in seconds since 1970.
 
     Args:
-        shown: Called with (number of answered questions, number of all).
+        on_progress: Called with (number of answered questions, number of all).
 
     Returns:
         The data module with the answers, some of them held out.
@@ -171,7 +171,7 @@ def _answer_questions(run: DrafterRun, until: float, shown: Callable[[int, int],
     data = DraftData(**options)
     count = len(data.samples["train"]) + 1
     data = DraftData(**{**options, "dev_samples": max(1, min(MOST_HELD_OUT, round(HELD_OUT * count)))})
-    data.regenerate(device="cuda" if torch.cuda.is_available() else None, until=until, shown=shown)
+    data.regenerate(device="cuda" if torch.cuda.is_available() else None, until=until, on_progress=on_progress)
     data.setup("fit")
     return data
 

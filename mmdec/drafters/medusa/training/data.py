@@ -216,7 +216,7 @@ class HeadWindows(Dataset[HeadBatch]):
     """A dataset of batches. A batch's sound and tokens are composed when it is read.
 
     Args:
-        how: Random changes of the windows.
+        composition: Random changes of the windows.
         mels: Number of mel bands.
         batches: The windows of each batch.
         stored: Keys of windows whose decoder states are stored. If all windows of a batch are stored, the batch is
@@ -227,12 +227,12 @@ class HeadWindows(Dataset[HeadBatch]):
         self,
         utterances: Sequence[Utterance],
         spelling: WindowTokenizer,
-        how: Composition,
+        composition: Composition,
         mels: int,
         batches: Sequence[Sequence[Window]],
         stored: Container[str] = (),
     ) -> None:
-        self.utterances, self.spelling, self.how, self.mels = utterances, spelling, how, mels
+        self.utterances, self.spelling, self.composition, self.mels = utterances, spelling, composition, mels
         self.batches, self.stored = batches, stored
 
     def __len__(self) -> int:
@@ -244,7 +244,7 @@ class HeadWindows(Dataset[HeadBatch]):
         if all(name in self.stored for name in names):
             return HeadBatch(None, [], [], [], names, rows)
         spelling: Any = self.spelling  # Any: no tokenizer, but it has all that `compose` needs
-        composed = [compose(window, self.utterances, spelling, self.how) for window in windows]
+        composed = [compose(window, self.utterances, spelling, self.composition) for window in windows]
         sounds = torch.zeros(len(composed), SECONDS * SAMPLE_RATE)
         for row, example in enumerate(composed):
             sounds[row, : len(example.sound)] = torch.from_numpy(np.ascontiguousarray(example.sound))
@@ -258,7 +258,7 @@ class HeadWindows(Dataset[HeadBatch]):
             utterance = self.utterances[row]
             digest.update(f"{utterance.path.name} {utterance.path.stat().st_size} {utterance.text}\n".encode())
             digest.update(repr(utterance.part).encode() if utterance.part else b"")
-        what = (FORMAT, window.seed, window.seconds, astuple(self.how), self.spelling.head)
+        what = (FORMAT, window.seed, window.seconds, astuple(self.composition), self.spelling.head)
         digest.update(repr(what).encode())
         return digest.hexdigest()
 
@@ -455,8 +455,8 @@ class HeadData(LightningDataModule):
             for _ in range(count)
         ]
 
-    def _loader(self, split: str, how: Composition, batches: list[list[Window]]) -> DataLoader[HeadBatch]:
+    def _loader(self, split: str, composition: Composition, batches: list[list[Window]]) -> DataLoader[HeadBatch]:
         mels = self.whisper.model.config.num_mel_bins
-        how = how if self.spelling.recalls else replace(how, previous=0.0)
-        dataset = HeadWindows(self.cut[split], self.spelling, how, mels, batches, self.stored)
+        composition = composition if self.spelling.recalls else replace(composition, previous=0.0)
+        dataset = HeadWindows(self.cut[split], self.spelling, composition, mels, batches, self.stored)
         return DataLoader(dataset, batch_size=None, num_workers=min(self.options.workers, os.cpu_count() or 1))

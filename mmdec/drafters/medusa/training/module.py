@@ -177,8 +177,8 @@ class MedusaOptions:
         keep_states: Store states on disk, so that windows that repeat are not encoded again: the decoder's for linear
             heads, 2 H bytes a token; the encoder's for a block, 2 S H bytes a window.
         vocabulary: 0, or the number of the most frequent tokens among the labels so far that the training loss compares
-            a target with, in addition to the targets of the batch. The cost of a step on a processor is nearly proportional to
-            it.
+            a target with, in addition to the targets of the batch. The cost of a step on a processor is nearly
+            proportional to it.
         tree_nodes: Number of nodes of the draft tree in validation. The heads with the most tokens per round with this
             tree are saved.
         base_dtype: Dtype of the frozen Whisper.
