@@ -66,7 +66,7 @@ def picture(path: str | Path | None) -> np.ndarray:
     """Read an upload as (H, W, 3) uint8, and scale it down if it is large.
 
     Raises:
-        InputError.
+        InputError: If there is none, or it cannot be read.
     """
     require(bool(path), "Choose a picture, or press one of the samples first.")
     pixels = read_image(str(path), max_pixels=MAX_PIXELS)

@@ -122,7 +122,7 @@ class ChatRequest(BaseModel):
         """Drop fields that ask for nothing.
 
         Raises:
-            ApiError: For a field that asks for what nothing here can do.
+            ApiError: For a field that asks for something that is not supported.
         """
         if not isinstance(body, dict):
             return body
@@ -174,7 +174,7 @@ def _read(messages: list[Message]) -> tuple[list[dict[str, Any]], list[bytes]]:
         The messages, and the bytes of their pictures in order.
 
     Raises:
-        ApiError.
+        ApiError: If a message or part lacks its content, or there are too many pictures.
     """
     pictures, turns = list[bytes](), list[dict[str, Any]]()
     for message in messages:
@@ -206,7 +206,7 @@ def _picture(url: str) -> bytes:
     without padding.
 
     Raises:
-        ApiError.
+        ApiError: If it is no data: URL, or not base64.
     """
     head = DATA.match(url)
     if head is None:

@@ -277,7 +277,7 @@ def load_engine(model: str, options: EngineOptions, device: str | None, dtype: A
         The model's name for clients, and its engine.
 
     Raises:
-        InputError.
+        InputError: If there is no such model, or it does not fit the device or dtype.
     """
     loaded = mmdec.load(model, device, dtype=dtype)
     name = Path(model).resolve().name if os.path.isdir(model) else model

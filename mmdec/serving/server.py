@@ -169,7 +169,7 @@ class Server:
         """Submit a job, and return its result when it is decoded.
 
         Raises:
-            ApiError.
+            ApiError: If the job fails or is cancelled.
         """
         async for kind, value in self.events(request, job):
             if kind == "result":

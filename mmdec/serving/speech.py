@@ -170,7 +170,7 @@ async def _read(server: Server, file: UploadFile, strict: bool | None, silence: 
         silence: Whether a silent recording is accepted.
 
     Raises:
-        InputError.
+        InputError: If the file is no readable recording.
     """
     content = await file.read()
     limit = server.limits.seconds
