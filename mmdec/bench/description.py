@@ -88,14 +88,7 @@ def bench_vlm(
             Exactness(f"tokens of {method.name} and of transformers' greedy loop", len(chosen), len(chosen))
             for method in drafted
         ),
-        comparisons=tuple(
-            row
-            for method in drafted
-            for other in (greedy, *stock, PLAIN, *drafted)
-            if other is not method
-            for group in groups
-            for row in found.rows(method.name, other.name, group)
-        ),
+        comparisons=tuple(found.comparisons(drafted, (greedy, *stock, PLAIN, *drafted), groups)),
         stages=found.stages(),
         depths=found.depths,
         not_measured=left_out,

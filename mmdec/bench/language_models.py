@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmdec.bench.pairing import LOOKUP, PLAIN, Group, runnable_methods, task_groups, time_methods
-from mmdec.bench.report import BenchReport, Comparison, Exactness, Quantity
+from mmdec.bench.report import BenchReport, Exactness, Quantity
 from mmdec.checks.arguments import check_threads, check_whole
 from mmdec.checks.devices import check_device
 from mmdec.core.loop import Round
@@ -171,12 +171,8 @@ def bench_language(
     begun = replace(found, measured=first.interleave([*ours, greedy, PLAIN], singles, repeats, log))
     groups = task_groups([prompt.task for prompt in prompts])
     beginning = Group(f"first {FIRST} tokens", "all", range(len(prompts)))
-    rows: list[Comparison] = []
-    for method in ours:
-        for other in (greedy, *stock, PLAIN):
-            rows += [row for group in groups for row in found.rows(method.name, other.name, group)]
-        for other in (greedy, PLAIN):
-            rows += begun.rows(method.name, other.name, beginning)
+    rows = found.comparisons(ours, (greedy, *stock, PLAIN), groups)
+    rows += begun.comparisons(ours, (greedy, PLAIN), [beginning])
     kept = "" if not too_long else f", {too_long} left out, which are too long"
     return BenchReport(
         bench="core",

@@ -221,6 +221,19 @@ class MethodTimings:
             )
         return rows
 
+    def comparisons(
+        self, subjects: Sequence[Method], baselines: Sequence[Method], groups: Sequence[Group]
+    ) -> list[Comparison]:
+        """Compare each subject with each baseline that is another method, group by group."""
+        return [
+            row
+            for subject in subjects
+            for baseline in baselines
+            if baseline is not subject
+            for group in groups
+            for row in self.rows(subject.name, baseline.name, group)
+        ]
+
     def stages(self) -> dict[str, dict[str, float]]:
         """Compute how long each stage of decoding takes for one input, in milliseconds.
 
