@@ -85,7 +85,7 @@ def test_a_recorded_run_says_the_same_and_counts() -> None:
     out = mmdec.generate(model, ids, drafter, num_speculative_tokens=4, max_new_tokens=20, do_sample=False)
     plain = mmdec.generate(model, ids, None, max_new_tokens=20, do_sample=False)
     assert out.sequences.tolist() == plain.sequences.tolist()
-    chains = [(round_.with_drafter[0], round_.accepted[0]) for round_ in out.rounds]
+    chains = [(round_.drafted[0], round_.accepted[0]) for round_ in out.rounds]
     shares = [
         sum(accepted >= depth for _, accepted in chains) / sum(drafted >= depth for drafted, _ in chains)
         for depth in range(1, max(drafted for drafted, _ in chains) + 1)
