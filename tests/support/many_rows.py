@@ -47,7 +47,7 @@ def rows_of(count: int) -> list[Row]:
 def finish(work: Work, rows: Sequence[Row], shard: tuple[int, int] = (1, 1), call: Any = named) -> None:
     """Process the rows of a shard that have no result yet."""
     work.begin(rows)
-    for part in work.todo(rows, shard):
+    for part in work.unfinished_parts(rows, shard):
         PartWorker(work, call).do(part)
 
 
