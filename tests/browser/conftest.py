@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import CHROMIUM, OFFLINE, opened
+from tests.browser.chromium import CHROMIUM, OFFLINE, opened
 from tests.support.demo_server import Server, serving
 
 

@@ -23,9 +23,9 @@ from mmdec.bench.kernels import describe_kernels
 from mmdec.bench.report import BenchReport, BenchRun, Quantity
 from mmdec.cli.reports import Destinations
 from mmdec.demo import samples
-from tests.support.browser import CHROMIUM, OFFLINE, PATIENCE
+from tests.browser.chromium import CHROMIUM, OFFLINE, PATIENCE
+from tests.browser.demo_visitor import Visitor
 from tests.support.demo_server import Server, serving
-from tests.support.demo_visitor import Visitor
 
 LOOKS = 2000  # milliseconds that a visitor looks at the page before the click
 # The player makes its <audio> by createElement, inside a shadow tree that hides its events from the document.

@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from mmdec.demo import samples
-from tests.support.browser import CHROMIUM, OFFLINE, PATIENCE
+from tests.browser.chromium import CHROMIUM, OFFLINE, PATIENCE
 from tests.support.demo_server import ROOT, serving
 
 FOLDER = ROOT / "docs" / "pictures"

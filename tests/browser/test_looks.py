@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmdec.demo import samples
-from tests.support.browser import opened
+from tests.browser.chromium import opened
 from tests.support.demo_server import Server
 
 FAINT = Path(__file__).with_name("contrast.js").read_text(encoding="utf-8").partition("\n")[2]

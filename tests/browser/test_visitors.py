@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from mmdec.demo import samples
+from tests.browser.demo_visitor import SECONDS, Visitor
 from tests.support.demo_server import ROOT, Server, true_english
-from tests.support.demo_visitor import SECONDS, Visitor
 
 WHOLE = bool(os.environ.get("MMDEC_ALL"))
 PEOPLE = 10

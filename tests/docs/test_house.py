@@ -44,16 +44,18 @@ def test_unit_tests_mirror_the_package() -> None:
     assert tested == rooms
 
 
-def test_tests_share_what_lies_in_support() -> None:
-    """No test module is imported; what fixtures need of a folder's conftest.py, pytest brings."""
-    borrowed = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
+def test_tests_import_only_support_modules() -> None:
+    """From tests/support or their own folder; never a test module."""
+    tests = ROOT / "tests"
+    misplaced = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+        for path in sorted(tests.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for name in imported(node)
-        if name.startswith("tests.") and not name.startswith(("tests.support", "tests.conftest"))
+        if name.startswith("tests.") and not name.startswith(("tests.support.", "tests.conftest"))
+        if ".test_" in name or not name.startswith(".".join(path.parent.relative_to(ROOT).parts) + ".")
     ]
-    assert borrowed == []
+    assert misplaced == []
 
 
 def imported(node: ast.AST) -> list[str]:

@@ -2,8 +2,8 @@
 code of the README and of the model cards.
 
 Each Python block and each notebook runs in a separate process, one after another. The processes are forks of one that
-has imported torch, transformers and mmdec (tests/support/forked.py). Hub ids lead to tiny models
-(tests/support/fake_hub.py). Commands are only parsed; those of the README are run by test_readme.py.
+has imported torch, transformers and mmdec (tests/docs/forked.py). Hub ids lead to tiny models
+(tests/docs/fake_hub.py). Commands are only parsed; those of the README are run by test_readme.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import yaml
 
 from mmdec import __version__, cli
 from tests.conftest import RATE
-from tests.support.fake_hub import write_cache
-from tests.support.forked import results_of
-from tests.support.sample_files import put_samples
+from tests.docs.fake_hub import write_cache
+from tests.docs.forked import results_of
+from tests.docs.sample_files import put_samples
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -33,10 +33,7 @@ from mmdec.core.loop import Round
 from mmdec.generation.hf_bridge import fallback_reasons
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
-from tests.support.tiny_text import language_model, prompts
-from tests.support.tiny_vlm import Picture, batch_of, vision_model
-from tests.support.tiny_whisper import write
-from tests.support.user_processors import (
+from tests.exactness.user_processors import (
     COUPLED,
     KINDS,
     ROW_WISE,
@@ -49,6 +46,9 @@ from tests.support.user_processors import (
     distinct,
     options_of,
 )
+from tests.support.tiny_text import language_model, prompts
+from tests.support.tiny_vlm import Picture, batch_of, vision_model
+from tests.support.tiny_whisper import write
 from tests.support.whisper_calls import MODELS, MODES, assert_same, call
 
 MODEL: Any = language_model("llama")

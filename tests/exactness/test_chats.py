@@ -21,8 +21,8 @@ import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.probe import PROBE_VOCABULARY
+from tests.exactness.pairwise import cover
 from tests.support.families import model_of
-from tests.support.pairwise import cover
 from tests.support.random_drafter import Wild
 
 PAD, EOS = 0, 2

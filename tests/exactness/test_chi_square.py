@@ -18,7 +18,7 @@ from mmdec.core.budget import Budget
 from mmdec.core.sampling import Dice, KeyedSample, Stop
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState
 from mmdec.types import Draft, Plan
-from tests.support.enumeration import plain_law
+from tests.exactness.enumeration import plain_law
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Toy, run
 
 K = TypeVar("K", bound=Hashable)

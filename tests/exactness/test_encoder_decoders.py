@@ -14,8 +14,8 @@ from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import FAMILIES
 from mmdec.targets.registry import target_of
 from mmdec.types import Needs
+from tests.exactness.pairwise import cover
 from tests.support.encoder_decoders import BART, CLASSES, VOCABULARY, attentions, encoder_decoder, sources
-from tests.support.pairwise import cover
 from tests.support.random_drafter import Wild
 
 ENDS = [2, 5, 9]  # texts of different lengths

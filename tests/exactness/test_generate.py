@@ -17,9 +17,9 @@ import mmdec
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.generation.run import default_statistics
+from tests.exactness.pairwise import cover
+from tests.exactness.text_models import MODELS, SMALL, Wrong
 from tests.support.draft_networks import tree_growing
-from tests.support.pairwise import cover
-from tests.support.text_models import MODELS, SMALL, Wrong
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 
 PROCESSORS: dict[str, dict[str, Any]] = {

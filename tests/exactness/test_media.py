@@ -17,9 +17,9 @@ from mmdec.compat import CACHE_ARGUMENT, transformers_release
 from mmdec.errors import InputError
 from mmdec.targets.media import AUDIO_FAMILIES, FAMILIES, UNSUPPORTED_CLASSES, VISION_FAMILIES, MediaTarget
 from mmdec.targets.registry import target_of
+from tests.exactness.pairwise import cover
 from tests.support.audio_lm_folders import FAMILIES as LISTENING
 from tests.support.media_models import FOR, media_inputs, media_model
-from tests.support.pairwise import cover
 from tests.support.random_drafter import Wild
 from tests.support.vision_drafters import DRAFTERS
 from tests.support.vlm_folders import FAMILIES as DESCRIBED

@@ -18,10 +18,10 @@ from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import ResidualRule, SamplingState
 from mmdec.drafters.other_vocabulary import OtherVocabulary
 from mmdec.targets.text import TextTarget
+from tests.exactness.letter_tokenizer import Letters, alphabet, renamed, shuffled
+from tests.exactness.text_models import MODELS
 from tests.support.blended_toy import Toy
 from tests.support.draft_networks import texts
-from tests.support.letter_tokenizer import Letters, alphabet, renamed, shuffled
-from tests.support.text_models import MODELS
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import KINDS, WORDS, Picture, batch_of, vision_model
 from tests.support.tiny_vlm import VOCABULARY as SEEN

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmdec
-from tests.support.text_models import MODELS
+from tests.exactness.text_models import MODELS
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 

@@ -23,8 +23,8 @@ from mmdec.targets.quantization_check import difference, siblings_change_logits
 from mmdec.targets.registry import target_of
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import buzz
+from tests.exactness.quantised import dynamic, weights_alone
 from tests.support import tiny_vlm_folder, tiny_whisper
-from tests.support.quantised import dynamic, weights_alone
 from tests.support.tiny_text import language_model, prompts
 from tests.support.tiny_vlm import KINDS, Picture, batch_of, vision_model
 from tests.support.whisper_calls import MODELS, MODES, call

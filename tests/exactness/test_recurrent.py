@@ -21,8 +21,8 @@ from mmdec.targets.recurrent_cache import MAX_BACKLOG, STATE_CACHE
 from mmdec.targets.registry import target_of
 from mmdec.targets.text import text_scorer
 from mmdec.types import Draft, Needs, Verdict
-from tests.support.pairwise import cover
-from tests.support.quantised import weights_alone
+from tests.exactness.pairwise import cover
+from tests.exactness.quantised import weights_alone
 from tests.support.random_drafter import Wild
 from tests.support.recurrent import OWN, recurrent_config, recurrent_model
 

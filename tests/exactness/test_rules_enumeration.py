@@ -15,7 +15,7 @@ from mmdec.core.sampling import Processor, Sequences, Stop
 from mmdec.core.tree import trees_from_lists
 from mmdec.core.verify import MatchRule, ResidualRule, Rule, SamplingState, TypicalRule, verify
 from mmdec.types import Draft, Plan, Scores
-from tests.support.enumeration import Law, Oracle, Thrown, plain_law
+from tests.exactness.enumeration import Law, Oracle, Thrown, plain_law
 from tests.support.toy_target import AlwaysAccept, Memory, Scripted, Session, Toy, padded, run
 
 Shape = list[int]  # parents of nodes 1, 2, ...

@@ -11,9 +11,9 @@ import pytest
 import mmdec
 from mmdec.drafters.medusa.drafter import Medusa
 from mmdec.types import Drafter
-from tests.support.text_models import MODELS as TEXTS
-from tests.support.text_models import SMALL, Wrong
-from tests.support.threads import Work, at_once
+from tests.exactness.text_models import MODELS as TEXTS
+from tests.exactness.text_models import SMALL, Wrong
+from tests.exactness.threads import Work, at_once
 from tests.support.tiny_text import prompts
 from tests.support.tiny_whisper import sound
 from tests.support.whisper_calls import MODELS, heads

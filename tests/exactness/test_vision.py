@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from tests.support.pairwise import cover
+from tests.exactness.pairwise import cover
 from tests.support.tiny_vlm import (
     AXES,
     KINDS,

@@ -18,7 +18,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.types import Needs
-from tests.support.threads import Work, at_once
+from tests.exactness.threads import Work, at_once
 from tests.support.tiny_vlm import (
     AXES,
     IMAGE,

@@ -20,7 +20,7 @@ from mmdec.drafters.small_model import SmallModel
 from mmdec.errors import InputError
 from mmdec.generation.run import default_statistics
 from mmdec.targets.registry import target_of
-from tests.support.pairwise import cover
+from tests.exactness.pairwise import cover
 from tests.support.tiny_whisper import (
     EOT,
     TIMESTAMPS,

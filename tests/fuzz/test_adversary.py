@@ -13,7 +13,7 @@ import pytest
 
 import mmdec
 from mmdec.targets.families import FAMILIES
-from tests.support.adversary import Report, attack, attacks
+from tests.fuzz.adversary import Report, attack, attacks
 
 CHUNK = 1_000
 STEP = 7  # families from one chunk's first to the next one's

@@ -31,7 +31,7 @@ from mmdec.drafters.medusa.checkpoint import load_heads
 from mmdec.errors import MmdecError
 from mmdec.whisper.checkpoint import load_whisper
 from tests.conftest import RATE, buzz
-from tests.support.odd_values import FRESH, PLAIN, WORDS
+from tests.fuzz.odd_values import FRESH, PLAIN, WORDS
 from tests.support.tiny_english import write_english
 from tests.support.tiny_text import language_model
 from tests.support.tiny_whisper import write

@@ -33,7 +33,7 @@ def answers(folder: Path, first: int, model: Path, poison: int) -> tuple[list[tu
         [
             sys.executable,
             "-m",
-            "tests.support.fuzz_reader",
+            "tests.fuzz.fuzz_reader",
             str(folder),
             str(first),
             str(last),

@@ -31,7 +31,7 @@ def test_odd_images(first: int, tmp_path: Path) -> None:
         arguments = [str(tmp_path), str(first), str(last), str(poison), str(written)]
         tunables = f"glibc.malloc.perturb={poison}:glibc.malloc.mmap_threshold={1 << 30}"
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.fuzz_image_reader", *arguments],
+            [sys.executable, "-m", "tests.fuzz.fuzz_image_reader", *arguments],
             env={**os.environ, "GLIBC_TUNABLES": tunables, "OMP_NUM_THREADS": "1"},
             cwd=Path(__file__).parents[2],
             capture_output=True,

@@ -13,7 +13,7 @@ import pytest
 
 import mmdec
 from mmdec.targets.families import RECURRENT_FAMILIES
-from tests.support.adversary import Report, attack, attacks
+from tests.fuzz.adversary import Report, attack, attacks
 from tests.support.every_class import windowed
 
 KINDS = {"windows": windowed(), "states": [f"{name}ForCausalLM" for name in RECURRENT_FAMILIES.split()]}

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from tests.support.media_adversary import CHUNK, Report, attack
+from tests.fuzz.media_adversary import CHUNK, Report, attack
 
 SIZE, CHUNKS = (CHUNK, 50) if os.environ.get("MMDEC_ALL") else (50, 1)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.interpreter import DEVICE  # before the kernels
+from tests.kernels.interpreter import DEVICE  # before the kernels
 
 from mmdec.kernels import dag_triton  # isort: skip
-from tests.support.kernel_dag import CASES, NEAR, difference, graph
+from tests.kernels.dag_cases import CASES, NEAR, difference, graph
 
 
 @pytest.mark.parametrize("name", CASES)

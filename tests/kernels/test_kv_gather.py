@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.interpreter import DEVICE  # before the kernels
+from tests.kernels.interpreter import DEVICE  # before the kernels
 
 from mmdec.kernels import kv_gather_triton  # isort: skip
 from mmdec.kernels.kv_gather import kernel_fits
-from tests.support.kernel_kv_gather import agrees, moved
+from tests.kernels.kv_gather_cases import agrees, moved
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from tests.support.interpreter import DEVICE  # before the kernels
+from tests.kernels.interpreter import DEVICE  # before the kernels
 
 from mmdec.kernels import dag_triton  # isort: skip
 from mmdec.errors import InputError
 from mmdec.kernels.dag import log_softmax_gather
-from tests.support.kernel_log_softmax_gather import CASES, difference
+from tests.kernels.log_softmax_gather_cases import CASES, difference
 
 TORCH = SimpleNamespace(gather_triton=log_softmax_gather)
 

@@ -14,31 +14,31 @@ import torch
 from triton.runtime.errors import InterpreterError
 
 from mmdec.kernels import dag_triton, kv_gather_triton
-from tests.support.interpreter import DEVICE  # noqa: F401 # before the kernels
+from tests.kernels.interpreter import DEVICE  # noqa: F401 # before the kernels
 
 from mmdec.kernels import tree_attention_triton  # isort: skip
-from tests.support import kernel_dag, kernel_kv_gather, kernel_log_softmax_gather, kernel_tree_attention
+from tests.kernels import dag_cases, kv_gather_cases, log_softmax_gather_cases, tree_attention_cases
 
 Seen = Callable[[ModuleType], bool]
 
 
 def attention(name: str) -> Seen:
-    case = kernel_tree_attention.CASES[name]
-    return lambda module: kernel_tree_attention.difference(module, case) < kernel_tree_attention.NEAR[case[-1]]
+    case = tree_attention_cases.CASES[name]
+    return lambda module: tree_attention_cases.difference(module, case) < tree_attention_cases.NEAR[case[-1]]
 
 
 def graph(name: str) -> Seen:
-    case = kernel_dag.CASES[name]
-    return lambda module: kernel_dag.difference(module, case, seed=1) < kernel_dag.NEAR[case.dtype]
+    case = dag_cases.CASES[name]
+    return lambda module: dag_cases.difference(module, case, seed=1) < dag_cases.NEAR[case.dtype]
 
 
 def gather(name: str) -> Seen:
-    case = kernel_log_softmax_gather.CASES[name]
-    return lambda module: kernel_log_softmax_gather.difference(module, case) < 2e-5
+    case = log_softmax_gather_cases.CASES[name]
+    return lambda module: log_softmax_gather_cases.difference(module, case) < 2e-5
 
 
 def cache(module: ModuleType) -> bool:
-    return kernel_kv_gather.agrees(module, (4, 3, 2, 12, 5), torch.float32, seed=0)
+    return kv_gather_cases.agrees(module, (4, 3, 2, 12, 5), torch.float32, seed=0)
 
 
 TREE, GRAPH, CACHE = tree_attention_triton, dag_triton, kv_gather_triton

@@ -8,7 +8,7 @@ import torch
 from mmdec.kernels import tree_attention_triton  # isort: skip
 from mmdec.core.tree import ancestors
 from mmdec.kernels.tree_attention import tree_attention_reference, tree_mask
-from tests.support.kernel_tree_attention import CASES, NEAR, difference, random_tree
+from tests.kernels.tree_attention_cases import CASES, NEAR, difference, random_tree
 
 
 @pytest.mark.parametrize("name", CASES)

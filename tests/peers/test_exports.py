@@ -27,7 +27,7 @@ from mmdec.drafters.dflash.network import DFlash, DFlashConfig
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from mmdec.pretrained.drafters import read_network, save_network
 from mmdec.pretrained.export import export_drafter
-from tests.support.peers import DRAFTED, LAYER, LLAMA3, SIZE, TOKENS, our_logits, peers_logits
+from tests.peers.speculators_networks import DRAFTED, LAYER, LLAMA3, SIZE, TOKENS, our_logits, peers_logits
 
 DEPTH, BLOCK = 8, 5
 SHAPE: dict[str, Any] = {

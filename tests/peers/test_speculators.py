@@ -20,7 +20,7 @@ from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
 from mmdec.pretrained.drafters import convert, read_network
-from tests.support.peers import DRAFTED, LAYER, LLAMA3, SIZE, STEPS, TOKENS, our_logits, peers_logits
+from tests.peers.speculators_networks import DRAFTED, LAYER, LLAMA3, SIZE, STEPS, TOKENS, our_logits, peers_logits
 
 CASES: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
     "plain": (LlamaConfig, {}, {}),

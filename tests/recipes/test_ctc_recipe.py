@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmdec.drafters.ctc.training.module import load_ctc_recogniser
-from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, fit, logged
+from tests.recipes.small_recipes import MARKS, check_same_weights, checkpoint, fit, logged
 from tests.support.tiny_sentences import SIZES, write
 from tests.support.tiny_whisper import write as write_whisper
 

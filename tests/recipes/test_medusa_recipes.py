@@ -18,9 +18,9 @@ from mmdec.drafters.medusa.training.module import MedusaModule
 from mmdec.drafters.medusa.training.simulation import spread
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from tests.support.kill_callback import ends_killed, training_to_be_killed
+from tests.recipes.kill_callback import ends_killed, training_to_be_killed
+from tests.recipes.small_recipes import logged_at_each_step
 from tests.support.lightning_warnings import LIGHTNING
-from tests.support.small_recipes import logged_at_each_step
 from tests.support.tiny_english import write_english
 from tests.support.tiny_whisper import write
 

@@ -17,12 +17,12 @@ from mmdec.daspeech.training.corpus import SpeechTranslationData
 from mmdec.daspeech.training.export import save_network
 from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.training.__main__ import main
-from tests.support.small_recipes import MARKS, write_voice
+from tests.recipes.small_recipes import MARKS, write_voice
+from tests.recipes.tiny_squares import write_squares, write_target
 from tests.support.tiny_corpus import write_corpus
 from tests.support.tiny_english import write_english
 from tests.support.tiny_sentences import SIZES as HEAD
 from tests.support.tiny_sentences import write, write_pairs
-from tests.support.tiny_squares import write_squares, write_target
 from tests.support.tiny_translator import tiny_sizes
 from tests.support.tiny_whisper import write as write_whisper
 
@@ -158,7 +158,7 @@ def arguments(recipe: str, model: Options, data: Options, processes: int) -> lis
         *(f"--trainer.{name}={value}" for name, value in trainer.items()),
         *(f"--model.init_args.{name}={value}" for name, value in model.items()),
         *(f"--data.init_args.{name}={value}" for name, value in {**whole, "steps_per_epoch": EPOCH}.items()),
-        "--trainer.callbacks+=tests.support.deterministic_training.Still",
+        "--trainer.callbacks+=tests.recipes.deterministic_training.Still",
     ]
 
 

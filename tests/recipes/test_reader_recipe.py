@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mmdec.daspeech.training.reader.module import load_module
-from tests.support import small_recipes
-from tests.support.small_recipes import MARKS, check_same_weights, checkpoint, logged
+from tests.recipes import small_recipes
+from tests.recipes.small_recipes import MARKS, check_same_weights, checkpoint, logged
 from tests.support.tiny_sentences import write_pairs
 
 SIZES = {"d_model": 32, "ffn": 32, "heads": 2, "layers": 1, "decoder_layers": 1, "dropout": 0.0}

@@ -19,9 +19,9 @@ from mmdec.drafters.eagle.training.samples import PromptBuilder, Questions, read
 from mmdec.drafters.eagle.training.teacher import load_target
 from mmdec.errors import InputError
 from mmdec.training.checkpoints import read_checkpoint
+from tests.recipes.tiny_squares import ASKED, write_squares, write_target
 from tests.support.lightning_warnings import FITTING
 from tests.support.tiny_llava import build_tokenizer
-from tests.support.tiny_squares import ASKED, write_squares, write_target
 from tests.support.tiny_text import language_model
 
 pytestmark = [

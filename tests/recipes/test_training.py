@@ -23,9 +23,9 @@ from mmdec.daspeech.training.module import DASpeechModule
 from mmdec.errors import InputError
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import newest_checkpoints, read_checkpoint
-from tests.support.kill_callback import ends_killed, training_to_be_killed
+from tests.recipes.kill_callback import ends_killed, training_to_be_killed
+from tests.recipes.small_recipes import write_voice
 from tests.support.lightning_warnings import LIGHTNING
-from tests.support.small_recipes import write_voice
 from tests.support.tiny_corpus import TinyCorpus, write_corpus
 from tests.support.tiny_translator import tiny_sizes
 

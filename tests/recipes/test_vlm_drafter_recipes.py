@@ -21,10 +21,10 @@ from mmdec.drafters.eagle.training.samples import PromptBuilder, Questions, read
 from mmdec.drafters.eagle.training.teacher import load_target
 from mmdec.training.__main__ import main
 from mmdec.training.checkpoints import read_checkpoint
-from tests.support.kill_callback import train_until_killed
+from tests.recipes.kill_callback import train_until_killed
+from tests.recipes.small_recipes import logged_at_each_step
+from tests.recipes.tiny_squares import write_squares, write_target
 from tests.support.lightning_warnings import FITTING
-from tests.support.small_recipes import logged_at_each_step
-from tests.support.tiny_squares import write_squares, write_target
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "vlm_drafters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import mmdec
 from mmdec.checks.devices import check_dtype, check_same_dtype, fastest_dtype
 from mmdec.cli.options import dtype_or_quick
 from mmdec.errors import InputError
+from mmdec.vision.describe import DescribeOptions
+from mmdec.whisper.live import StreamOptions
 from tests.conftest import RATE, buzz
 from tests.support.pictures import pixels
 from tests.support.tiny_vlm_folder import write as write_vlm
@@ -140,3 +143,14 @@ def test_a_shipped_translators_units_stay(dtype: str) -> None:
 def test_a_translator_has_no_double_precision(tiny_model: Path) -> None:
     with pytest.raises(InputError, match="`dtype` must be float32, bfloat16 or float16 for a translator"):
         mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, device="cpu", dtype="float64")
+
+
+@pytest.mark.parametrize("name", ["describe", "load", "transcribe", "translate_speech"])
+def test_a_call_takes_a_dtype(name: str) -> None:
+    """`generate` and `stream` take it among their options: `tests/unit/generation/test_speculation.py`."""
+    assert inspect.signature(getattr(mmdec, name)).parameters["dtype"].default is None
+
+
+@pytest.mark.parametrize("options", [DescribeOptions, StreamOptions])
+def test_a_chat_and_a_stream_take_a_dtype(options: type) -> None:
+    assert "dtype" in options.__annotations__

@@ -30,8 +30,16 @@ from mmdec.evaluation.translation import COMPARED
 from mmdec.hub.cache import LoadedModels
 from mmdec.io import audio
 from tests.conftest import RATE, buzz
-from tests.support.cli_verbs import VERBS
 from tests.support.tiny_containers import CODECS
+
+VERBS = [
+    "",
+    *("translate", "transcribe", "describe", "train", "train drafter", "demo", "doctor", "info"),
+    *("eval", "eval speech", "eval asr", "bench", "bench speech", "bench core", "bench asr"),
+    *("eval vlm", "bench vlm", "bench kernels", "bench all", "bench show"),
+    *("convert", "convert medusa", "convert hifigan", "convert daspeech", "convert drafter"),
+    *("export", "export drafter"),
+]
 
 
 def run(*arguments: object) -> Result:

@@ -13,7 +13,7 @@ from mmdec.core.budget import Budget
 from mmdec.core.statistics import MeasurementKey
 from mmdec.errors import InputError
 from mmdec.types import Plan
-from tests.support.simulated_run import STATISTICS, Run, Seconds, cliff, median, planner, steep, tiny
+from tests.unit.core.simulated_run import STATISTICS, Run, Seconds, cliff, median, planner, steep, tiny
 
 
 @pytest.fixture(autouse=True)

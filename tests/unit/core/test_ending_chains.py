@@ -8,7 +8,7 @@ import pytest
 
 from mmdec.core.budget import Budget
 from mmdec.core.statistics import DecodingStatistics, MeasurementKey
-from tests.support.simulated_run import cliff, median, tiny
+from tests.unit.core.simulated_run import cliff, median, tiny
 
 
 def speed_of_chains(stops: bool, seed: int, honest: bool = True, batch: int = 1) -> float:

@@ -39,7 +39,7 @@ from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs
 from tests.support import vlm_folders as seeing_folders
-from tests.support.trained_eagle3 import SIZE, language, loaded, prompt_texts, published_eagle3, target, trained
+from tests.unit.doctor.trained_eagle3 import SIZE, language, loaded, prompt_texts, published_eagle3, target, trained
 
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
 IDS = "eagle_aux_hidden_state_layer_ids"

@@ -21,7 +21,7 @@ import mmdec
 from mmdec.serving.server import ServerLimits
 from tests.support.pictures import QUESTION, pixels
 from tests.support.running_servers import ROOT, picture, served, until, wav
-from tests.support.server_load import TRANSCRIBE, Question, load
+from tests.unit.serving.server_load import TRANSCRIBE, Question, load
 
 CLIENTS = 32
 WHOLE = bool(os.environ.get("MMDEC_ALL"))

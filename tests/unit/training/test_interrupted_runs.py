@@ -15,7 +15,7 @@ from mmdec.errors import InputError, MmdecError
 from mmdec.training.checkpoints import read_checkpoint
 from mmdec.training.processes import TERMINATED, lock_folder
 from tests.support.lightning_warnings import LIGHTNING
-from tests.support.tiny_run import fit, recipe
+from tests.unit.training.tiny_run import fit, recipe
 
 pytestmark = LIGHTNING
 

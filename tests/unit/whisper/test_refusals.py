@@ -14,8 +14,8 @@ from transformers import WhisperFeatureExtractor, WhisperProcessor
 import mmdec
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from tests.conftest import RATE, buzz
-from tests.support.short_transcripts import transcribe
 from tests.support.tiny_whisper import network, processor, write
+from tests.unit.whisper.short_transcripts import transcribe
 
 BAD_SOUND: list[tuple[Any, str]] = [
     (np.full(RATE, np.nan, np.float32), "must hold finite numbers"),

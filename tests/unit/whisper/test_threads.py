@@ -13,7 +13,7 @@ from transformers.utils import logging as hf_logging
 from mmdec.generation.model_lock import model_lock
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
-from tests.support.short_transcripts import transcribe
+from tests.unit.whisper.short_transcripts import transcribe
 
 
 def until(happened: Callable[[], bool]) -> None:

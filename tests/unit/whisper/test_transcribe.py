@@ -19,8 +19,8 @@ from mmdec.tasks.confidence import confidence, read_calibrations
 from mmdec.whisper.checkpoint import LoadedWhisper
 from tests.conftest import RATE, buzz
 from tests.support import audio_lm_folders as hearing_folders
-from tests.support.short_transcripts import transcribe
 from tests.support.tiny_whisper import heads
+from tests.unit.whisper.short_transcripts import transcribe
 
 
 def test_every_kind_of_audio_is_the_same(whisper: LoadedWhisper, tmp_path: Path) -> None:

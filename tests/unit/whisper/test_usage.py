@@ -11,7 +11,7 @@ import mmdec
 from mmdec.whisper.checkpoint import LoadedWhisper
 from mmdec.whisper.request import TextOptions, TranscriptionRequest, UsageMeter
 from tests.conftest import buzz
-from tests.support.short_transcripts import transcribe
+from tests.unit.whisper.short_transcripts import transcribe
 
 
 def test_times_are_what_was_spent(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:

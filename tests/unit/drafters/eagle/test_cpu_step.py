@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mmdec.drafters.eagle.cpu_step import DraftStep, SlotStep, column_step
 from mmdec.drafters.eagle.network import DraftNetwork
 from mmdec.drafters.flash.network import FlashNetwork
-from tests.support.small_networks import WIDTH, network
+from tests.unit.drafters.eagle.small_networks import WIDTH, network
 
 
 def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -> tuple[Any, nn.Embedding, nn.Linear]:

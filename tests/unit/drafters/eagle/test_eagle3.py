@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmdec.drafters.eagle.eagle3 import Eagle3, Eagle3Config, default_layers
 from mmdec.errors import InputError
-from tests.support.naive_eagle3 import naive_logits
+from tests.unit.drafters.eagle.naive_eagle3 import naive_logits
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from mmdec.drafters.eagle.network import DraftConfig, DraftNetwork
 from mmdec.drafters.registry import network_class
 from mmdec.errors import InputError
-from tests.support.small_networks import SHAPE
+from tests.unit.drafters.eagle.small_networks import SHAPE
 
 
 def network(**changes: Any) -> DraftNetwork:

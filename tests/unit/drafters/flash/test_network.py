@@ -1,5 +1,5 @@
 """Tests FLASH's network: fusion, compressed prompts, slots and refiners, against hand-computed values and loops.
-tests/unit/drafters/test_shortening.py tests its drafter."""
+tests/unit/drafters/eagle/test_compressing_drafters.py tests its drafter."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import soundfile
 
 from mmdec.errors import InputError
 from mmdec.training.corpora.librispeech import read_utterances
-from tests.support.small_corpora import LAYOUTS, picture, put, sound
+from tests.unit.training.corpora.small_corpora import LAYOUTS, picture, put, sound
 
 TEXT = list(LAYOUTS)
 LINES = [name for name in TEXT if not LAYOUTS[name].listed.endswith(".json")]

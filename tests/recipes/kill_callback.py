@@ -31,7 +31,7 @@ def training_to_be_killed(options: Sequence[str], step: int, folder: Path, said:
 
     said: the file for its stdout and stderr.
     """
-    killed = ("--trainer.callbacks+=tests.support.kill_callback.Killed", f"--trainer.callbacks.step={step}")
+    killed = ("--trainer.callbacks+=tests.recipes.kill_callback.Killed", f"--trainer.callbacks.step={step}")
     with said.open("wb") as file:
         words = ["mmdec.training", *options, *killed]
         return start(words, TRAINING, folder, {"OMP_NUM_THREADS": "1"}, True, (DEVNULL, file, file))

@@ -1,6 +1,6 @@
 """Reads odd sound files in a separate process, because a decoder may hang, and writes each result as a JSON line.
 
-`python -m tests.support.fuzz_reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, because decoders may
+`python -m tests.fuzz.fuzz_reader FOLDER FIRST LAST MODEL ANSWERS` writes to the file ANSWERS, because decoders may
 print to stdout. A call of more than 20 s ends the process with a traceback.
 """
 

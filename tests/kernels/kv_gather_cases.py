@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from tests.support.interpreter import DEVICE  # before the kernels
+from tests.kernels.interpreter import DEVICE  # before the kernels
 
 
 def moved(kv: Tensor, columns: list[list[int]], begins: list[int]) -> Tensor:

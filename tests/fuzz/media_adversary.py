@@ -2,7 +2,7 @@
 calls.
 
 Texts must equal those without drafts. A malformed input must end in an InputError, or in the text of transformers'
-`generate`. A long run, `python -m tests.support.media_adversary FIRST END FILE`, appends the results of each hundred
+`generate`. A long run, `python -m tests.fuzz.media_adversary FIRST END FILE`, appends the results of each hundred
 cases that are not in FILE yet.
 """
 
@@ -33,9 +33,9 @@ from mmdec.io.images import to_pil
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.pretrained.vlm import load_vlm
 from mmdec.targets.media import AUDIO_FAMILIES, VISION_FAMILIES
+from tests.fuzz.adversary import options_of
 from tests.support import audio_lm_folders as hearing_folders
 from tests.support import vlm_folders as seeing_folders
-from tests.support.adversary import options_of
 from tests.support.encoder_decoders import CLASSES, VOCABULARY, attentions, encoder_decoder, sources
 from tests.support.media_models import FOR, media_inputs, media_model
 from tests.support.random_drafter import Wild

@@ -1,4 +1,4 @@
-"""Runs pieces of Python, each in a separate process: `python -m tests.support.forked < jobs.json > results.json`.
+"""Runs pieces of Python, each in a separate process: `python -m tests.docs.forked < jobs.json > results.json`.
 
 torch, transformers, mmdec and the models that calls use by default are loaded once. Each piece then runs in a fork of
 that process, with its own namespace and folder. So the import, which takes most of a small example's time, is done
@@ -54,7 +54,7 @@ def results_of(jobs: list[dict[str, Any]], cache: Path) -> dict[str, dict[str, A
     root = Path(__file__).parents[2]
     own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:drafter:UserWarning", "-m", "tests.support.forked"],
+        [sys.executable, "-W", "error", "-W", "ignore:drafter:UserWarning", "-m", "tests.docs.forked"],
         input=json.dumps(jobs),
         cwd=root,
         env={**os.environ, **own},

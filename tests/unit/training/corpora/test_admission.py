@@ -9,7 +9,7 @@ import pytest
 
 from mmdec.training.corpora import admission
 from mmdec.training.corpora.admission import seconds_of, sizes_of
-from tests.support.small_corpora import picture, sound
+from tests.unit.training.corpora.small_corpora import picture, sound
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Compiles every kernel for GPUs that this machine need not have: the compiler refuses code that the interpreter runs.
 
-python -m tests.support.compiled_kernels 80 90
+python -m tests.kernels.compiled_kernels 80 90
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmdec.kernels.dag import dag_best_alignment, dag_marginal, dag_posterior
-from tests.support.interpreter import DEVICE  # before the kernels
-from tests.support.poisoned_memory import poisoned
+from tests.kernels.interpreter import DEVICE  # before the kernels
+from tests.kernels.poisoned_memory import poisoned
 
 
 @dataclass(frozen=True)
