@@ -63,7 +63,7 @@ def upload(page: Any, tab: str, path: Path) -> None:
     source.get_by_text("Drop Audio Here").wait_for(state="hidden")
 
 
-def test_translate(page: Any) -> None:
+def test_the_page_translates(page: Any) -> None:
     press(page, SAMPLE.text)
     page.wait_for_function(HEARD)
     finished(page, "translate")
@@ -88,7 +88,7 @@ def test_translate(page: Any) -> None:
     assert page.locator("#mm-translate-results .mm-race.mm-go").count() == 1
 
 
-def test_transcribe(page: Any) -> None:
+def test_the_page_transcribes(page: Any) -> None:
     page.get_by_role("tab", name="Transcribe").click()
     press(page, shortened(samples.english()[0].text))
     finished(page, "transcribe")
@@ -105,7 +105,7 @@ def test_transcribe(page: Any) -> None:
     assert " ".join(words) == shown(page, "transcribe")
 
 
-def test_describe(page: Any) -> None:
+def test_the_page_describes(page: Any) -> None:
     page.get_by_role("tab", name="Describe").click()
     page.get_by_role("button", name=re.compile("Street")).click()  # its picture has a name, too
     finished(page, "describe")
@@ -209,7 +209,7 @@ def test_a_screen_reader_finds_names(page: Any) -> None:
     assert page.get_by_role("tab").all_inner_texts() == ["Translate", "Transcribe", "Describe"]
 
 
-def test_who_waits_is_told_so_and_hears_what_becomes_of_it(page: Any) -> None:
+def test_waiting_and_results_are_announced(page: Any) -> None:
     """Before the server has answered; in an element that stays, for screen readers read out what changes in one."""
     held: list[Any] = []
     page.route("**/gradio_api/queue/join*", lambda route: held.append(route))  # a function that playwright can mark

@@ -49,7 +49,7 @@ def visit(address: str, number: int, turn: int) -> str:
     return "" if done else f"{label}: no answer"
 
 
-def test_ten_people_at_once(server: Server) -> None:
+def test_ten_visitors_at_once_are_served(server: Server) -> None:
     wrong: list[str] = []
     until = time.monotonic() + 60 * MINUTES if WHOLE else 0.0
     memory: list[int] = []
@@ -96,7 +96,7 @@ def test_other_files_cannot_be_read(server: Server, tmp_path: Path) -> None:
     assert not any(text in str(said) for text in TRUE)
 
 
-def test_nothing_is_open_to_programs(server: Server) -> None:
+def test_no_api_is_exposed(server: Server) -> None:
     with Visitor(server.address) as visitor:
         functions = [one for one in visitor.config["dependencies"] if one["backend_fn"]]
     assert len(functions) > 10
@@ -157,6 +157,6 @@ def test_other_hosts_and_sites_are_refused(server: Server, headers: dict[str, st
         "gradio_api/info",
     ],
 )
-def test_pages_for_programs_are_closed(server: Server, path: str) -> None:
+def test_api_pages_are_closed(server: Server, path: str) -> None:
     answer = httpx.get(server.address + path, timeout=SECONDS)
     assert (answer.status_code, answer.text) == (404, "Not found.")

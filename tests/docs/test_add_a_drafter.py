@@ -166,7 +166,7 @@ def refused(match: str, call: Any, *arguments: Any, **options: Any) -> None:
         call(*arguments, **options)
 
 
-def test_what_is_no_drafter_is_refused(tmp_path: Path, model: PreTrainedModel) -> None:
+def test_objects_that_are_not_drafters_are_refused(tmp_path: Path, model: PreTrainedModel) -> None:
     refused("must be one of lookup, recycling, toy, a drafter's folder", mmdec.speculate, "looking")
     refused("must be one of", mmdec.speculate, tmp_path / "nowhere")
     refused("must be importable, but 'docs.examples.toy_drafter:Toy' is not", mmdec.speculate, PATH[:-7])

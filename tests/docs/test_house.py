@@ -25,12 +25,12 @@ def entries() -> set[str]:
     return {line.split()[0] for line in lines if not line.startswith("      ")}
 
 
-def test_the_tree_names_every_file_and_room_of_the_top_floor_and_no_other() -> None:
+def test_the_code_map_lists_the_top_level_of_mmdec() -> None:
     real = {path.name + "/" * path.is_dir() for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert entries() == real - {"py.typed"}
 
 
-def test_the_tree_names_files_beside_the_package() -> None:
+def test_the_code_map_lists_folders_beside_the_package() -> None:
     assert TREE is not None
     lines = [line for line in TREE.group(1).splitlines() if not line.startswith(" ")]
     assert [line for line in lines if not (ROOT / line.split()[0]).exists()] == []
@@ -77,7 +77,7 @@ def test_the_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
-def test_what_a_type_checker_is_told_to_ignore_has_its_reason() -> None:
+def test_ignored_type_errors_have_a_reason() -> None:
     bare = [
         f"{path.relative_to(PACKAGE)}:{number}"
         for path in MODULES

@@ -104,7 +104,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_python_runs_by_itself(name: str, results: dict[str, dict[str, Any]]) -> None:
+def test_python_blocks_of_pages_run(name: str, results: dict[str, dict[str, Any]]) -> None:
     result = results[name]
     assert result["returncode"] == 0, f"{name}\n{result['stderr']}"
     assert bool(result["stdout"].strip()) == ("print(" in PIECES[name] or "on_text=" in PIECES[name])
@@ -112,7 +112,7 @@ def test_python_runs_by_itself(name: str, results: dict[str, dict[str, Any]]) ->
         assert soundfile.info(result["folder"] / saved).samplerate == RATE
 
 
-def test_the_readme_and_each_card_have_blocks() -> None:
+def test_the_readme_and_each_model_card_have_python_blocks() -> None:
     assert {name.partition(":")[0] for name in BLOCKS} >= set(CARDS)
 
 
@@ -176,7 +176,7 @@ def test_command_lines_parse(command: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["mmdec translate a.wav --outptu out", "mmdec bench nothing", "mmdec eval asr --limit x"]
 )
-def test_a_wrong_command_line_is_seen(wrong: str) -> None:
+def test_a_wrong_command_line_is_detected(wrong: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no such|not a valid|be a whole number"):
         parse(shlex.split(wrong))
 
@@ -316,7 +316,7 @@ def clicks() -> dict[Path, int]:
     return far
 
 
-def test_what_a_newcomer_wants_is_two_clicks_away() -> None:
+def test_important_pages_are_two_clicks_away() -> None:
     far = clicks()
     assert {wish: far.get(DOCS / page, 99) for wish, page in WISHES.items() if far.get(DOCS / page, 99) > 2} == {}
 
@@ -343,7 +343,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "drawings").glob("*.svg")), ids=lambda path: path.stem)
-def test_drawings_can_be_read_in_light_and_dark(path: Path) -> None:
+def test_drawings_are_readable_in_light_and_dark(path: Path) -> None:
     root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
     space = "{http://www.w3.org/2000/svg}"
     for part in ("title", "desc"):
@@ -357,7 +357,7 @@ def test_drawings_can_be_read_in_light_and_dark(path: Path) -> None:
         assert contrast(fills["soft"], fills["card"]) >= 4.5
 
 
-def test_citation_has_what_its_schema_asks_for() -> None:
+def test_the_citation_file_is_complete() -> None:
     """The required fields of CFF 1.2.0, no others than it knows, and this version."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     required = {"cff-version", "message", "title", "authors"}
@@ -371,7 +371,7 @@ def test_citation_has_what_its_schema_asks_for() -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
 )
-def test_issue_forms_are_whole(path: Path) -> None:
+def test_issue_forms_are_complete(path: Path) -> None:
     form = yaml.safe_load(path.read_text(encoding="utf-8"))
     if path.stem == "config":
         assert set(form) == {"blank_issues_enabled"}

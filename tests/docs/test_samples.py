@@ -117,7 +117,7 @@ def test_a_recording_is_transcribed_rightly(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_asks_has_its_true_answer_here(page: Path) -> None:
+def test_questions_of_pages_have_a_true_answer_here(page: Path) -> None:
     assert asked(page) <= set(PICTURES)
     if "ask(" in text_of(page):
         assert set(re.findall(r'ask\("([^"]+)"\)', text_of(page))) <= set(SECOND)

@@ -79,7 +79,9 @@ def cases(draw: st.DrawFn) -> tuple[Toy, list[list[int]], Stop, int]:
 
 @RUNS
 @given(case=cases(), kind=st.sampled_from(["truth", "wrong", "forest", "forest", "forest"]), stopped=st.booleans())
-def test_any_tree(case: tuple[Toy, list[list[int]], Stop, int], kind: str, stopped: bool) -> None:
+def test_any_tree_leaves_the_text_unchanged(
+    case: tuple[Toy, list[list[int]], Stop, int], kind: str, stopped: bool
+) -> None:
     target, prompts, stop, seed = case
     criteria = [ends_with_a_pair] if stopped else []
     if stopped:

@@ -92,7 +92,7 @@ def test_a_batch_is_generates_own(kind: str, index: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ROW_WISE)
-def test_who_does_not_say_so_is_the_stock_loops(kind: str) -> None:
+def test_processors_not_marked_row_wise_go_to_the_stock_loop(kind: str) -> None:
     common, given = {"max_new_tokens": 12, "do_sample": False}, prompts(2, 3)
     wanted = stock(given, {**common, **options_of(kind, 2)})
     with pytest.warns(RuntimeWarning, match="mmdec_row_wise = True"):
@@ -102,7 +102,7 @@ def test_who_does_not_say_so_is_the_stock_loops(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_single_row_is_drafted_whoever_asks(kind: str) -> None:
+def test_a_single_row_is_drafted_with_any_processor(kind: str) -> None:
     """What the walk visits is what the stock loop passes: each position once, in order."""
     common, given = {"max_new_tokens": 24, "do_sample": False}, prompts(1, 4)
     found, rate = both(given, "speculate", {**common, **options_of(kind, 1)})
@@ -191,7 +191,7 @@ def test_a_list_of_recordings_is_transcribed_as_generate_does(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl"])
-def test_images_go_to_the_stock_loop_as_they_came(kind: str) -> None:
+def test_the_stock_loop_gets_images_unchanged(kind: str) -> None:
     model = vision_model(kind)
     inputs = batch_of(kind, [[[8, 9, 8], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]])
     options = {"max_new_tokens": 12, "do_sample": False}
@@ -218,7 +218,7 @@ def test_images_go_to_the_stock_loop_as_they_came(kind: str) -> None:
     ],
     ids=lambda given: getattr(given, "__name__", type(given).__name__),
 )
-def test_who_is_known(given: Any, kept: bool) -> None:
+def test_known_processors_and_criteria_are_drafted(given: Any, kept: bool) -> None:
     criterion = isinstance(given, StoppingCriteria)
     ending = EosTokenCriteria(2)
     faults = fallback_reasons([] if criterion else [given], [ending, given] if criterion else [ending], 2)

@@ -160,10 +160,12 @@ def joint(rule: Callable[[Racing], Rule], width: int, depth: int) -> float:
     [(keyed_match, 3, 2), (residual, 1, 3), (residual, 3, 2)],
     ids=["keyed", "residual chain", "residual tree"],
 )
-def test_law(experiment: Callable[..., float], rule: Callable[[Racing], Rule], width: int, depth: int) -> None:
+def test_samples_follow_the_targets_distribution(
+    experiment: Callable[..., float], rule: Callable[[Racing], Rule], width: int, depth: int
+) -> None:
     assert experiment(rule, width, depth) < 10
 
 
 @pytest.mark.parametrize(("experiment", "rule"), [(wide, always), (narrow, always), (joint, always), (joint, shared)])
-def test_mistakes_are_found_out(experiment: Callable[..., float], rule: Callable[[Racing], Rule]) -> None:
+def test_planted_mistakes_are_caught(experiment: Callable[..., float], rule: Callable[[Racing], Rule]) -> None:
     assert experiment(rule, 1, 1) > 10

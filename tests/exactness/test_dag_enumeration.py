@@ -77,12 +77,12 @@ def test_posterior() -> None:
     assert posterior_agrees(lambda match, links: dag_posterior(match, links, TARGETS, GRAPHS))
 
 
-def test_counting_the_emission_twice_would_be_noticed() -> None:
+def test_counting_the_emission_twice_is_caught() -> None:
     """Negative control: alpha and beta both with the emission, which is what the released code computes."""
     assert not posterior_agrees(lambda match, links: dag_posterior(match, links, TARGETS, GRAPHS, variant="released"))
 
 
-def test_a_band_off_by_one_would_be_noticed() -> None:
+def test_a_band_off_by_one_is_caught() -> None:
     """Negative control: links shifted so that a jump takes the probability of the next longer one."""
 
     def shifted(match: Tensor, links: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def test_the_page_names_every_class() -> None:
 
 
 @pytest.mark.parametrize("room", ["decode", "drafters", "generation", "ops"])
-def test_the_core_names_no_class(room: str) -> None:
+def test_no_model_class_is_named_in_the_core(room: str) -> None:
     """What a target accepts comes from its proof, its configuration and the probe: `mmdec/targets/families.py`."""
     named = re.compile(rf"\b({'|'.join(CLASSES)})\b")
     for path in (Path(mmdec.__file__).parent / room).rglob("*.py"):
@@ -33,7 +33,7 @@ def test_the_core_names_no_class(room: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_a_classs_texts_are_stocks_own(name: str) -> None:
+def test_a_classs_texts_equal_stock(name: str) -> None:
     found, known = outcome_of(name), recorded()[name]
     allowed = {known} if known == "exact" else {"exact", "refused", "excluded"}
     assert found.outcome in allowed, found

@@ -48,7 +48,7 @@ def fresh() -> None:
 
 
 @pytest.mark.parametrize("family", TRIED)
-def test_a_familys_texts_are_its_own_and_its_trees_are_its_paths(family: str) -> None:
+def test_a_familys_texts_equal_stock_and_its_trees_equal_their_paths(family: str) -> None:
     scorer = lambda model: TextTarget(model, checked=True)  # noqa: E731
     assert (
         difference(getattr(transformers, family), config_of(family), attention_of(family), scorer)
@@ -92,7 +92,7 @@ def test_a_window_that_no_check_knows_is_found() -> None:
         TextTarget(DogeForCausalLM(DogeConfig(**SIZES)))
 
 
-def test_no_field_of_a_config_refuses_a_family_that_works() -> None:
+def test_no_config_field_refuses_a_working_family() -> None:
     TextTarget(GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, is_decoder=False)))
 
 
@@ -178,7 +178,7 @@ def test_a_probe_leaves_random_numbers_and_the_model_alone() -> None:
     assert model.config.to_dict() == shape
 
 
-def test_large_configurations_are_tried_in_small() -> None:
+def test_large_configurations_are_probed_in_small() -> None:
     """Every kind of layer stays in, every size and window shrinks, whatever is off stays off."""
     shape: Any = tiny_config(
         transformers.Gemma3TextConfig(

@@ -124,7 +124,7 @@ def test_the_drop_in_gives_what_generate_gives() -> None:
     assert torch.equal(out.sequences, wanted)
 
 
-def test_the_cache_comes_back_and_serves_on() -> None:
+def test_the_returned_cache_can_be_continued() -> None:
     model, ids = MODELS["llama"], torch.tensor([[1, 7, 9, 7, 9, 7]])
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
     plug = mmdec.speculate("lookup", num_speculative_tokens=5)

@@ -64,7 +64,7 @@ def check(model: Any, inputs: dict[str, Any], drafted: bool, **options: Any) -> 
     ("family", "kind"),
     [("LlamaForCausalLM", "longrope"), ("LlamaForCausalLM", "dynamic"), ("Phi3ForCausalLM", "longrope")],
 )
-def test_texts_are_stocks(family: str, kind: str, place: str, rows: int) -> None:
+def test_texts_equal_stock(family: str, kind: str, place: str, rows: int) -> None:
     drafted = DRAFTED[place] and not (kind == "dynamic" and place == "beyond")
     check(model_of(kind, family), prompts(kind, PLACES[place][:rows]), drafted)
 

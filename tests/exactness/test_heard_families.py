@@ -110,7 +110,7 @@ def test_options_of_generate_keep_their_meaning(heard: LoadedAudioLm, sounds: li
     assert sampled.tokens == stock(heard, sounds[:1], do_sample=True)[0]
 
 
-def test_listeners_hear_of_every_recording(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
+def test_listeners_are_called_for_every_recording(heard: LoadedAudioLm, sounds: list[np.ndarray]) -> None:
     rounds, told, done = list[Round](), list[int](), list[tuple[float, float]]()
     silent = np.zeros(RATE, np.float32)
     found = mmdec.transcribe(
@@ -149,7 +149,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_has_no_meaning_is_refused(
+def test_meaningless_options_are_refused(
     heard: LoadedAudioLm, sounds: list[np.ndarray], options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InputError, match=named) as refusal:
@@ -158,7 +158,9 @@ def test_what_has_no_meaning_is_refused(
 
 
 @pytest.mark.parametrize("family", ["Qwen2Audio", "AudioFlamingo3"])
-def test_what_the_processor_would_cut_is_refused(family: str, tmp_path: Path, sounds: list[np.ndarray]) -> None:
+def test_recordings_the_processor_would_truncate_are_refused(
+    family: str, tmp_path: Path, sounds: list[np.ndarray]
+) -> None:
     heard = load_audio_lm(write(family, tmp_path / family))
     if family == "AudioFlamingo3":
         heard.processor.max_audio_len = 2  # type: ignore[attr-defined]

@@ -40,7 +40,7 @@ def test_verified_is_autoregressive(seed: int, tmp_path: Path) -> None:
         assert other.passes <= one.passes
 
 
-def test_these_cases_are_not_all_alike(tmp_path: Path) -> None:
+def test_the_cases_vary(tmp_path: Path) -> None:
     kinds, ended = set(), 0
     for seed in range(12):
         model = translator(seed, tmp_path)
@@ -119,7 +119,7 @@ def test_a_silent_row_does_not_change_its_neighbours(tmp_path: Path) -> None:
                 assert found[row].timings["encoder"] == found[1].timings["encoder"]
 
 
-def test_the_decoders_text_is_told_how_sure_the_graph_is_of_its_own(tmp_path: Path) -> None:
+def test_the_decoders_text_carries_the_graphs_confidence(tmp_path: Path) -> None:
     model = translator(2, tmp_path)
     sound = torch.from_numpy(buzz(1.1, 2))
     verified, graph, alone = (

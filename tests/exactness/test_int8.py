@@ -72,7 +72,7 @@ def test_a_row_has_the_same_bits_beside_any_others() -> None:
     assert (whole - exact).abs().max() < 0.03 * exact.abs().max()
 
 
-def test_it_is_asked_for_by_name() -> None:
+def test_int8_is_used_only_when_named() -> None:
     assert has_int8_layers(mmdec.load("whisper-tiny.en", device="cpu", dtype="int8").model)
     assert not has_int8_layers(load_whisper("whisper-tiny.en", "cpu").model)
     with pytest.raises(InputError, match="float16 or float64, but is 'int8'"):

@@ -82,7 +82,7 @@ def test_sampling_at_batch_one_is_the_models_own(seed: int) -> None:
     assert torch.equal(found.sequences, wanted)
 
 
-def test_residual_sampling_keeps_the_targets_law() -> None:
+def test_residual_sampling_keeps_the_targets_distribution() -> None:
     """Texts of three tokens by rule "residual" against their chances, chi-square."""
     toy = Toy(3, seed=12)
     target, letters = Toy(3, seed=13, blend=toy, share=0.5), Letters(["a", "b", "c"], ())
@@ -126,7 +126,7 @@ def test_a_text_model_drafts_for_one_that_sees(kind: str, pictures: tuple[int, .
 
 
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-def test_it_is_silent_beyond_its_positions() -> None:
+def test_nothing_is_drafted_beyond_its_positions() -> None:
     model, inputs = MODELS["llama"], prompts(4)
     options: dict[str, Any] = {"max_new_tokens": 25, "do_sample": False}
     wanted = model.generate(**inputs, **options)  # type: ignore[operator]

@@ -53,7 +53,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_side_by_side_says_what_one_after_another_says(whisper: LoadedWhisper, name: str) -> None:
+def test_pieces_in_a_batch_equal_one_after_another(whisper: LoadedWhisper, name: str) -> None:
     options = {**WAYS[name], "sample_rate": RATE, "model": whisper}
     sounds = [*SOUNDS, CUT] if name == "heads" or os.environ.get("MMDEC_ALL") else SOUNDS
     together = mmdec.transcribe(sounds, cut_at_pauses=True, batch_size=4, **options)
@@ -120,7 +120,7 @@ def test_jobs_share_passes_and_refill(whisper: LoadedWhisper, monkeypatch: pytes
     assert len(frozenset.intersection(*pairs)) == 1
 
 
-def test_transcripts_are_told_in_order_as_they_are_done(whisper: LoadedWhisper) -> None:
+def test_transcripts_are_reported_in_order_as_they_finish(whisper: LoadedWhisper) -> None:
     told, done = list[tuple[int, str]](), list[float]()
     sounds = [talk([("two_cities", 20.0)]), talk([("austen", None)]), noise(0.0), talk([("austen", None)])]
     sounds[2] = torch.zeros(RATE)

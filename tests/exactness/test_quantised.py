@@ -55,7 +55,7 @@ def by(door: str, model: Any, inputs: dict[str, Tensor], drafter: Any = "recycli
 @pytest.mark.parametrize("drafter", [None, "recycling"])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("door", ["generate", "stream", "speculate"])
-def test_language_models(door: str, batch: int, drafter: str | None) -> None:
+def test_quantised_language_models_keep_their_texts(door: str, batch: int, drafter: str | None) -> None:
     model = dynamic(LLAMA)
     for seed in range(2):
         told = batch > 1 or drafter is not None  # else nothing stands beside a token
@@ -67,7 +67,7 @@ def test_language_models(door: str, batch: int, drafter: str | None) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vision_language_models(kind: str) -> None:
+def test_quantised_vlms_keep_their_texts(kind: str) -> None:
     model = dynamic(vision_model(kind))
     rows = [[[8, 9, 8, 9], Picture.random(1), [8, 9]], [[8, 10], Picture.random(2), [11]]]
     for inputs in (batch_of(kind, rows[:1]), batch_of(kind, rows)):
@@ -77,7 +77,7 @@ def test_vision_language_models(kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["short", "long"])
-def test_whisper(mode: str) -> None:
+def test_quantised_whispers_keep_their_texts(mode: str) -> None:
     model = dynamic(MODELS[80])
     for batch in (1, 3):
         with pytest.warns(RuntimeWarning, match=WARNING) if batch == 1 else warnings.catch_warnings():
@@ -88,7 +88,7 @@ def test_whisper(mode: str) -> None:
         assert torch.equal(found, wanted)
 
 
-def test_transcribe_and_describe(tmp_path: Path) -> None:
+def test_quantised_models_in_transcribe_and_describe(tmp_path: Path) -> None:
     whisper = load_whisper(tiny_whisper.write(tmp_path / "ear"), "cpu")
     whisper = replace(whisper, model=dynamic(whisper.model))
     plain = mmdec.transcribe(buzz(0.9), sample_rate=16_000, model=whisper, drafter=None)
@@ -115,7 +115,7 @@ def test_weights_alone_are_drafted() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "whisper", *KINDS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_noise_is_none_of_it(kind: str, dtype: torch.dtype) -> None:
+def test_rounding_is_not_taken_for_quantisation(kind: str, dtype: torch.dtype) -> None:
     model: Any = LLAMA if kind == "text" else MODELS[80] if kind == "whisper" else vision_model(kind)
     model = copy.deepcopy(model).to(dtype)
     apart, bound = difference(model, target_of(model))

@@ -196,7 +196,7 @@ def whisper(request: pytest.FixtureRequest) -> Iterator[LoadedWhisper]:
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")  # transformers' own call
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
-def test_every_recording(whisper: LoadedWhisper, path: Path, name: str) -> None:
+def test_every_recording_equals_stock(whisper: LoadedWhisper, path: Path, name: str) -> None:
     """The same tokens and times, and each window is encoded once."""
     way = WAYS[name]
     if not allowed(whisper, way):
@@ -216,7 +216,7 @@ def test_every_recording(whisper: LoadedWhisper, path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["detected", "segments"])
-def test_batches(whisper: LoadedWhisper, name: str) -> None:
+def test_batches_equal_single_recordings(whisper: LoadedWhisper, name: str) -> None:
     """Recordings of one window together, those that are longer together."""
     way, kinds = WAYS[name], dict[bool, list[Tensor]]()
     for path in RECORDINGS:
@@ -233,7 +233,7 @@ def test_batches(whisper: LoadedWhisper, name: str) -> None:
 
 
 @pytest.mark.parametrize("length", [0.1, 5.0, 30.0, 30.01])
-def test_what_is_no_speech(whisper: LoadedWhisper, length: float) -> None:
+def test_recordings_without_speech_equal_stock(whisper: LoadedWhisper, length: float) -> None:
     """Noise, at and around a whole window."""
     generator = torch.Generator().manual_seed(0)
     samples = NOISE * torch.randn(int(length * SAMPLE_RATE), generator=generator)
@@ -242,7 +242,7 @@ def test_what_is_no_speech(whisper: LoadedWhisper, length: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["detected", "words"])
-def test_live(whisper: LoadedWhisper, name: str) -> None:
+def test_live_text_equals_transcribe(whisper: LoadedWhisper, name: str) -> None:
     """Recordings with pauses between them, as they arrive: final text is that of the same cut, and what provisional
     text has told before saves passes."""
     pause = NOISE / 10 * torch.randn(2 * SAMPLE_RATE, generator=torch.Generator().manual_seed(0))

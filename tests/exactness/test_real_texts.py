@@ -71,7 +71,7 @@ def check(model: Any, inputs: dict[str, Tensor], drafter: str, **options: Any) -
 
 @pytest.mark.parametrize("drafter", ["lookup", "recycling"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_text_is_stocks_own(model_and_page: tuple[Any, list[int]], length: int, drafter: str) -> None:
+def test_a_text_equals_stock(model_and_page: tuple[Any, list[int]], length: int, drafter: str) -> None:
     model, page = model_and_page
     if length + NEW > model.config.max_position_embeddings:
         pytest.skip(f"the model has {model.config.max_position_embeddings} positions")
@@ -79,14 +79,14 @@ def test_a_text_is_stocks_own(model_and_page: tuple[Any, list[int]], length: int
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "recycling"])
-def test_ragged_rows_are_stocks_own(model_and_page: tuple[Any, list[int]], drafter: str) -> None:
+def test_ragged_rows_equal_stock(model_and_page: tuple[Any, list[int]], drafter: str) -> None:
     """One row within a window, one beyond it."""
     model, page = model_and_page
     most = model.config.max_position_embeddings - NEW
     check(model, prompts(page, (min(90, most // 2), min(600, most))), drafter)
 
 
-def test_a_sampled_text_is_stocks_own(model_and_page: tuple[Any, list[int]]) -> None:
+def test_a_sampled_text_equals_stock(model_and_page: tuple[Any, list[int]]) -> None:
     model, page = model_and_page
     length = min(540, model.config.max_position_embeddings - NEW)
     check(model, prompts(page, (length,)), "lookup", do_sample=True, temperature=0.7)

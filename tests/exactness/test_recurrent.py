@@ -60,7 +60,7 @@ def test_a_pass_scores_a_chain_as_single_steps(family: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "drafter", "batch"), cases())
-def test_a_familys_texts_are_its_own(family: str, drafter: str, batch: int) -> None:
+def test_drafts_change_no_text(family: str, drafter: str, batch: int) -> None:
     model, inputs = recurrent_model(family), batch_of(family, batch)
     options: dict[str, Any] = {"max_new_tokens": 26, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     wanted = model.generate(**inputs, **options)  # type: ignore[operator]

@@ -163,7 +163,7 @@ def difference(one: Law, other: Law) -> float:
     ],
 )
 @pytest.mark.parametrize("eos", [frozenset(), frozenset({2})], ids=["endless", "ending"])
-def test_several_rounds(
+def test_several_rounds_have_the_targets_distribution(
     rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape, processors: list[Processor], eos: frozenset[int]
 ) -> None:
     target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
@@ -183,7 +183,7 @@ def test_several_rounds(
         (sampled, fixed(), [0, 0, 1, 1, 2, 3], 6),
     ],
 )
-def test_one_round_of_a_larger_draft(
+def test_one_round_of_a_larger_draft_has_the_targets_distribution(
     rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape, vocab: int
 ) -> None:
     target, drafter = Toy(vocab, seed=3, scale=1.0), Toy(vocab, seed=4, scale=0.7)
@@ -200,7 +200,7 @@ def test_one_round_of_a_larger_draft(
     assert calls > 1 or vocab == 1
 
 
-def test_drafter_that_is_the_target() -> None:
+def test_a_drafter_equal_to_the_target_is_always_accepted() -> None:
     target = Toy(3, seed=5)
     got = drafted_law(residual, target, lambda o, text: drawn()(target, o, text, CHAIN), [0], 3)
     assert difference(got, plain_law(target, [0], 3, frozenset(), [])) < 1e-9
@@ -212,14 +212,16 @@ def test_drafter_that_is_the_target() -> None:
     ids=["typical", "typical, drawn", "always", "always, drawn", "best tokens that pretend to be drawn"],
 )
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_lossy_rules_are_found_out(rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape) -> None:
+def test_lossy_rules_are_caught(rule: Callable[[Oracle], Rule], drafting: Drafting, shape: Shape) -> None:
     target, drafter = Toy(3, seed=1, scale=1.0), Toy(3, seed=2, scale=1.0)
     got = drafted_law(rule, target, lambda o, text: drafting(drafter, o, text, shape), [1, 0], 3)
     assert difference(got, plain_law(target, [1, 0], 3, frozenset(), [])) > 1e-2
 
 
 @pytest.mark.parametrize(("rule", "drafting"), [(sampled, fixed()), (residual, drawn())])
-def test_whole_loop_with_two_rows(rule: Callable[[Oracle], Rule], drafting: Drafting) -> None:
+def test_the_whole_loop_with_two_rows_has_the_targets_distribution(
+    rule: Callable[[Oracle], Rule], drafting: Drafting
+) -> None:
     """The loop itself, prompt's round, guard and leaving rows included: rows are independent and each has its law."""
     target, drafter = Toy(2, seed=6, scale=1.0), Toy(2, seed=7, scale=1.0)
     prompts, eos, oracle = [[1, 0], [1]], frozenset({1}), Oracle()

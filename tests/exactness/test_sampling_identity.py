@@ -85,7 +85,7 @@ def test_equal_prompts_get_different_texts(drafted: bool) -> None:
     assert all(one != two for one, two in zip(other.tokens, text.tokens, strict=True))
 
 
-def test_stock_sampling_at_batch_one() -> None:
+def test_sampling_at_batch_one_equals_stock() -> None:
     """100 sequences, four drafters: one `torch.multinomial` a token on torch's own generator, no more."""
     random = Random(0)
     rule = MatchRule(transformers_sample, "sampled")
@@ -110,7 +110,7 @@ def test_stock_sampling_at_batch_one() -> None:
             assert torch.rand(()) == left  # the generator stands where plain decoding leaves it
 
 
-def test_the_comparison_can_fail() -> None:
+def test_a_shared_generator_fails_the_comparison() -> None:
     """Noise keyed by the number of draws, as by a shared generator, depends on other rows and on drafts."""
     target = Toy(12)
     given = prompts(Random(1), 4, 12)

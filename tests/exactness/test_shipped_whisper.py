@@ -75,12 +75,12 @@ def test_a_paragraph_in_fewer_passes(whisper: LoadedWhisper, sounds: dict[str, T
 
 
 @pytest.mark.parametrize("name", ["austen", "president"])
-def test_a_sentence(whisper: LoadedWhisper, sounds: dict[str, Tensor], name: str):
+def test_a_sentence_keeps_its_text(whisper: LoadedWhisper, sounds: dict[str, Tensor], name: str):
     plain, drafted = same(whisper, features(whisper, [sounds[name]]), 8)
     assert drafted < plain
 
 
-def test_timestamps(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
+def test_timestamps_keep_their_text(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     plain, drafted = same(whisper, features(whisper, [sounds["two_cities"]]), 8, return_timestamps=True)
     assert drafted < plain
 
@@ -92,13 +92,13 @@ def test_long_form_with_fallback_and_conditioning(whisper: LoadedWhisper, sounds
     assert drafted < plain
 
 
-def test_a_ragged_batch(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
+def test_a_ragged_batch_keeps_its_texts(whisper: LoadedWhisper, sounds: dict[str, Tensor]):
     batch = [sounds["two_cities"], sounds["austen"], sounds["president"], sounds["two_cities"][:200_000]]
     plain, drafted = same(whisper, features(whisper, batch), 8)
     assert drafted < plain
 
 
-def test_the_call(sounds: dict[str, Tensor]):
+def test_transcribe_keeps_text_and_words(sounds: dict[str, Tensor]):
     paragraph = mmdec.transcribe(sounds["two_cities"], sample_rate=16000, timestamps="word")
     plain = mmdec.transcribe(sounds["two_cities"], sample_rate=16000, timestamps="word", drafter=None)
     assert paragraph.text == plain.text
@@ -134,7 +134,7 @@ def test_other_languages_are_refused(sounds: dict[str, Tensor]):
         mmdec.transcribe(sounds["austen"], sample_rate=16000, language="fr")
 
 
-def test_times_do_not_make_a_transcript_less_sure(whisper: LoadedWhisper) -> None:
+def test_timestamps_do_not_change_the_confidence(whisper: LoadedWhisper) -> None:
     """Tokens of time are no part of the text: what they cost is no evidence of it."""
     paths = [SAMPLES / "austen.flac", SAMPLES / "two_cities.flac"]
     plain = mmdec.transcribe(paths, model=whisper)

@@ -100,7 +100,7 @@ def pack(model: Any, kind: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ORDER)
-def test_gptq_and_awq(kind: str) -> None:
+def test_gptq_and_awq_layers_keep_their_texts(kind: str) -> None:
     model = llama()
     plain, states = copy.deepcopy(model), torch.randn(3, 64)
     pack(model, kind)
@@ -133,7 +133,7 @@ def test_checkpoints_of_gptq_and_awq(kind: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4", "nf4 in floats", "fp4 in floats", "int8", "int8 with outliers"])
-def test_bitsandbytes(kind: str, tmp_path: Path) -> None:
+def test_bitsandbytes_layers_keep_their_texts(kind: str, tmp_path: Path) -> None:
     """LLM.int8's outliers are chosen from a whole pass, so that a token's neighbours change its scores.
 
     A processor with AVX-512 and bfloat16 rounds what enters a 4-bit layer, unless the layer is in training.
@@ -172,7 +172,7 @@ def adapted(model: Any) -> None:
     assert not torch.equal(model.generate(**prompts("x", (21,)), **OPTIONS), plain)
 
 
-def test_lora() -> None:
+def test_lora_adapters_keep_their_texts() -> None:
     peft = pytest.importorskip("peft", MIN_PEFT_VERSION, reason=f"peft {MIN_PEFT_VERSION} is not installed")
     model = llama()
     model.add_adapter(peft.LoraConfig(**LORA))
@@ -180,7 +180,7 @@ def test_lora() -> None:
     check(model, True)
 
 
-def test_a_peft_model() -> None:
+def test_a_peft_model_keeps_its_texts() -> None:
     """It drafts by its own `generate`, and its base model by every call: with adapters, merged, and without."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = peft.get_peft_model(llama(), peft.LoraConfig(**LORA, task_type="CAUSAL_LM"))
@@ -199,7 +199,7 @@ def test_a_peft_model() -> None:
         mmdec.generate(model, inputs, **OPTIONS)
 
 
-def test_a_device_map(tmp_path: Path) -> None:
+def test_a_device_map_keeps_its_texts(tmp_path: Path) -> None:
     """A layer that lies on disk between its passes."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     llama().save_pretrained(tmp_path)

@@ -15,7 +15,7 @@ KINDS = ("hidden_states", "attentions")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_outputs_are_stocks(kind: str) -> None:
+def test_step_outputs_equal_stock(kind: str) -> None:
     model, inputs = made("LlamaForCausalLM"), prompts("x", (9, 4))
     model.set_attn_implementation("eager")
     options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, f"output_{kind}": True}

@@ -50,7 +50,7 @@ def speech(drafter: Drafter | str, nodes: Any, batch: int) -> Work:
     return work
 
 
-def test_text() -> None:
+def test_concurrent_language_model_runs_keep_their_texts() -> None:
     kinds = [("lookup", 5), ("recycling", (14, 4)), (SMALL, (9, 3)), (TEXTS["llama"], 4), (Wrong(), 6), (None, 0)]
     works = [text(drafter, nodes, batch) for drafter, nodes in kinds for batch in (1, 3)]
     alone = [work() for work in works]
@@ -58,7 +58,7 @@ def test_text() -> None:
         assert at_once(works) == alone
 
 
-def test_speech_with_one_drafter_for_all() -> None:
+def test_concurrent_whisper_runs_share_a_drafter() -> None:
     """Medusa's trees follow what a run learns: of the runs beside it it must not notice anything."""
     shared = [Medusa(heads(kind), MODELS[80].proj_out) for kind in ("linear", "block")]
     drafters: list[Drafter | str] = [*shared, "lookup"]

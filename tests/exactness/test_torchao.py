@@ -33,7 +33,7 @@ def quantised(family: str, kind: str) -> Any:
 @pytest.mark.parametrize("lengths", [(21,), (21, 9, 4)], ids=str)
 @pytest.mark.parametrize("kind", ["int8", "int4", "activations"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_are_the_quantised_models_own(family: str, kind: str, lengths: tuple[int, ...]) -> None:
+def test_texts_equal_the_quantised_models_own(family: str, kind: str, lengths: tuple[int, ...]) -> None:
     model, inputs = quantised(family, kind), prompts("x", lengths)
     wanted = model.generate(**inputs, **OPTIONS)
     for drafter in ("lookup", "recycling", Wild(0.5, wanted.tolist(), 0.8)):

@@ -169,7 +169,7 @@ def test_equals_stock(whisper: LoadedWhisper, name: str, drafter: str | None) ->
                 assert spoken.strip() == segment.text or "\ufffd" in spoken
 
 
-def test_ways_are_what_they_say(whisper: LoadedWhisper) -> None:
+def test_the_grid_covers_windows_segments_and_drafts(whisper: LoadedWhisper) -> None:
     """Else the grid would show nothing: several windows, texts that end, segments, drafts of several kinds."""
     windows = [{float(one["start"]) // 1 for one in row} for row in stock(whisper, "long segments").values()]
     assert max(map(len, windows)) >= 3
@@ -197,7 +197,7 @@ def test_the_fallback_ladder_under_a_seed(whisper: LoadedWhisper) -> None:
         assert found.tokens == out["sequences"][0].tolist()
 
 
-def test_rows_that_fall_back_are_told_apart(whisper: LoadedWhisper) -> None:
+def test_rows_that_fall_back_are_independent(whisper: LoadedWhisper) -> None:
     """Rounds of a batch where some rows are decoded again are those of each recording by itself."""
     ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "drafter": None}
     recordings = [sound(one, place) for place, one in enumerate((1.2, 1.4, 1.3))]

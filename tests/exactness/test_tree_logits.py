@@ -144,7 +144,7 @@ def test_padding_in_the_middle_of_a_row_is_closed() -> None:
 
 
 @torch.inference_mode()
-def test_the_proof_sees_a_mask_that_is_not_used() -> None:
+def test_an_ignored_mask_is_caught() -> None:
     """The negative control: without its mask a tree is scored as a chain, far beyond the bound."""
     model, rng = model_of("llama", "sdpa"), random.Random(4)
     target = TextTarget(model)

@@ -61,7 +61,7 @@ def test_any_graph_leaves_the_decoders_units(batch: int, nodes: int) -> None:
         assert [row[:-1] if row[-1] in (EOS, PAD) else row for row in text.tokens] == wanted
 
 
-def test_a_graph_that_knows_needs_two_passes() -> None:
+def test_a_right_graph_needs_two_passes() -> None:
     network = decoder(3)
     states, sizes = torch.randn(1, 9, 16), torch.tensor([9])
     units = network.generate(states, sizes, 25)[0]

@@ -129,7 +129,7 @@ def say(case: dict[str, Any], model: Any, inputs: dict[str, Tensor], drafter: An
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: "-".join(map(str, case.values())))
-def test_texts_are_the_models_own(case: dict[str, Any]) -> None:
+def test_texts_equal_plain_decoding(case: dict[str, Any]) -> None:
     kind, rng = case["kind"], random.Random(str(case))
     model, make = vision_model(kind), DRAFTERS[case["drafter"]]
 

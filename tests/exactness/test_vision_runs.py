@@ -102,7 +102,7 @@ def test_streams_that_take_turns_get_what_each_gets_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", AXES)
-def test_nothing_is_left_on_the_model_or_read_from_it(kind: str) -> None:
+def test_no_state_is_left_on_the_model_or_read_from_it(kind: str) -> None:
     """Whatever somebody else's run left there."""
     model, rng = vision_model(kind), random.Random(1)
     rows, more = [row_of(rng, "three")], [row_of(rng, "none")]
@@ -151,7 +151,7 @@ def test_no_byte_of_an_image_reaches_another_row(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_drafters_read_what_the_language_model_gets(kind: str) -> None:
+def test_drafters_read_the_language_models_inputs(kind: str) -> None:
     """Embeddings with the projected images in them, features, positions, from one run of the vision tower."""
     model, rng = vision_model(kind), random.Random(3)
     inputs = batch_of(kind, [row_of(rng, content) for content in ("three", "one", "video")])
@@ -280,7 +280,7 @@ def test_an_image_is_not_cut_between_rows(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", AXES)
-def test_positions_that_nobody_knows_are_refused(kind: str) -> None:
+def test_unknown_positions_are_refused(kind: str) -> None:
     """A cache that stock code filled holds images of unknown size; new text alone does not say where it stands."""
     model, rng = vision_model(kind), random.Random(6)
     rows, more = [row_of(rng, "one")], [row_of(rng, "none")]

@@ -84,7 +84,7 @@ def drafter(case: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     "case", cover(GRID, bool(os.environ.get("MMDEC_ALL"))), ids=lambda case: "-".join(map(str, case.values()))
 )
-def test_the_text_is_the_models_own(case: dict[str, Any]) -> None:
+def test_drafts_change_no_text(case: dict[str, Any]) -> None:
     network = MODELS[case["mels"]]
     network.set_attn_implementation(case["attention"])
     wanted = stock(case["mels"], case["mode"], case["batch"], case["attention"])
@@ -251,7 +251,7 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], match: str) -> Non
         call(MODELS[80], MODES["short"], 1, custom_generate=mmdec.speculate("lookup"), **options)
 
 
-def test_the_doors_for_language_models_name_whispers_own() -> None:
+def test_generate_and_stream_point_to_transcribe() -> None:
     with pytest.raises(InputError, match="custom_generate"):
         mmdec.generate(MODELS[80], sound(1)["input_features"])
 

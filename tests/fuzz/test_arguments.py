@@ -280,7 +280,9 @@ def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_odd_arguments(group: int, doors: dict[str, Door], elsewhere: Callable[[str], None]) -> None:
+def test_odd_arguments_are_taken_or_refused_clearly(
+    group: int, doors: dict[str, Door], elsewhere: Callable[[str], None]
+) -> None:
     faults, different = list[str](), list[str]()
     for number in range(group, CALLS, GROUPS):
         seed, found = f"arguments {number}", []

@@ -53,7 +53,7 @@ def answers(folder: Path, first: int, model: Path, poison: int) -> tuple[list[tu
 
 
 @pytest.mark.parametrize("first", FIRST)
-def test_odd_files(first: int, tiny_model: Path, tmp_path: Path) -> None:
+def test_odd_files_are_read_or_refused_clearly(first: int, tiny_model: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(answers, tmp_path, first, tiny_model, poison) for poison in POISONS]
         (one, said), (two, _) = [run.result() for run in runs]

@@ -23,7 +23,7 @@ FIRST = list(range(0, ALL, PART)) if WHOLE else [0]
 
 
 @pytest.mark.parametrize("first", FIRST)
-def test_odd_images(first: int, tmp_path: Path) -> None:
+def test_odd_images_are_read_or_refused_clearly(first: int, tmp_path: Path) -> None:
     answers = []
     for poison in POISONS:
         written = tmp_path / f"{poison}.jsonl"

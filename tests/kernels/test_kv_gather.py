@@ -22,7 +22,7 @@ from tests.kernels.kv_gather_cases import agrees, moved
     ],
 )
 @pytest.mark.parametrize("seed", range(2))
-def test_moves_what_the_definition_moves(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
+def test_moves_equal_the_definition(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
     assert agrees(kv_gather_triton, shape, dtype, seed)
 
 
@@ -43,11 +43,11 @@ def test_long_moves_go_in_parts() -> None:
 
 
 @pytest.mark.parametrize(("path", "begin"), [([*range(70, 0, -1)], 1), ([*range(0, 70)], 5)])
-def test_what_parts_could_spoil_does_not_fit(path: list[int], begin: int) -> None:
+def test_moves_that_parts_would_corrupt_are_refused(path: list[int], begin: int) -> None:
     assert not kernel_fits([path], [begin])
 
 
-def test_what_lies_in_place_is_not_written() -> None:
+def test_columns_in_place_are_not_written() -> None:
     kv = torch.rand(2, 3, 2, 9, 4)
     version = kv._version
     kv_gather_triton.kv_gather_triton(kv, [[4, 5, 6], [], [0]], [4, 9, 0])

@@ -93,7 +93,7 @@ def mutant(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize(("module", "old", "new", "passes"), [m[1:] for m in MUTATIONS], ids=[m[0] for m in MUTATIONS])
-def test_a_mistake_is_seen(module: ModuleType, old: str, new: str, passes: Seen, tmp_path: Path) -> None:
+def test_a_planted_mistake_is_caught(module: ModuleType, old: str, new: str, passes: Seen, tmp_path: Path) -> None:
     try:
         seen = not passes(mutant(module, old, new, tmp_path))
     except InterpreterError:  # NumPy warns of a NaN on its way, and warnings are errors here

@@ -81,7 +81,7 @@ def both() -> tuple[Any, DASpeech]:
     return theirs, ours.eval()
 
 
-def test_the_published_names_and_shapes_are_theirs() -> None:
+def test_names_and_shapes_equal_the_authors() -> None:
     with torch.device("meta"):
         state = authors(PAPER).state_dict()
     assert {name: tuple(value.shape) for name, value in state.items()} == shapes(arguments(PAPER), UNITS)
@@ -91,7 +91,7 @@ def test_the_published_names_and_shapes_are_theirs() -> None:
 # batch is compared with their rows, each alone.
 @pytest.mark.parametrize("frames", [[64], [120, 77], [48, 200, 33]])
 @torch.no_grad()
-def test_the_networks_give_the_same(both: tuple[Any, DASpeech], frames: list[int]) -> None:
+def test_networks_equal_the_authors(both: tuple[Any, DASpeech], frames: list[int]) -> None:
     theirs, ours = both
     lengths = torch.tensor(frames)
     features = torch.randn(len(frames), max(frames), 80, generator=torch.Generator().manual_seed(frames[0]))
@@ -114,7 +114,7 @@ def test_the_networks_give_the_same(both: tuple[Any, DASpeech], frames: list[int
 
 
 @torch.no_grad()
-def test_the_voices_give_the_same(both: tuple[Any, DASpeech]) -> None:
+def test_vocoders_equal_the_authors(both: tuple[Any, DASpeech]) -> None:
     theirs, ours = both
     counts = torch.tensor([23, 17])
     hidden = torch.randn(2, 23, SMALL["decoder_embed_dim"], generator=torch.Generator().manual_seed(3))
@@ -128,7 +128,7 @@ def test_the_voices_give_the_same(both: tuple[Any, DASpeech]) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 3, 4])  # they fail where no phone is written
 @torch.no_grad()
-def test_lookahead_writes_the_same_phones(both: tuple[Any, DASpeech], seed: int) -> None:
+def test_lookahead_equals_the_authors(both: tuple[Any, DASpeech], seed: int) -> None:
     """They write the first and last vertices' likeliest units, we write <s> and </s>; trained ones are the same."""
     theirs, ours = both
     features, lengths = torch.randn(1, 160, 80, generator=torch.Generator().manual_seed(seed)), torch.tensor([160])

@@ -54,7 +54,7 @@ def check_equal(model: torch.nn.ModuleDict, ours: SpeechEncoder) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_theirs_becomes_ours(tmp_path: Path, suffix: str) -> None:
+def test_fairseq2_weights_give_our_outputs(tmp_path: Path, suffix: str) -> None:
     model, path = theirs(), tmp_path / f"checkpoint.{suffix}"
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     torch.save({"model": state}, path) if suffix == "pt" else save_file(state, path)
@@ -65,7 +65,7 @@ def test_theirs_becomes_ours(tmp_path: Path, suffix: str) -> None:
     check_equal(model, ours)
 
 
-def test_ours_becomes_theirs(tmp_path: Path) -> None:
+def test_our_weights_give_fairseq2_outputs(tmp_path: Path) -> None:
     torch.manual_seed(3)
     sizes: Any = {"channels": 1024, "d_model": 64, "ffn": 128, "heads": 4, "layers": 3, "kernel": 31}
     ours = SpeechEncoder(EncoderConfig(**sizes))

@@ -89,7 +89,7 @@ def test_folders_of_the_peer_give_its_logits(tmp_path: Path, parallel: bool, cas
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["plain", "norm-output", "qwen3", "layers"])
-def test_the_peers_own_forward_is_what_the_steps_above_say(tmp_path: Path, case: str) -> None:
+def test_the_peers_forward_equals_our_steps(tmp_path: Path, case: str) -> None:
     """Its training pass feeds true tokens: our steps with these tokens give the logits that its head computed."""
     peer, folder = saved(tmp_path / "peer", False, case)
     network = read_network(folder)

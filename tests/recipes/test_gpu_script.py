@@ -60,7 +60,7 @@ def test_commands_parse_and_their_inputs_exist(tmp_path: Path) -> None:
     assert len(tried) >= len(ORDER) + 2  # info and train
 
 
-def test_one_json_comes_of_it_whatever_the_parts_do(tmp_path: Path) -> None:
+def test_one_json_is_written_whatever_the_parts_do(tmp_path: Path) -> None:
     """A stand-in for Python reports, fails, writes half of a report, or warns on stderr."""
     fake = tmp_path / "python"
     fake.write_text(

@@ -47,7 +47,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("family", "system"), [("Qwen2Audio", "eagle3"), ("GraniteSpeech", "eagle")])
-def test_a_drafter_that_hears_trains_and_changes_no_text(
+def test_an_audio_drafter_trains_and_changes_no_text(
     family: str, system: str, corpus: Path, workplace: Path, tmp_path: Path
 ) -> None:
     base = write(family, tmp_path / "base")

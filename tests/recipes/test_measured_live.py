@@ -34,11 +34,11 @@ SHOWN = [
 ]
 
 
-def test_a_word_is_there_with_the_first_update_that_has_it() -> None:
+def test_a_words_delay_counts_from_its_first_update() -> None:
     assert delays(SHOWN[-1][1], SHOWN) == pytest.approx([0.7, 1.2, 2.5])
 
 
-def test_what_is_counted() -> None:
+def test_delays_and_revisions_are_counted() -> None:
     found = measure([Heard(20.0, 5.0, SHOWN)])
     assert (found["windows"], found["words"], found["real-time factor"]) == (1, 3, 0.25)
     assert found["delay"]["median"] == pytest.approx(1.2)

@@ -13,7 +13,7 @@ def test_words_are_paired_by_their_text() -> None:
     assert [(error.after_pause, error.before_pause) for error in errors] == [(True, False), (True, True)]
 
 
-def test_what_is_measured() -> None:
+def test_differences_of_word_times_are_measured() -> None:
     measured = measure(time_errors([(" yes", 0.6, 1.1), (" the", 1.1, 1.6), (" lamp", 2.0, 2.5)], KNOWN))
     assert measured["starts"] == pytest.approx({"words": 3, "median": 0.1, "late": 0.1, "far": 0.0})
     assert measured["ends"] == pytest.approx({"words": 3, "median": 0.1, "late": 0.1, "far": 1 / 3})

@@ -80,7 +80,7 @@ def options(name: str, base: Path, corpus: Path, *more: str) -> list[str]:
     ]
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(base: Path, corpus: Path, workplace: Path, monkeypatch: Any):
+def test_a_killed_run_resumes_identically(base: Path, corpus: Path, workplace: Path, monkeypatch: Any):
     unbroken, broken = workplace / "unbroken", workplace / "broken"
     unbroken.mkdir()
     broken.mkdir()
@@ -129,7 +129,7 @@ class Door:
 
 
 @pytest.mark.parametrize("kind", ["linear", "block"])
-def test_decoding_does_what_the_log_promises(base: Path, corpus: Path, kind: str):
+def test_decoding_accepts_what_the_log_reports(base: Path, corpus: Path, kind: str):
     """Heads that know a batch's texts by heart: its labels are `generate`'s text, and a chain of as many nodes as there
     are heads takes as many rounds as validation says."""
     composition = '{"timestamps": 0.5, "previous": 0.0, "empty": 0.0}'
@@ -212,7 +212,7 @@ def test_labels_are_the_models_own_or_the_truth(base: Path, corpus: Path):
     assert len(kept) == 1
 
 
-def test_heads_go_on_from_saved_ones(base: Path, corpus: Path):
+def test_training_continues_from_saved_heads(base: Path, corpus: Path):
     main(options("whisper-tiny.en", base, corpus, "--trainer.max_epochs=1"))
     Path("runs/tiny/heads").rename("first")
     more = ("--model.init_args.start=first", "--model.init_args.lr=0", "--model.init_args.heads=4")
@@ -235,7 +235,7 @@ def test_heads_go_on_from_saved_ones(base: Path, corpus: Path):
         (("--data.init_args.longest=31",), "`longest` must be"),
     ],
 )
-def test_what_does_not_fit_is_named(base: Path, corpus: Path, more: tuple[str, ...], match: str):
+def test_mismatched_settings_are_named(base: Path, corpus: Path, more: tuple[str, ...], match: str):
     with pytest.raises(ValueError, match=match):  # InputError is one; jsonargparse wraps those of arguments
         main(options("whisper-tiny.en", base, corpus, "--trainer.fast_dev_run=true", *more))
 

@@ -115,7 +115,7 @@ def test_parts_of_other_pieces_are_refused(runs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
-def test_what_is_not_named_is_another_translators(runs: Path, tmp_path: Path) -> None:
+def test_parts_not_named_come_from_another_translator(runs: Path, tmp_path: Path) -> None:
     main(command(runs, tmp_path / "whole", reader=runs / "reader" / "step=10.ckpt", strategy="verified"))
     given = ["--model", str(tmp_path / "whole"), "--reader", str(runs / "reader"), "--out", str(tmp_path / "made")]
     main(given)
@@ -127,7 +127,7 @@ def test_what_is_not_named_is_another_translators(runs: Path, tmp_path: Path) ->
         main(given[2:])
 
 
-def test_layers_that_were_trained_with_the_head_are_the_encoders(runs: Path, tmp_path: Path) -> None:
+def test_layers_trained_with_the_head_replace_the_encoders(runs: Path, tmp_path: Path) -> None:
     units = PieceTokenizer.read(runs / "pieces.json").names
     module = CtcModule(units=units, **SIZES, top=1, encoder=str(runs / "whisper"))
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_layers_that_were_trained_with_the_head_are_the_encoders(runs: Path, tmp
     torch.testing.assert_close(own.conv2.weight, encoder.conv2.weight, atol=0.02, rtol=0.02)
 
 
-def test_an_ngram_of_the_text_folders_goes_into_the_folder_and_reads_what_is_heard(runs: Path, tmp_path: Path) -> None:
+def test_an_ngram_of_the_text_folders_is_exported_and_used(runs: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
     for split in ("train", "dev", "test"):

@@ -42,13 +42,13 @@ def outcomes(found: Confusions) -> list[tuple[int, list[int]]]:
         ([5, 6, 7], [5, 8, 7, 9], [(START, []), (5, [5]), (6, [8]), (7, [7, 9])]),
     ],
 )
-def test_each_piece_has_what_was_heard_of_it(
+def test_each_piece_has_its_recognised_pieces(
     text: list[int], places: list[int], wanted: list[tuple[int, list[int]]]
 ) -> None:
     assert outcomes(collect_confusions([(text, ctc_transcripts(*places))])) == wanted
 
 
-def test_a_head_that_hears_nothing_is_refused() -> None:
+def test_a_head_without_output_is_refused() -> None:
     with pytest.raises(InputError, match="`head` must hear something"):
         collect_confusions([([5, 6], ctc_transcripts())])
 
@@ -71,14 +71,14 @@ def test_imitations_have_the_confusions_of_each_piece_at_their_rates(tmp_path: P
     assert weights.tolist() == [[0.75, 0.25]]
 
 
-def test_a_rare_piece_is_heard_with_the_doubts_of_another() -> None:
+def test_a_rare_piece_borrows_the_confusions_of_another() -> None:
     found = collect_confusions([([5], ctc_transcripts(5))] * MIN_OUTCOMES + [([7], ctc_transcripts(8))])
     for _ in range(5):
         pieces, _ = found.imitate([7, 9], np.random.default_rng(1))
         assert pieces.tolist() == [[7, 105], [9, 105]]
 
 
-def test_a_text_of_which_nothing_would_be_heard_keeps_its_first_piece() -> None:
+def test_a_text_imitated_as_silence_keeps_its_first_piece() -> None:
     found = collect_confusions([([5], ctc_transcripts(5))] + [([6], ctc_transcripts())] * 9)
     pieces, weights = found.imitate([6], np.random.default_rng(0))
     assert pieces.tolist() == [[6, 0]]
@@ -98,7 +98,7 @@ def test_batches_are_imitated_alike_each_time() -> None:
         assert not sums[row, count:].any()
 
 
-def test_a_whole_translator_lends_its_ears(tmp_path: Path) -> None:
+def test_confusions_come_from_a_whole_translator(tmp_path: Path) -> None:
     """What is stored is what the shipped translator hears, by its own encoder and n-gram."""
     recording = next((ROOT / "data" / "samples").glob("*.wav"))
     (tmp_path / "a.wav").write_bytes(recording.read_bytes())

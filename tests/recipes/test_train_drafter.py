@@ -71,7 +71,7 @@ def test_a_language_model_gets_a_drafter(system: str, workplace: Path) -> None:
     assert texts(base, listed, "out/drafter") == texts(base, listed, None)
 
 
-def test_the_same_call_goes_on(workplace: Path) -> None:
+def test_repeating_the_call_resumes(workplace: Path) -> None:
     """A model that reads pictures; of a folder of pictures, each is asked about."""
     base, corpus = write_target(workplace / "base"), write_squares(workplace / "squares")
     pictures = corpus / "images" / "train"
@@ -96,7 +96,7 @@ def test_the_same_call_goes_on(workplace: Path) -> None:
         (("--model", "no/such/model"), "`--model` must be a model of transformers"),
     ],
 )
-def test_what_cannot_be_trained_is_named(options: tuple[str, ...], message: str, workplace: Path) -> None:
+def test_untrainable_models_are_named(options: tuple[str, ...], message: str, workplace: Path) -> None:
     (workplace / "q.txt").write_text("One?\nTwo?\nThree?\n", encoding="utf-8")
     with pytest.raises(InputError, match=message):
         call(workplace / "none", workplace / "q.txt", *options)

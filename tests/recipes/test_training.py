@@ -144,9 +144,7 @@ def first_epoch(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) ->
     return root / "runs"
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    corpus: TinyCorpus, workplace: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_killed_run_resumes_identically(corpus: TinyCorpus, workplace: Path, monkeypatch: pytest.MonkeyPatch):
     unbroken, broken = workplace / "unbroken", workplace / "broken"
     for folder in (unbroken, broken):
         folder.mkdir()
@@ -205,7 +203,7 @@ def test_the_stages_follow_one_another(corpus: TinyCorpus, first_epoch: Path, wo
     assert (joint.network.encoder.linear.weight - first).abs().max() < 0.05  # it began where the first stage ended
 
 
-def test_the_joint_stage_says_what_it_lacks(corpus: TinyCorpus, workplace: Path):
+def test_the_joint_stage_names_what_is_missing(corpus: TinyCorpus, workplace: Path):
     with pytest.raises(InputError, match="Train it first"):
         main(arguments("phrasebook/joint", corpus, "--trainer.fast_dev_run=true"))
 

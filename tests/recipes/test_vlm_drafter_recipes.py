@@ -131,7 +131,7 @@ def test_options_of_large_recipes_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["msd", "eagle3"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+def test_a_killed_run_resumes_identically(
     system: str, base: Path, corpus: Path, workplace: Path, monkeypatch: Any
 ) -> None:
     unbroken, broken = workplace / "unbroken", workplace / "broken"

@@ -101,7 +101,7 @@ def test_the_acoustic_recipe_resumes_to_the_same_weights(corpus: Path, tmp_path:
     assert described["units"] == ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c", "d", "e", "pau"]
 
 
-def test_the_voice_for_any_text_begins_with_the_shipped_one(corpus: Path, tmp_path: Path):
+def test_the_voice_recipe_starts_from_the_shipped_voice(corpus: Path, tmp_path: Path):
     fit("../voice/flite.yaml", corpus, tmp_path, "--trainer.max_steps=1", "--data.init_args.steps_per_epoch=1")
     described = json.loads((tmp_path / "tts.json").read_text(encoding="utf-8"))
     voice = PhoneVoice(FastSpeech2Config.from_values(described["config"]), len(described["units"]))
@@ -198,7 +198,7 @@ def test_two_processes_may_build_the_cache_at_once(corpus: Path, tmp_path: Path,
     assert (left / "index.json").is_file()
 
 
-def test_what_is_kept_is_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_cache_is_not_used(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     root = tmp_path / "cvss_c"
     shutil.copytree(corpus, root)
 
@@ -214,7 +214,7 @@ def test_what_is_kept_is_whole(corpus: Path, tmp_path: Path, monkeypatch: pytest
     assert len(EnglishSpeech(root, "train")) == 6
 
 
-def test_other_recordings_have_a_folder_of_their_own(corpus: Path, tmp_path: Path):
+def test_other_recordings_have_their_own_cache(corpus: Path, tmp_path: Path):
     """Two corpora with the same texts beside each other, and one whose recordings were made again."""
     root, other = tmp_path / "cvss_c", tmp_path / "another_voice"
     shutil.copytree(corpus, root)

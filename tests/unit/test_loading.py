@@ -34,7 +34,7 @@ from tests.support.tiny_text import language_model
 MODEL = language_model()
 
 
-def test_a_folder_says_what_it_is(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_folder_is_loaded_by_its_kind(tiny_model: Path, tmp_path: Path) -> None:
     assert isinstance(mmdec.load(tiny_model, "cpu"), SpeechTranslator)
     recogniser = tiny_whisper.write(tmp_path / "whisper")
     assert isinstance(mmdec.load(recogniser, "cpu"), LoadedWhisper)
@@ -43,7 +43,7 @@ def test_a_folder_says_what_it_is(tiny_model: Path, tmp_path: Path) -> None:
         mmdec.load(recogniser, vocoder="someone/hifigan")
 
 
-def test_a_drafter_alone_is_no_model(tmp_path: Path) -> None:
+def test_a_drafter_folder_is_refused_as_a_model(tmp_path: Path) -> None:
     heads = save_heads(tmp_path / "heads", tiny_whisper.heads(tiny_whisper.whisper()))
     with pytest.raises(InputError, match="is a drafter, medusa"):
         mmdec.load(heads)
@@ -95,7 +95,7 @@ def test_older_drafters_come_from_the_hub_as_pickles(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("no"), OfflineModeIsEnabled("offline")])
-def test_offline_a_missing_model_says_how_to_get_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_offline_says_how_to_get_it(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise error
 

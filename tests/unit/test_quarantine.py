@@ -73,7 +73,7 @@ def leaks(source: str) -> list[str]:
     return [*private_names(tree), *inner_imports(tree)]
 
 
-def test_transformers_internals_stay_in_their_rooms() -> None:
+def test_transformers_internals_are_used_only_where_allowed() -> None:
     found = {
         (path.relative_to(PACKAGE).as_posix(), name)
         for path in PACKAGE.rglob("*.py")
@@ -99,7 +99,7 @@ def test_transformers_internals_stay_in_their_rooms() -> None:
         ("class A:\n    __slots__ = ('_a',)\n\n    def __init__(self):\n        self._a = 1", []),
     ],
 )
-def test_leaks_are_seen(source: str, found: list[str]) -> None:
+def test_internal_imports_are_detected(source: str, found: list[str]) -> None:
     names = leaks(source)
     assert len(names) >= len(found)
     assert bool(names) == bool(found)

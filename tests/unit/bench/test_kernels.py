@@ -33,7 +33,7 @@ def test_a_cpu_gets_its_rows() -> None:
     assert found.not_measured.keys() == {"GPU kernels"}
 
 
-def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernels_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = bench_kernels.dag_marginal
     monkeypatch.setattr(bench_kernels, "dag_marginal", lambda *given: right(*given) + 0.1)
     with pytest.raises(MmdecError, match="log P: the two sides must agree"):

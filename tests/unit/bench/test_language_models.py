@@ -64,7 +64,7 @@ def test_a_draft_network_is_timed_without_a_loop_of_transformers(home: Path, tmp
     assert {row.baseline for row in report.comparisons} == {"greedy", "plain", "prompt lookup"}
 
 
-def test_a_method_that_says_something_else_is_not_timed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_with_different_text_is_not_timed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = LanguageHarness.measure
 
     def wrong(self: LanguageHarness, inputs: Any, method: Any) -> Any:

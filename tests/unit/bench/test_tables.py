@@ -188,7 +188,7 @@ def test_a_run_survives_its_json(tmp_path: Path) -> None:
         assert report.hardware == json.loads(json.dumps(other.hardware))
 
 
-def test_json_has_no_number_that_parsers_refuse() -> None:
+def test_json_has_no_nan_or_infinity() -> None:
     report = replace(
         findings.run("core").reports[0], quantities=(Quantity("x", float("nan"), "s", 1, high=float("inf")),)
     )
@@ -284,7 +284,7 @@ def test_a_gpu_is_named_where_it_did_the_work(monkeypatch: pytest.MonkeyPatch) -
     assert names == ["cpu", "GPU cuda:1", None]
 
 
-def test_a_commit_is_no_name_for_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncommitted_changes_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         subprocess.run(["git", "-C", str(tmp_path), *identity, *words], check=True, capture_output=True)

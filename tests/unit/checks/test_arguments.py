@@ -74,18 +74,18 @@ DOORS: tuple[Callable[..., Any], ...] = (mmdec.generate, mmdec.stream)
         (IDS - 2, "from 0 to 59"),
     ],
 )
-def test_inputs(model: PreTrainedModel, door: Callable[..., Any], inputs: Any, part: str) -> None:
+def test_wrong_inputs_are_refused(model: PreTrainedModel, door: Callable[..., Any], inputs: Any, part: str) -> None:
     refused(lambda: door(model, inputs), "`input", part)
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("wrong", ["gpt2", None, 3, LlamaForCausalLM, torch.nn.Linear(2, 2), {}])
-def test_models_that_are_none(door: Callable[..., Any], wrong: Any) -> None:
+def test_objects_that_are_not_models_are_refused(door: Callable[..., Any], wrong: Any) -> None:
     refused(lambda: door(wrong, IDS), "`model` must be a loaded model of transformers", show(wrong))
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"x", "", LlamaForCausalLM, [], np.zeros(3)])
-def test_models_of_speech_that_are_none(wrong: Any) -> None:
+def test_objects_that_are_not_speech_models_are_refused(wrong: Any) -> None:
     for call in (mmdec.translate_speech, mmdec.transcribe):
         refused(lambda call=call: call(buzz(0.3), sample_rate=RATE, model=wrong), "`model` must be a")
 
@@ -99,7 +99,7 @@ class Half:
 
 
 @pytest.mark.parametrize("wrong", [3, [], Half(), Lookup, object(), b"lookup", np.array(["lookup", "x"]), {"a": 1}])
-def test_drafters_that_are_none(model: PreTrainedModel, whisper: LoadedWhisper, wrong: Any) -> None:
+def test_objects_that_are_not_drafters_are_refused(model: PreTrainedModel, whisper: LoadedWhisper, wrong: Any) -> None:
     for call in (
         lambda: mmdec.speculate(wrong),
         lambda: mmdec.generate(model, IDS, wrong),
@@ -112,7 +112,7 @@ def test_drafters_that_are_none(model: PreTrainedModel, whisper: LoadedWhisper, 
 @pytest.mark.parametrize(
     "wrong", ["a", "4", 10**6, MAX_NODES + 1, -1, 2.5, True, float("nan"), (4, 0), (1, 2, 3), {}, ("a", 2)]
 )
-def test_sizes_of_a_draft(model: PreTrainedModel, whisper: LoadedWhisper, wrong: Any) -> None:
+def test_wrong_draft_sizes_are_refused(model: PreTrainedModel, whisper: LoadedWhisper, wrong: Any) -> None:
     for call in (
         lambda: mmdec.speculate("lookup", num_speculative_tokens=wrong),
         lambda: mmdec.generate(model, IDS, num_speculative_tokens=wrong),
@@ -125,7 +125,7 @@ def test_sizes_of_a_draft(model: PreTrainedModel, whisper: LoadedWhisper, wrong:
 
 
 @pytest.mark.parametrize("wrong", ["2", 0, -1, 10**9, MAX_THREADS + 1, 2.0, True, float("inf"), [2], np.array([1, 2])])
-def test_threads(tiny_model: Path, whisper: LoadedWhisper, wrong: Any) -> None:
+def test_wrong_thread_counts_are_refused(tiny_model: Path, whisper: LoadedWhisper, wrong: Any) -> None:
     before = torch.get_num_threads()
     sound = {"audio": buzz(0.3), "sample_rate": RATE, "threads": wrong}
     refused(lambda: mmdec.translate_speech(model=tiny_model, **sound), "`threads` must be a whole number from 1 to ")
@@ -137,7 +137,9 @@ def test_threads(tiny_model: Path, whisper: LoadedWhisper, wrong: Any) -> None:
     "verb",
     ["translate x.wav -o out", "transcribe x.wav", "eval speech", "eval asr", *BENCHES],
 )
-def test_threads_on_the_command_line(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_thread_counts_on_the_command_line_are_refused(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "data" / "english").mkdir(parents=True)
     (tmp_path / "data" / "english" / "a.tsv").write_text("path\ttext\n")
     monkeypatch.chdir(tmp_path)
@@ -146,7 +148,7 @@ def test_threads_on_the_command_line(verb: str, tmp_path: Path, monkeypatch: pyt
     assert "`--threads` must be a whole number" in str(done.exception)
 
 
-def test_seeds_rules_and_listeners(model: PreTrainedModel) -> None:
+def test_wrong_seeds_rules_and_listeners_are_refused(model: PreTrainedModel) -> None:
     for seed in ("1", 1.5, 2**70, True, []):
         refused(lambda seed=seed: mmdec.generate(model, IDS, seed=seed), "`seed` must be ")
     for rule in ("best", 3, ["greedy"], np.array(["greedy", "sampled"])):
@@ -162,7 +164,7 @@ class Failing(io.RawIOBase):
         raise RuntimeError("the line is cut")
 
 
-def test_files_that_are_closed_or_fail(tiny_model: Path, whisper: LoadedWhisper) -> None:
+def test_closed_and_failing_files_are_refused(tiny_model: Path, whisper: LoadedWhisper) -> None:
     closed = io.BytesIO(b"RIFF")
     closed.close()
     for file, part in ((closed, "closed file"), (Failing(), "the line is cut")):
@@ -200,7 +202,7 @@ def test_the_message_names_the_callers_options_alone(model: PreTrainedModel, whi
     ("given", "meant"),
     [("max_new_tokns", "max_new_tokens"), ("temprature", "temperature"), ("statistic", "statistics"), ("qqqqqq", "")],
 )
-def test_a_misspelt_option_is_told_in_one_sentence(
+def test_a_misspelt_option_is_refused_in_one_sentence(
     given: str, meant: str, model: PreTrainedModel, whisper: LoadedWhisper
 ) -> None:
     sentence = f"`{given}` must be an option of this call or of `model.generate`, but is none."
@@ -211,12 +213,12 @@ def test_a_misspelt_option_is_told_in_one_sentence(
     assert refused(lambda: mmdec.transcribe(buzz(0.3), **heard, **options), sentence) == sentence
 
 
-def test_an_option_of_the_call_itself_is_meant(whisper: LoadedWhisper) -> None:
+def test_a_misspelt_option_suggests_one_of_the_call(whisper: LoadedWhisper) -> None:
     heard = {"sample_rate": RATE, "model": whisper, "drafter": None}
     refused(lambda: mmdec.transcribe(buzz(0.3), **heard, min_confidense=0.5), "`min_confidense`", "'min_confidence'?")
 
 
-def test_what_the_callers_own_functions_raise_is_theirs(whisper: LoadedWhisper) -> None:
+def test_errors_of_the_callers_functions_are_raised_unchanged(whisper: LoadedWhisper) -> None:
     def progress(done: float, whole: float) -> None:
         raise KeyError("mine")
 
@@ -224,7 +226,7 @@ def test_what_the_callers_own_functions_raise_is_theirs(whisper: LoadedWhisper) 
         mmdec.transcribe(buzz(0.3), sample_rate=RATE, model=whisper, drafter=None, progress=progress)
 
 
-def test_values_are_shown_short_and_alike_in_every_process() -> None:
+def test_shown_values_are_short_and_reproducible() -> None:
     assert show("x" * 500) == "'" + "x" * 76 + "..."
     assert show(object()) == show(object()) == "an object"
     assert show(Half()) == "an object of type Half"
@@ -235,7 +237,7 @@ def test_values_are_shown_short_and_alike_in_every_process() -> None:
     assert show(torch.zeros(3)) == "an object of type Tensor"
 
 
-def test_a_misspelt_name_is_told_the_nearest() -> None:
+def test_a_misspelt_name_suggests_the_nearest() -> None:
     assert did_you_mean("eagel", ["eagle", "msd"]) == " Did you mean 'eagle'?"
     assert did_you_mean("whatever", ["eagle", "msd"]) == did_you_mean(3, ["eagle"]) == ""
     with pytest.raises(mmdec.InputError, match="Did you mean 'eagle'"):

@@ -31,7 +31,7 @@ from tests.support.tiny_whisper import write as write_whisper
         (torch.float64, torch.float64),
     ],
 )
-def test_dtypes(given: Any, found: torch.dtype) -> None:
+def test_dtypes_are_parsed(given: Any, found: torch.dtype) -> None:
     assert check_dtype(given) == found
 
 
@@ -46,7 +46,7 @@ def test_dtypes(given: Any, found: torch.dtype) -> None:
         (["float32"], "['float32']"),
     ],
 )
-def test_what_is_no_dtype(given: Any, shown: str) -> None:
+def test_unknown_dtypes_are_refused(given: Any, shown: str) -> None:
     with pytest.raises(InputError) as caught:
         check_dtype(given)
     assert str(caught.value).startswith(f"`dtype` must be float32, bfloat16, float16 or float64, but is {shown}.")
@@ -61,7 +61,7 @@ def test_what_is_no_dtype(given: Any, shown: str) -> None:
         (True, False, None, torch.float32),  # an old one
     ],
 )
-def test_the_command_lines_own(
+def test_the_command_line_takes_the_fastest_dtype(
     gpu: bool, computes: bool, device: str | None, found: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
@@ -70,7 +70,7 @@ def test_the_command_lines_own(
     assert dtype_or_quick("float16", device) == torch.float16
 
 
-def test_a_loaded_models_own() -> None:
+def test_a_loaded_models_dtype_is_kept() -> None:
     check_same_dtype(None, torch.bfloat16)
     check_same_dtype("bfloat16", torch.bfloat16)
     with pytest.raises(InputError, match=r"must be that of the loaded `model`, torch\.float32, but is bfloat16"):
@@ -79,7 +79,7 @@ def test_a_loaded_models_own() -> None:
 
 @pytest.mark.parametrize("timestamps", [None, "segment", "word"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_transcribing(dtype: str, timestamps: Any, tmp_path: Path) -> None:
+def test_transcribing_takes_a_dtype(dtype: str, timestamps: Any, tmp_path: Path) -> None:
     """The text is that of the same model in the same precision."""
     folder = write_whisper(tmp_path / "tiny")
     options: dict[str, Any] = {"model": folder, "device": "cpu", "language": "en", "sample_rate": RATE}
@@ -93,7 +93,7 @@ def test_transcribing(dtype: str, timestamps: Any, tmp_path: Path) -> None:
         mmdec.transcribe(buzz(0.7), dtype="float32", **options | {"model": loaded})
 
 
-def test_describing(tmp_path: Path) -> None:
+def test_describing_takes_a_dtype(tmp_path: Path) -> None:
     folder = write_vlm(tmp_path / "tiny")
     out = mmdec.describe(pixels(0), model=folder, device="cpu", dtype="bfloat16", max_new_tokens=4)
     assert len(out.tokens) <= 4
@@ -116,7 +116,7 @@ class Products(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "joint-viterbi", "verified"])
-def test_translating(strategy: str, any_model: Path) -> None:
+def test_translating_takes_a_dtype(strategy: str, any_model: Path) -> None:
     """Products in bfloat16; what the vocoder reads and what is handed out is float32."""
     read: list[torch.dtype] = []
     loaded: Any = mmdec.load(any_model, "cpu", dtype="bfloat16")
@@ -132,7 +132,7 @@ def test_translating(strategy: str, any_model: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_shipped_translators_units_stay(dtype: str) -> None:
+def test_half_precision_keeps_a_shipped_translators_units(dtype: str) -> None:
     """Features in half precision would end it: there was no unit left."""
     heard = mmdec.audio.load_audio(Path("data/samples/appeler_demain.wav"))
     options: dict[str, Any] = {"sample_rate": RATE, "device": "cpu"}
@@ -140,7 +140,7 @@ def test_a_shipped_translators_units_stay(dtype: str) -> None:
     assert out.units == mmdec.translate_speech(heard, **options).units
 
 
-def test_a_translator_has_no_double_precision(tiny_model: Path) -> None:
+def test_a_translator_refuses_double_precision(tiny_model: Path) -> None:
     with pytest.raises(InputError, match="`dtype` must be float32, bfloat16 or float16 for a translator"):
         mmdec.translate_speech(buzz(1.0), sample_rate=RATE, model=tiny_model, device="cpu", dtype="float64")
 

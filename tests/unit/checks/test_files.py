@@ -56,7 +56,7 @@ CUT = {  # the file's bytes, the least part of its samples that half of it gives
 
 @pytest.mark.parametrize("kind", CUT)
 @pytest.mark.parametrize("share", [0.5, 0.77])
-def test_a_cut_file_gives_its_own_samples_alone(kind: str, share: float, other: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_gives_only_its_own_samples(kind: str, share: float, other: Path, tmp_path: Path) -> None:
     make, least, rate = CUT[kind]
     content = make()
     path = tmp_path / f"whole.{kind}"
@@ -73,7 +73,7 @@ def test_a_cut_file_gives_its_own_samples_alone(kind: str, share: float, other: 
     assert torch.equal(audio.load_audio(io.BytesIO(path.read_bytes()), rate), found)
 
 
-def test_what_is_said_in_a_cut_file_is_what_its_first_half_says(
+def test_a_truncated_file_is_transcribed_as_its_first_half(
     other: Path, tmp_path: Path, tiny_model: Path, whisper: Path
 ) -> None:
     content = encoded(buzz(4.0, 3), "MP3")
@@ -92,7 +92,7 @@ def test_what_is_said_in_a_cut_file_is_what_its_first_half_says(
     assert spoken.units == mmdec.translate_speech(half, sample_rate=RATE, model=tiny_model, device="cpu").units
 
 
-def test_a_cut_file_is_noted_in_each_result(
+def test_a_truncated_file_is_noted_in_each_result(
     tmp_path: Path, tiny_model: Path, whisper: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = encoded(buzz(2.0, 3), "WAV")
@@ -115,7 +115,7 @@ def test_a_cut_file_is_noted_in_each_result(
             call()
 
 
-def test_headers_of_any_length_are_not_believed(tmp_path: Path) -> None:
+def test_declared_lengths_are_not_trusted(tmp_path: Path) -> None:
     data = bytearray(encoded(buzz(1.0), "WAV"))
     data[40:44] = (2**31 - 1).to_bytes(4, "little")  # the data's size
     (tmp_path / "x.wav").write_bytes(data)
@@ -132,7 +132,7 @@ def flac_of(seconds: int, samples: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
-def test_what_lasts_longer_than_it_may_is_refused(kind: str) -> None:
+def test_too_long_files_are_refused(kind: str) -> None:
     content = encoded(buzz(1.1), kind)
     assert len(audio.load_audio(io.BytesIO(content), max_seconds=1.2)) == pytest.approx(1.1 * RATE, abs=10)
     with pytest.raises(
@@ -150,7 +150,7 @@ def test_a_header_is_read_before_the_samples(tmp_path: Path) -> None:
             call(tmp_path / "x.flac")
 
 
-def test_a_header_that_declares_nothing_does_not_hide_a_length() -> None:
+def test_a_header_without_a_length_does_not_hide_it() -> None:
     content = io.BytesIO(flac_of(0, buzz(1.1)))
     with pytest.raises(InputError, match="must last at most 1 seconds, but the file object lasts at least"):
         audio.load_audio(content, max_seconds=1.0)
@@ -164,7 +164,7 @@ def test_compressed_wavs_are_read(subtype: str, tmp_path: Path) -> None:
     assert np.corrcoef(found, sound)[0, 1] > 0.9
 
 
-def test_names_do_not_matter(tmp_path: Path) -> None:
+def test_the_content_decides_the_format_and_not_the_name(tmp_path: Path) -> None:
     content = encoded(buzz(0.3), "WAV")
     for name in ("x.raw", "x.RAW", "x.mp3", "x", os.fsdecode(b"\xe9\xff.wav"), "a\nb.wav", "é.wav"):
         (tmp_path / name).write_bytes(content)
@@ -189,7 +189,7 @@ def test_floats_of_files_are_levelled_as_arrays_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("subtype", ["FLOAT", "DOUBLE"])
-def test_samples_that_no_recording_holds_are_refused(subtype: str, tmp_path: Path) -> None:
+def test_impossible_sample_values_are_refused(subtype: str, tmp_path: Path) -> None:
     loud = buzz(0.5)
     loud[100] = 1e30
     for number, data in enumerate((loud, np.stack([loud, -loud], 1))):  # channels that cancel
@@ -218,7 +218,7 @@ def nobody() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def test_permissions_are_named(tmp_path: Path) -> None:
+def test_missing_permissions_are_named(tmp_path: Path) -> None:
     sound = encoded(buzz(0.3), "WAV")
     with nobody() as folder:
         closed, secret, kept = folder / "closed", folder / "secret.wav", folder / "kept"
@@ -244,7 +244,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full disk")
-def test_a_full_disk_is_named_and_leaves_what_was_there(
+def test_a_full_disk_is_named_and_leaves_the_old_file(
     tiny_model: Path, whisper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = tmp_path / "x.wav"
@@ -272,7 +272,7 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("suffix", sorted(audio.WRITABLE))
-def test_an_output_is_what_its_suffix_says(suffix: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_suffix_decides_the_output_format(suffix: str, tiny_model: Path, tmp_path: Path) -> None:
     sound, target = tmp_path / "x.wav", tmp_path / "new" / f"out{suffix}"
     sound.write_bytes(encoded(buzz(0.5), "WAV"))
     arguments = ["translate", str(sound), "-o", str(target), "--model", str(tiny_model), "--device", "cpu"]
@@ -291,7 +291,7 @@ def test_the_command_line_knows_what_can_be_written() -> None:
     assert tuple(audio.WRITABLE) == AUDIO_SUFFIXES
 
 
-def test_outputs_that_are_no_files_are_named(tmp_path: Path) -> None:
+def test_outputs_that_are_not_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.wav")
     (tmp_path / "device.wav").symlink_to("/dev/null")
     (tmp_path / "directory.wav").mkdir()
@@ -317,7 +317,7 @@ def test_the_longest_names_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o000, 0o666)])
-def test_outputs_have_the_mode_that_open_gives(umask: int, mode: int, tmp_path: Path) -> None:
+def test_outputs_have_the_default_file_mode(umask: int, mode: int, tmp_path: Path) -> None:
     """A new file's is the caller's umask, a replaced one's stays."""
     before = os.umask(umask)
     try:
@@ -346,7 +346,7 @@ def test_outputs_have_the_mode_that_open_gives(umask: int, mode: int, tmp_path: 
     assert found("model") == 0o700
 
 
-def test_what_ends_an_encoder_is_refused_before(tmp_path: Path) -> None:
+def test_samples_an_encoder_cannot_take_are_refused_first(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`samples` must be finite"):
         audio.save_audio(tmp_path / "x.mp3", np.full(1000, np.nan))
     with pytest.raises(InputError, match="at most 192000 Hz"):

@@ -115,7 +115,7 @@ def test_a_shard_is_a_safetensors_file_inside_the_folder(whisper: Path, name: st
     refused(lambda: load_whisper(whisper, "cpu"), message)
 
 
-def test_shards_that_are_all_pickles(whisper: Path) -> None:
+def test_pickled_shards_are_refused(whisper: Path) -> None:
     names = split(whisper)
     pickles = {part: f"pytorch_{Path(part).stem}.bin" for part in PARTS}
     for part, pickle in pickles.items():
@@ -125,7 +125,7 @@ def test_shards_that_are_all_pickles(whisper: Path) -> None:
     refused(lambda: load_whisper(whisper, "cpu"), "Pickles are not read")
 
 
-def test_one_file_may_not_be_a_link_out_of_its_folder(whisper: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_weight_file_must_not_link_out_of_its_folder(whisper: Path, tiny_model: Path, tmp_path: Path) -> None:
     shutil.move(whisper / WHOLE, tmp_path / "elsewhere.safetensors")
     (whisper / WHOLE).symlink_to(tmp_path / "elsewhere.safetensors")
     refused(lambda: load_whisper(whisper, "cpu"), "lies outside")
@@ -135,7 +135,7 @@ def test_one_file_may_not_be_a_link_out_of_its_folder(whisper: Path, tiny_model:
     refused(lambda: mmdec.load(copy, "cpu"), "lies outside")
 
 
-def test_heads_may_not_be_a_link_out_of_the_models_folder(whisper: Path, tmp_path: Path) -> None:
+def test_heads_must_not_link_out_of_the_models_folder(whisper: Path, tmp_path: Path) -> None:
     shutil.move(whisper / "medusa", tmp_path / "heads")
     (whisper / "medusa").symlink_to(tmp_path / "heads")
     found = load_whisper(whisper, "cpu")
@@ -187,7 +187,7 @@ def test_weights_that_float32_does_not_hold_are_named(value: torch.Tensor) -> No
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
-def test_settings_without_end_are_not_waited_for(whisper: Path, make: Callable[[Path], None]) -> None:
+def test_an_endless_config_is_refused(whisper: Path, make: Callable[[Path], None]) -> None:
     (whisper / "config.json").unlink()
     make(whisper / "config.json")
     refused(lambda: load_whisper(whisper, "cpu"), "`model` must be a Whisper")
@@ -204,13 +204,13 @@ def test_weights_that_are_missing_are_one_error(whisper: Path, capfd: pytest.Cap
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json", WHOLE, "tokenizer.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000])
-def test_files_that_hold_something_else(whisper: Path, file: str, content: bytes) -> None:
+def test_files_with_other_contents_are_refused(whisper: Path, file: str, content: bytes) -> None:
     (whisper / file).write_bytes(content)
     refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.999])
-def test_truncated_files(whisper: Path, share: float) -> None:
+def test_truncated_files_are_refused(whisper: Path, share: float) -> None:
     for file in ("generation_config.json", WHOLE, "tokenizer.json", "config.json"):
         kept = (whisper / file).read_bytes()
         (whisper / file).write_bytes(kept[: int(share * len(kept))])
@@ -226,7 +226,7 @@ def test_older_folders_have_the_settings_of_generate_in_config_json(whisper: Pat
     assert (settings.max_length, settings.suppress_tokens) == (77, [4, 5])
 
 
-def test_weights_that_are_absent_or_of_another_shape(whisper: Path) -> None:
+def test_absent_and_misshapen_weights_are_named(whisper: Path) -> None:
     state = load_file(whisper / WHOLE)
     name = "model.decoder.layers.1.fc1.weight"
     save_file({key: tensor for key, tensor in state.items() if key != name}, whisper / WHOLE, {"format": "pt"})
@@ -249,13 +249,13 @@ def test_weights_that_are_absent_or_of_another_shape(whisper: Path) -> None:
         {"activation_function": "rm"},
     ],
 )
-def test_settings_of_a_network_that_its_weights_are_none_of(whisper: Path, values: dict[str, Any]) -> None:
+def test_settings_that_contradict_the_weights_are_refused(whisper: Path, values: dict[str, Any]) -> None:
     change(whisper / "config.json", **values)
     refused(lambda: load_whisper(whisper, "cpu"), "`model` must")
 
 
 @pytest.mark.parametrize("key", ["transformers_weights", "attn_implementation", "auto_map"])
-def test_settings_that_lead_elsewhere_are_not_followed(whisper: Path, key: str) -> None:
+def test_settings_that_name_other_paths_or_code_are_ignored(whisper: Path, key: str) -> None:
     change(whisper / "config.json", **{key: {"AutoConfig": "code.Trap"} if key == "auto_map" else "../elsewhere"})
     assert load_whisper(whisper, "cpu").model.config._attn_implementation == "sdpa"
 
@@ -279,13 +279,13 @@ def test_settings_that_lead_elsewhere_are_not_followed(whisper: Path, key: str) 
         ("is_multilingual", "no"),
     ],
 )
-def test_generation_settings_that_this_model_cannot_have(whisper: Path, name: str, value: Any) -> None:
+def test_impossible_generation_settings_are_refused(whisper: Path, name: str, value: Any) -> None:
     change(whisper / "generation_config.json", **{name: value})
     refused(lambda: load_whisper(whisper, "cpu"), f"`{name}` must be .* but the generation config of")
 
 
 @pytest.mark.parametrize(("name", "value"), [("n_fft", 10**9), ("chunk_length", "x"), ("hop_length", 0)])
-def test_feature_extractors_that_would_fill_the_memory(whisper: Path, name: str, value: Any) -> None:
+def test_enormous_feature_extractors_are_refused(whisper: Path, name: str, value: Any) -> None:
     settings = json.loads((whisper / "processor_config.json").read_text())
     settings["feature_extractor"][name] = value
     (whisper / "processor_config.json").write_text(json.dumps(settings))
@@ -305,14 +305,14 @@ def test_feature_extractors_that_would_fill_the_memory(whisper: Path, name: str,
         ({"ranks": "abc"}, "no chances"),
     ],
 )
-def test_damaged_heads(whisper: Path, values: dict[str, Any], message: str) -> None:
+def test_damaged_heads_are_refused(whisper: Path, values: dict[str, Any], message: str) -> None:
     change(whisper / "medusa" / "config.json", **values)
     loaded = load_whisper(whisper, "cpu")
     refused(loaded.heads, message)
     refused(lambda: load_heads(whisper / "medusa", loaded.model), message)
 
 
-def test_heads_of_no_system(whisper: Path) -> None:
+def test_heads_of_unknown_systems_are_refused(whisper: Path) -> None:
     """A model's drafter may be of any system, and is told so; `load_heads` reads Medusa's alone."""
     change(whisper / "medusa" / "config.json", system=7)
     loaded = load_whisper(whisper, "cpu")
@@ -338,13 +338,15 @@ def test_heads_cut_short_are_one_error_of_the_call(whisper: Path) -> None:
         ("lexicon.tsv", b"hello\thh ax l ow\n"),
     ],
 )
-def test_translators_with_other_contents(tiny_model: Path, tmp_path: Path, file: str, content: bytes) -> None:
+def test_translators_with_damaged_contents_are_refused(
+    tiny_model: Path, tmp_path: Path, file: str, content: bytes
+) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     (copy / file).write_bytes(content)
     refused(lambda: mmdec.load(copy, "cpu"), "must")
 
 
-def test_translators_with_other_sizes(tiny_model: Path, tmp_path: Path) -> None:
+def test_translators_with_contradicting_sizes_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     settings = json.loads((tiny_model / "config.json").read_text())
     for number, (part, name, value) in enumerate(
         (("encoder", "layers", 10**9), ("encoder", "d_model", 10**7), ("dag", "heads", 0), ("dag", "heads", "two"))
@@ -355,7 +357,7 @@ def test_translators_with_other_sizes(tiny_model: Path, tmp_path: Path) -> None:
         refused(lambda copy=copy: mmdec.load(copy, "cpu"), "must")
 
 
-def test_what_training_begins_from_is_checked_too(tmp_path: Path) -> None:
+def test_checkpoints_that_training_starts_from_are_checked(tmp_path: Path) -> None:
     (tmp_path / "step=1.ckpt").write_bytes(b"PK\x03\x04 cut")
     refused(lambda: read_checkpoint(tmp_path / "step=1.ckpt"), "`checkpoint` must hold whole tensors")
     (tmp_path / "step=1.ckpt").unlink()
@@ -365,7 +367,7 @@ def test_what_training_begins_from_is_checked_too(tmp_path: Path) -> None:
     refused(lambda: load_acoustic(tmp_path), "`acoustic` must hold its sizes")
 
 
-def test_a_bound_is_no_count() -> None:
+def test_upper_bounds_are_not_checked_as_counts() -> None:
     """Qwen's text settings say `max_window_layers` 80, of two layers too."""
     state = {"weight": torch.zeros(1)}
     check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 1}}, state)
@@ -373,13 +375,13 @@ def test_a_bound_is_no_count() -> None:
         check_counts({"text_config": {"max_window_layers": 80, "num_hidden_layers": 80}}, state)
 
 
-def test_an_index_without_a_map(tmp_path: Path) -> None:
+def test_an_index_without_a_weight_map_is_refused(tmp_path: Path) -> None:
     for content in ("{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {}}'):
         (tmp_path / INDEX).write_text(content)
         refused(lambda: weight_files(tmp_path), "must name a file for each tensor")
 
 
-def test_tensors_of_every_kind_are_looked_at(tmp_path: Path) -> None:
+def test_tensors_of_every_dtype_are_checked(tmp_path: Path) -> None:
     for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2):
         tensor = torch.ones(5).to(kind)
         save_file({"good": tensor, "none": torch.zeros(0, dtype=kind)}, tmp_path / "x.safetensors")
@@ -389,6 +391,6 @@ def test_tensors_of_every_kind_are_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [None, 3, b"x", "a\0b", "x" * 5000, ["x"], "", "a/b/c", torch.zeros(1)])
-def test_names_that_no_model_can_have(model: Any) -> None:
+def test_impossible_model_names_are_refused(model: Any) -> None:
     for load in (mmdec.load, load_whisper):
         refused(lambda load=load: load(model, "cpu"), "`model` must be a shipped name")

@@ -62,7 +62,7 @@ def test_markdown_alone_is_printed(measured: list[str]) -> None:
     assert "| --- |" in result.stdout
 
 
-def test_what_cannot_work_is_refused_before_it_is_measured(
+def test_impossible_benchmarks_are_refused_before_they_run(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = tmp_path / "damaged.json"
@@ -132,7 +132,7 @@ def test_saved_runs_are_shown_again(tmp_path: Path) -> None:
     assert isinstance(run("bench", "show", *paths, "--metrics", "x.csv").exception, InputError)
 
 
-def test_all_runs_each_and_names_what_was_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_all_runs_each_and_names_what_it_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands: list[list[str]] = []
 
     def pretend(command: list[str], seconds: float) -> str:
@@ -202,7 +202,7 @@ def test_a_table_of_questions_is_checked(lines: list[str], tmp_path: Path) -> No
         read_questions(path)
 
 
-def test_a_benchmark_out_of_time_or_luck_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_timed_out_or_failed_benchmark_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     def python(code: str, seconds: float) -> str:
         return bench._run([sys.executable, "-c", code], seconds)
 

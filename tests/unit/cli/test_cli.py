@@ -137,7 +137,7 @@ def paths(inputs: list[Path], output: Path) -> list[Path]:
     return outputs.output_paths(inputs, output, AUDIO_SUFFIXES, ".wav")
 
 
-def test_where_outputs_go(tmp_path: Path) -> None:
+def test_outputs_go_beside_their_inputs_or_into_the_folder(tmp_path: Path) -> None:
     a, b = tmp_path / "x" / "a.wav", tmp_path / "y" / "a.mp3"
     assert paths([a, b], tmp_path) == [tmp_path / "a.wav", tmp_path / "a-2.wav"]
     assert paths([a], tmp_path / "o.flac") == [tmp_path / "o.flac"]
@@ -215,20 +215,20 @@ def test_help_names_the_verbs_and_the_exit_codes() -> None:
 @pytest.mark.parametrize(
     "verb", [verb for verb in VERBS if verb not in ("", "train", "eval", "bench", "convert", "export", "demo")]
 )
-def test_every_verb_that_ends_has_json(verb: str) -> None:
+def test_every_finite_verb_has_json(verb: str) -> None:
     """But `demo`, which serves until it is stopped."""
     assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
 
 
 @pytest.mark.parametrize("verb", ["promote", "bench passes", "bench compressor", "bench paper"])
-def test_a_verb_that_is_gone_names_what_to_use(verb: str) -> None:
+def test_a_removed_verb_names_its_replacement(verb: str) -> None:
     """Instead of "No such command"."""
     result = CliRunner(env={"COLUMNS": "500"}).invoke(cli.app, [*verb.split(), "x"])
     assert result.exit_code == 2
     assert " is gone: " in result.stderr
 
 
-def test_interrupted_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -285,7 +285,7 @@ def test_a_folders_files(folder: Path) -> None:
     assert names(folder) == ["a.FLAC", "b.wav", "x/a.wav", "y/a.mp3", "y/z/c.webm"]
 
 
-def test_outputs_are_no_inputs(folder: Path) -> None:
+def test_outputs_are_not_read_as_inputs(folder: Path) -> None:
     """A second call would translate what the first one wrote."""
     assert names(folder, folder / "x") == ["a.FLAC", "b.wav", "y/a.mp3", "y/z/c.webm"]
 
@@ -305,7 +305,7 @@ def test_outputs_differ_where_the_file_system_ignores_capitals_or_unicode_forms(
     assert second.name == f"{Path(twins[1]).stem}-2.wav"
 
 
-def test_what_was_named_stays_in_its_place(folder: Path) -> None:
+def test_named_files_keep_their_order(folder: Path) -> None:
     given = [folder / "b.wav", folder / "y", "nowhere.wav", folder / "notes.txt"]
     files = input_files(given, "audio", SOUNDS, None)
     assert [file.path.name for file in files] == ["b.wav", "a.mp3", "c.webm", "nowhere.wav", "notes.txt"]
@@ -313,7 +313,7 @@ def test_what_was_named_stays_in_its_place(folder: Path) -> None:
     assert "'nowhere.wav' does not exist" in files[3].refusal
 
 
-def test_a_folder_without_any(folder: Path) -> None:
+def test_a_folder_without_inputs_is_an_error(folder: Path) -> None:
     (only,) = input_files([folder], "image", PICTURES, None)
     assert only.refusal.startswith(
         f"`image` must be a file or hold some, but '{folder}' is a directory without any that"
@@ -321,7 +321,7 @@ def test_a_folder_without_any(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["https://example.org/a.png", "data:image/png;base64,aaaa"])
-def test_an_address_is_no_file(address: str) -> None:
+def test_addresses_are_refused_as_files(address: str) -> None:
     (only,) = input_files([address], "image", PICTURES, None)
     assert only.name == address
     assert "Download it first" in only.refusal
@@ -342,13 +342,13 @@ def test_a_folder_that_cannot_be_entered(folder: Path, monkeypatch: pytest.Monke
     assert len(files) == 5
 
 
-def test_together_they_are_one(folder: Path) -> None:
+def test_combined_files_are_one_input(folder: Path) -> None:
     one = combine_files(input_files([folder / "b.wav", "x.png", "y.png"], "image", PICTURES, None))
     assert one.name == f"{folder / 'b.wav'}, x.png, y.png"
     assert "'x.png' does not exist" in one.refusal
 
 
-def test_every_sound_that_is_read_is_meant() -> None:
+def test_every_readable_sound_format_is_listed() -> None:
     assert {*audio.WRITABLE, *CODECS} <= {*SOUNDS}
 
 
@@ -409,7 +409,7 @@ def test_names_are_whole_at_80_columns(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_there_is_one_example(verb: str) -> None:
+def test_each_help_page_has_one_example(verb: str) -> None:
     assert said(verb).count("Example: mmdec ") == 1
 
 
@@ -439,7 +439,7 @@ def test_the_example_is_of_this_verb_and_parses(verb: str) -> None:
         ("Call `mmdec.translate_speech` for it.", "Call `mmdec translate` for it."),
     ],
 )
-def test_errors_name_what_was_typed(message: str, typed: str) -> None:
+def test_errors_name_options_as_typed(message: str, typed: str) -> None:
     assert as_typed(message, command("transcribe").params) == typed
 
 
@@ -466,7 +466,7 @@ def test_a_number_that_is_out_of_range(
 
 
 @pytest.mark.parametrize("verb", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
-def test_a_dtype_that_is_none(verb: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_dtype_is_refused(verb: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.wav").touch()
     result = CliRunner().invoke(cli.app, [*verb.split(), "--dtype", "float8", "--device", "cpu"])

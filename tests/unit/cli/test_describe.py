@@ -137,7 +137,7 @@ def test_wrong_calls_end_with_2_and_one_line(
     assert said.count("\n") == 1
 
 
-def test_the_command_itself(model: Path, pictures: list[Path]) -> None:
+def test_the_command_runs_as_a_process(model: Path, pictures: list[Path]) -> None:
     command = [sys.executable, "-m", "mmdec", "describe", *map(str, pictures), "--together", "--prompt", QUESTION]
     command += ["--model", str(model), "--device", "cpu", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -31,7 +31,7 @@ def test_a_full_disk_is_one_line(arguments: str) -> None:
 
 @pytest.mark.parametrize("printing", ["print('x' * 100_000)", "print('x')", "print('x', flush=True)"])
 @pytest.mark.parametrize("full", [True, False])
-def test_every_way_to_print_ends_alike(printing: str, full: bool) -> None:
+def test_a_full_disk_ends_every_way_to_print_alike(printing: str, full: bool) -> None:
     if full and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     code = f"from mmdec import cli; cli.app = lambda: {printing}; cli.main()"
@@ -54,7 +54,7 @@ VERBS = {  # verb -> a module of its extra
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_missing_extra_is_one_line(verb: str, tmp_path: Path) -> None:
+def test_a_missing_extra_is_reported_in_one_line(verb: str, tmp_path: Path) -> None:
     module = VERBS[verb]
     code = f"{MAIN}sys.modules[{module!r}] = None; main()"
     done = call(code, *verb.split())
@@ -86,5 +86,5 @@ def test_a_package_names_its_extra(module: str, preferred: str, extra: str) -> N
 
 
 @pytest.mark.parametrize("module", ["mmdec.nothing", "torch", "no_such_package", ""])
-def test_another_missing_module_is_a_fault(module: str) -> None:
+def test_another_missing_module_is_raised(module: str) -> None:
     assert missing_extra(ModuleNotFoundError(name=module)) is None

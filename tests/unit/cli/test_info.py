@@ -28,7 +28,7 @@ def test_the_table_names_every_kernel() -> None:
     assert all(name in result.output for name in KERNELS)
 
 
-def test_kernels_can_be_kept_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMDEC_KERNELS", "0")
     unavailable_reason.cache_clear()
     try:

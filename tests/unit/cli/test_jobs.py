@@ -65,7 +65,7 @@ def test_both_ways_are_run_in_turn_and_the_faster_run_counts(same: bool, capsys:
     assert comparer.code == (0 if same else 2)
 
 
-def test_a_text_that_differs_counts_more_than_a_failure() -> None:
+def test_a_different_text_outweighs_a_failure() -> None:
     jobs = CommandJobs([InputFile("a.wav")], [None], "model")
     jobs.failed("a.wav", "`audio` must be loud.")
     with pytest.raises(typer.Exit) as ended:
@@ -73,7 +73,7 @@ def test_a_text_that_differs_counts_more_than_a_failure() -> None:
     assert ended.value.exit_code == 2
 
 
-def test_without_the_option_nothing_is_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_compare_nothing_is_run_twice(capsys: pytest.CaptureFixture[str]) -> None:
     comparer, call = Comparer(False, "none", stream=True), caller({}, {}, [])
     assert comparer.both(call) is call
     comparer.tell("a.wav", several=False)
@@ -81,7 +81,7 @@ def test_without_the_option_nothing_is_run_twice(capsys: pytest.CaptureFixture[s
     assert comparer.code == 0
 
 
-def test_an_input_that_fails_is_compared_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_input_is_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
     comparer = Comparer(True, "medusa")
     comparer.both(caller({"drafted": [1.0] * 2, "plain": [1.0] * 2}, {"drafted": [], "plain": []}, []))(["a.wav"])
 
@@ -98,7 +98,7 @@ def test_an_input_that_fails_is_compared_with_nothing(capsys: pytest.CaptureFixt
     ("drafter", "refused", "said"),
     [("none", {}, "`--drafter` is none"), ("medusa", {"stream": True}, "must come without `--stream`")],
 )
-def test_what_cannot_be_compared(drafter: str, refused: dict[str, bool], said: str) -> None:
+def test_options_that_cannot_be_compared_are_refused(drafter: str, refused: dict[str, bool], said: str) -> None:
     with pytest.raises(mmdec.InputError, match=said):
         Comparer(True, drafter, **refused)
 
@@ -118,7 +118,7 @@ def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return [request.param, *map(str, inputs), *more, "--model", str(model), "--device", "cpu", "--drafter", "lookup"]
 
 
-def test_a_verb_says_it_of_each_input(command: list[str]) -> None:
+def test_compare_prints_a_line_for_each_input(command: list[str]) -> None:
     plain, compared = (CliRunner().invoke(cli.app, [*command, *more]) for more in ([], ["--compare"]))
     assert compared.exit_code == 0, compared.output
     assert compared.stdout == plain.stdout
@@ -128,7 +128,7 @@ def test_a_verb_says_it_of_each_input(command: list[str]) -> None:
         assert re.fullmatch(f"{re.escape(source)}: {SAID}", line), line
 
 
-def test_json_has_it_beside_the_result(command: list[str]) -> None:
+def test_compare_adds_its_figures_to_the_json(command: list[str]) -> None:
     found = CliRunner().invoke(cli.app, [*command, "--compare", "--json"])
     lines = [json.loads(line) for line in found.stdout.splitlines()]
     assert [line["compared"]["same_text"] for line in lines] == [True, True]
@@ -175,7 +175,7 @@ def test_one_line_for_an_output_that_is_likely_wrong(verb: str, tmp_path: Path) 
     assert found["plain"]["text"] == found["unsure"]["text"]
 
 
-def test_half_is_sure_enough_and_a_model_that_is_gone_is_no_error(
+def test_half_is_sure_enough_and_a_missing_model_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model").mkdir()
@@ -204,7 +204,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return set_times
 
 
-def test_a_line_now_and_then(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_a_line_at_intervals_where_there_is_no_terminal(
+    clock: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     clock(
         0.0,
         1.0,
@@ -252,15 +254,13 @@ def _own_timers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (False, True), (True, True)])
-def test_what_is_loaded_is_said_on_a_terminal_alone(
-    terminal: bool, quiet: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_is_announced_only_on_a_terminal(terminal: bool, quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     with loading("whisper-tiny.en", quiet):
         assert timers == []
 
 
-def test_what_is_loaded_is_said_after_a_while(
+def test_loading_is_announced_after_a_while(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -273,7 +273,7 @@ def test_what_is_loaded_is_said_after_a_while(
     assert timer.cancelled
 
 
-def test_a_model_that_cannot_be_loaded_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with pytest.raises(RuntimeError), loading("nowhere"):
         raise RuntimeError
@@ -282,7 +282,7 @@ def test_a_model_that_cannot_be_loaded_is_not_said_to_be(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize("call", ["translate x.wav -o out", "transcribe x.wav", "describe x.wav"])
-def test_a_verb_says_what_it_loads_before_it_does(call: str, tmp_path: Path) -> None:
+def test_a_verb_announces_a_load_before_it_starts(call: str, tmp_path: Path) -> None:
     """At once, as it is asked to here: torch's import takes longer than a thread's beginning."""
     (tmp_path / "x.wav").touch()
     code = "import sys\nfrom mmdec.cli import jobs, main\njobs.AFTER = 0\nmain()"
@@ -312,14 +312,14 @@ def open_terminal() -> Iterator[tuple[int, int]]:
         os.close(terminal)
 
 
-def test_what_has_no_end_is_counted(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_without_a_total_are_counted(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     clock(0.0, PROGRESS_INTERVAL)
     with progress_bar(count=False) as progress:
         progress.update(progress.add_task("talk.mp3", total=None), completed=12.0)
     assert capsys.readouterr().err == "talk.mp3: 12\n"
 
 
-def test_what_is_not_counted_is_told_in_percent(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncounted_tasks_are_shown_in_percent(clock: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     """Seconds of sound, "21 of 21", say little without their unit."""
     clock(0.0, PROGRESS_INTERVAL)
     with progress_bar(count=False) as progress:

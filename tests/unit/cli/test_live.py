@@ -63,7 +63,7 @@ def lines(result: Result) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_raw_samples(call, finals: list[mmdec.StreamUpdate]) -> None:
+def test_raw_samples_are_transcribed(call, finals: list[mmdec.StreamUpdate]) -> None:
     timed = lines(call(S16.tobytes(), "-t", "segment"))
     assert timed == [
         f"[00:00:{part.start:06.3f} --> 00:00:{part.end:06.3f}] {part.text}" for one in finals for part in one.segments
@@ -82,7 +82,7 @@ def test_raw_samples(call, finals: list[mmdec.StreamUpdate]) -> None:
     ],
     ids=["wav", "of unknown length", "floats", "24 bit", "stereo"],
 )
-def test_a_wav_stream(call, content: bytes) -> None:
+def test_a_wav_stream_is_transcribed(call, content: bytes) -> None:
     assert lines(call(content)) == lines(call(S16.tobytes()))
 
 
@@ -174,13 +174,13 @@ def test_errors_are_one_sentence(call, content: bytes, arguments: tuple[Any, ...
     assert told in str(result.exception)
 
 
-def test_what_came_before_an_error_is_printed(call, finals: list[mmdec.StreamUpdate]) -> None:
+def test_text_before_an_error_is_printed(call, finals: list[mmdec.StreamUpdate]) -> None:
     result = call(S16.tobytes() + b"\0", "-t", "segment")
     assert isinstance(result.exception, InputError)
     assert result.stdout.count(" --> ") == sum(len(one.segments) for one in finals)
 
 
-def test_standard_input_is_alone(call) -> None:
+def test_standard_input_must_be_the_only_input(call) -> None:
     result = call(S16.tobytes(), "talk.wav")
     assert isinstance(result.exception, InputError)
     assert "alone" in str(result.exception)
@@ -198,7 +198,7 @@ def test_standard_input_is_alone(call) -> None:
     ],
     ids=str,
 )
-def test_broken_headers(change: dict[str, int], told: str) -> None:
+def test_broken_headers_are_refused(change: dict[str, int], told: str) -> None:
     form = {"code": 1, "channels": 1, "rate": RATE, "bits": 16, "junk": 4, **change}
     chunk = struct.pack("<HHIIHH", form["code"], form["channels"], form["rate"], 0, 0, form["bits"])
     content = struct.pack("<4sI", b"JUNK", form["junk"]) + b"abcd" + struct.pack("<4sI", b"fmt ", 16) + chunk
@@ -206,7 +206,7 @@ def test_broken_headers(change: dict[str, int], told: str) -> None:
         wav_stream(b"RIFF\0\0\0\0WAVE", io.BytesIO(content + struct.pack("<4sI", b"data", 0)))
 
 
-def test_a_header_tells_where_samples_end() -> None:
+def test_the_header_says_where_samples_end() -> None:
     """What follows them in the file is no sound."""
     file = io.BytesIO(wav(S16) + b"LIST\4\0\0\0abcd")
     head = file.read(12)

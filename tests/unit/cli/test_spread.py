@@ -101,14 +101,14 @@ def test_a_folder_of_speech(folder: Path, tmp_path: Path) -> None:
         (["--table", "csv"], "jsonl or parquet"),
     ],
 )
-def test_what_cannot_be_done(folder: Path, tmp_path: Path, words: list[str], said: str) -> None:
+def test_impossible_runs_are_refused(folder: Path, tmp_path: Path, words: list[str], said: str) -> None:
     done = transcribed(folder, tmp_path / "out", *words)
     assert done.exception is not None
     assert said in str(done.exception)
     assert not (tmp_path / "out").exists()
 
 
-def test_one_list_and_a_folder_are_needed(folder: Path, tmp_path: Path) -> None:
+def test_a_list_and_an_output_folder_are_required(folder: Path, tmp_path: Path) -> None:
     alone = run(folder, "transcribe", folder / "sounds.jsonl")
     both = transcribed(folder, tmp_path / "out", folder / "0.wav")
     lone = run(folder, "transcribe", folder / "0.wav", "--table", "parquet")

@@ -135,7 +135,7 @@ def test_one_bad_file_does_not_lose_the_others(call, recordings: list[Path], tmp
         assert result.stderr.endswith("2 of 5 files failed\n")
 
 
-def test_what_cannot_be_written_is_named(call, recordings: list[Path], tmp_path: Path) -> None:
+def test_unwritable_outputs_are_named(call, recordings: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "a.txt").mkdir(parents=True)
     result = call(*recordings, "-o", out)
@@ -193,7 +193,7 @@ def test_a_cut_file_is_noted_or_refused(call, recordings: list[Path], monkeypatc
     assert "1 of 3 files failed" in strict.stderr
 
 
-def test_the_ladder_goes_through(call, recordings: list[Path]) -> None:
+def test_fallback_options_are_accepted(call, recordings: list[Path]) -> None:
     ladder = ["--temperature", 0.0, "--temperature", 0.4, "--logprob-threshold", -1.0]
     more = ["--compression-ratio-threshold", 1.35, "--no-speech-threshold", 0.6, "--condition-on-prev-tokens"]
     result = call(recordings[1], "--drafter", "none", "--prompt", "Hello", *ladder, *more)

@@ -41,12 +41,12 @@ def test_what_chains_that_end_early_draft_and_give_is_counted() -> None:
     assert learned.ending_chains(learned.chain())[1][0] < 0.05
 
 
-def test_of_a_drafter_of_which_nothing_is_known_one_chance_holds_for_every_node() -> None:
+def test_an_unknown_drafter_has_one_acceptance_for_every_node() -> None:
     assert Acceptance().chain() == pytest.approx([DEFAULT_ACCEPTANCE] * MAX_CHAIN_NODES)
     assert len(Acceptance([0.5] * 100).prior) == MAX_CHAIN_NODES
 
 
-def test_old_rounds_fade() -> None:
+def test_old_rounds_decay() -> None:
     known = Acceptance()
     known.learn(Plan(1, 1), [2], 1, [1])
     known.learn(Plan(1, 1), [2], 1, [0])

@@ -39,7 +39,7 @@ def test_an_adversary_costs_little(target: Seconds, price: float, trees: bool, p
     assert min(speeds) > 0.8  # the clock is off by four times in one round of twenty
 
 
-def test_attempts_become_rare() -> None:
+def test_attempts_of_a_useless_drafter_become_rare() -> None:
     run = Run(cliff, 0.01, noise=0.0)
     assert run.speed(2000) > 0.98
     late = [plan for plan in run.plans[1000:] if plan.nodes]
@@ -139,7 +139,7 @@ def test_experience_outlives_the_run() -> None:
     assert planner().plan(8).nodes == 0  # nor what 8 rows take
 
 
-def test_a_stale_loss_is_tried_again() -> None:
+def test_an_old_loss_is_tried_again() -> None:
     """The text becomes one that the drafter knows."""
     budget, asked = planner(), []
     for step in range(400):
@@ -153,7 +153,7 @@ def test_a_stale_loss_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "depth", "plan"), [(5, None, Plan(5, 5)), (5, 2, Plan(5, 2)), (3, 9, Plan(3, 3))])
-def test_fixed(nodes: int, depth: int | None, plan: Plan) -> None:
+def test_a_fixed_budget_always_plans_the_same(nodes: int, depth: int | None, plan: Plan) -> None:
     budget = Budget.fixed(nodes, depth)
     assert budget.plan(1) == plan
     budget.observe(1, [4], 3, [0], 9.0, 9.0)
@@ -162,7 +162,7 @@ def test_fixed(nodes: int, depth: int | None, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "depth", "name"), [(-1, None, "nodes"), (4, 0, "depth"), (4, -2, "depth")])
-def test_fixed_refuses(nodes: int, depth: int | None, name: str) -> None:
+def test_a_fixed_budget_refuses_impossible_sizes(nodes: int, depth: int | None, name: str) -> None:
     with pytest.raises(InputError, match=f"`{name}` must be at least"):
         Budget.fixed(nodes, depth)
 
@@ -225,7 +225,7 @@ class Batch:
         return plans
 
 
-def test_rows_that_end_teach_nothing_anew() -> None:
+def test_shrinking_batches_need_no_new_timing() -> None:
     """Eight rows, of which one after the other ends: what columns cost relative to one another is known by then."""
     batch = Batch(planner(prior=[0.9, 0.9, 0.9, 0.9, 0.1]), tiny, 4)
     assert batch.run(8, 1)[0].nodes == 0  # a plain pass to compare with
@@ -269,7 +269,7 @@ def test_a_starved_rounds_seconds_are_not_learned(starved: bool, timed: int) -> 
     assert STATISTICS.of(MeasurementKey("model", "cpu", "drafter")).costs(0)[0].timed == timed
 
 
-def test_what_a_starved_round_accepted_is_learned() -> None:
+def test_acceptance_of_a_starved_round_is_learned() -> None:
     budget = planner()
     for _ in range(40):
         plan = budget.plan(1)
@@ -303,7 +303,7 @@ def waiting_call(slowdown: Seconds, tokens: int = 60, starved: bool = True) -> l
 
 
 @pytest.mark.parametrize("lucky", [2, 3, 6])
-def test_a_busy_start_does_not_decide_later_calls(lucky: int) -> None:
+def test_a_busy_start_does_not_affect_later_calls(lucky: int) -> None:
     """The first passes without a draft were quick and the first with one slow, by the neighbours' doing."""
     budget = planner()
     for step in range(lucky + 12):
@@ -327,7 +327,7 @@ def test_a_machine_that_becomes_busy_or_idle_is_compared_with_itself(first: bool
 
 
 @pytest.mark.parametrize("starved", [False, True])
-def test_what_one_clock_lost_is_counted_in_passes(starved: bool) -> None:
+def test_losses_on_a_busy_machine_are_counted_in_passes(starved: bool) -> None:
     """A draft that lost half a pass on a busy machine has not lost ten passes of an idle one."""
     budget = planner()
     for step in range(60):

@@ -65,7 +65,7 @@ def test_old_timings_are_forgotten() -> None:
     ("count", "seconds"),
     [(4, 8.0), (16, 16.0), (1, 1.0)],  # its own; four times the largest timed, by the root; its own
 )
-def test_what_was_never_timed_is_feared_by_the_root_of_how_much_more_it_is(count: int, seconds: float) -> None:
+def test_untimed_sizes_cost_more_by_the_root_of_their_ratio(count: int, seconds: float) -> None:
     curve = curve_of((1, 1.0), (1, 1.0), (4, 8.0), enough=2)
     assert curve.at(count) == 1.0  # one timing of four is not believed
     assert curve.pessimistic_estimate(count) == pytest.approx(seconds)

@@ -55,7 +55,9 @@ def test_a_sound_draft_passes_unchanged() -> None:
         (Plan(5, 3), [1, 1], [[1], [2]], [[-1], [-1]], [1, 1]),
     ],
 )
-def test_cut(plan: Plan, room: list[int], tokens: list[list[int]], parents: list[list[int]], size: list[int]) -> None:
+def test_oversized_and_broken_drafts_are_cut(
+    plan: Plan, room: list[int], tokens: list[list[int]], parents: list[list[int]], size: list[int]
+) -> None:
     got = guard(drafts()).propose(ROOTS, plan, room)
     assert got.size.tolist() == size
     for row, count in enumerate(size):
@@ -63,7 +65,7 @@ def test_cut(plan: Plan, room: list[int], tokens: list[list[int]], parents: list
     assert got.parents.tolist() == parents
 
 
-def test_nodes_below_a_node_that_was_cut_go_too_and_probabilities_move_along() -> None:
+def test_cutting_a_node_removes_its_descendants_and_moves_probabilities() -> None:
     parents = [[0, 1, 2, 0, 4, 5, 0], [0]]  # 1-2-3, 4-5-6, 7: at depth 2 nodes 3 and 6 fall
     q = torch.rand(2, 8, 10, generator=torch.Generator().manual_seed(0))
     draft = trees_from_lists(ROOTS, [(list(range(1, 8)), parents[0]), ([9], parents[1])], q)
@@ -113,7 +115,7 @@ def test_nothing_is_asked_without_a_budget_or_a_drafter() -> None:
     assert none.propose(ROOTS, Plan(5, 5), ROOM).tokens.tolist() == [[1], [2]]
 
 
-def test_a_failed_drafter_is_told_nothing_any_more() -> None:
+def test_a_failed_drafter_is_not_called_again() -> None:
     held = guard(drafts(), vocab=9)  # token 9 is outside
     with pytest.warns(RuntimeWarning, match="'scripted' failed.*token outside the vocabulary of 9") as caught:
         got = held.propose(ROOTS, Plan(5, 3), ROOM)

@@ -60,7 +60,7 @@ def test_a_row_kept_by_a_processor_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("processors", [[], [Counter()]])
-def test_a_row_is_its_prompt_and_its_tokens_whenever_it_is_read(processors: list[Counter]) -> None:
+def test_a_row_is_always_its_prompt_and_tokens(processors: list[Counter]) -> None:
     """Tokens are written when a row is read: rows are read at odd times."""
     random, text = Random(0), Sequences(PROMPT, Stop(2000), processors)
     expected: list[list[int]] = [[], []]
@@ -112,7 +112,7 @@ def test_the_most_probable_of_all_positions_are_those_of_each(dtype: torch.dtype
         (Stop(99, criteria=[lambda ids, scores: ids[:, -1] == ids[:, 0]]), [1, 7], [False, True]),
     ],
 )
-def test_ends(stop: Stop, tokens: list[int], ends: list[bool]) -> None:
+def test_end_criteria_are_met(stop: Stop, tokens: list[int], ends: list[bool]) -> None:
     text = Sequences(PROMPT, stop)
     assert [text.append(1, token) for token in tokens] == ends
 
@@ -172,7 +172,7 @@ def test_bad_input() -> None:
         Sequences(PROMPT, Stop(9), [Locked()])
 
 
-def test_choices() -> None:
+def test_choices_follow_the_scores() -> None:
     text = Sequences(PROMPT, Stop(99))
     scores = torch.tensor([[0.0, 2.0, 2.0, -torch.inf]])
     assert most_probable(scores, text, 0) == 1
@@ -195,7 +195,7 @@ def test_keyed_streams() -> None:
     assert throw(1, "a", 12, 3) != throw(1, "a", 1, 23)
 
 
-def test_dice() -> None:
+def test_dice_follow_their_probabilities() -> None:
     dice = Dice(torch.Generator().manual_seed(0))
     assert all(dice.happens(1.0) for _ in range(100))
     assert not any(dice.happens(0.0) for _ in range(100))

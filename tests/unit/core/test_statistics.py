@@ -96,7 +96,7 @@ def test_copied_statistics_plan_as_those_that_were_copied(copied: Callable[[Any]
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
-def test_copied_statistics_learn_apart(copied: Callable[[Any], Any]) -> None:
+def test_copied_statistics_learn_independently(copied: Callable[[Any], Any]) -> None:
     learned = warm()
     before = measurements(learned)
     other = copied(learned)
@@ -107,7 +107,7 @@ def test_copied_statistics_learn_apart(copied: Callable[[Any], Any]) -> None:
     assert other.of(PAIR).target is other._targets["target", "cpu"]  # a target's drafters share its seconds
 
 
-def test_another_shape_of_heads_begins_anew() -> None:
+def test_heads_of_another_shape_start_without_history() -> None:
     learned = warm()
     assert learned.accuracy(PAIR, PRIOR) is learned.accuracy(PAIR, PRIOR)
     assert learned.accuracy(PAIR, Prior(((0.5,),))).depth == 1
@@ -128,7 +128,7 @@ def test_old_pairs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {target for target, _ in learned._targets} == {"3", "4", "a"}
 
 
-def test_models_are_told_apart_by_their_weights_wherever_they_are_from() -> None:
+def test_models_are_identified_by_their_weights() -> None:
     model, same = llama(), llama()
     name = TextTarget(model).name
     assert TextTarget(same).name == name
@@ -141,7 +141,7 @@ def test_models_are_told_apart_by_their_weights_wherever_they_are_from() -> None
     assert TextTarget(same.to(torch.bfloat16)).name != TextTarget(model).name  # the same object in another precision
 
 
-def test_drafters_are_told_apart_by_their_weights_and_what_is_known_of_them() -> None:
+def test_drafters_are_identified_by_weights_and_description() -> None:
     def medusa(seed: int, ranks: Any = None) -> str:
         torch.manual_seed(seed)
         heads = MedusaHeads(MedusaConfig(32, VOCABULARY, "linear", 3))
@@ -164,7 +164,7 @@ def test_a_name_is_the_same_in_another_process() -> None:
     assert said(code).split()[-1] == TextTarget(llama()).name
 
 
-def test_a_model_that_is_gone_leaves_its_name_to_nobody() -> None:
+def test_the_name_of_a_deleted_model_is_not_reused() -> None:
     gc.collect()
     gc.freeze()  # what other tests keep need not be looked through twenty times
     names, models = set(), list[weakref.ref[LlamaForCausalLM]]()
@@ -187,7 +187,7 @@ def run(model: LlamaForCausalLM, learned: DecodingStatistics | None, **options: 
     return [one.tokens for one in made.rounds]
 
 
-def test_two_models_of_one_class_do_not_notice_each_other() -> None:
+def test_two_models_of_one_class_learn_independently() -> None:
     """On a budget's own words: what the first was timed with says nothing of the second."""
     learned = DecodingStatistics()
     first, second = llama(), llama(1)
@@ -197,7 +197,7 @@ def test_two_models_of_one_class_do_not_notice_each_other() -> None:
     assert learned.of(MeasurementKey(TextTarget(second).name, "cpu", "lookup-1-3")).costs(0)[0].timed == 0
 
 
-def test_every_door_learns_where_it_is_told() -> None:
+def test_every_public_call_learns_in_the_given_statistics() -> None:
     default, learned = mmdec.default_statistics(), DecodingStatistics()
     default.clear()
     model, network = llama(), whisper()

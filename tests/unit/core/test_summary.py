@@ -54,7 +54,7 @@ STAGES = {"decoder": 0.25, "drafter": 0.125}
         ),
     ],
 )
-def test_printed(result: Any, lines: list[str]) -> None:
+def test_a_summary_is_printed(result: Any, lines: list[str]) -> None:
     assert str(result).splitlines() == lines
     assert repr(result).startswith(f"{type(result).__name__}(")
 

@@ -49,7 +49,7 @@ def test_passes_of_this_thread_are_timed(clock: list[float]) -> None:
     assert passes == [(5.0, 5.0), (2.0, 2.0)]
 
 
-def test_nobody_else_reads_a_clock() -> None:
+def test_only_core_timing_reads_a_clock() -> None:
     """Seconds that are compared come from one stopwatch, which waits for the device."""
     reading = re.compile(r"perf_counter|process_time")
     files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if reading.search(path.read_text())]
@@ -84,7 +84,7 @@ def test_a_round_that_waited_for_a_processor(
     assert watch.round_costs() == (0.0, 0.0, False)
 
 
-def test_where_the_processors_clock_tells_nothing(
+def test_without_a_cpu_clock_no_round_counts_as_starved(
     clock: list[float], worked: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.platform", "win32")

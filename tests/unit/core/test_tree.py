@@ -12,7 +12,7 @@ from mmdec.core.tree import ancestors, chains, depths, height, root_only, trees_
 from tests.support.trees import is_chain
 
 
-def test_trees() -> None:
+def test_trees_are_built_from_lists() -> None:
     """0 -> 1 (token 2) -> 3 (token 4) -> 4 (token 5), and 0 -> 2 (token 3); the second row is a chain of one."""
     draft = trees_from_lists(torch.tensor([1, 1]), [([2, 3, 4, 5], [0, 0, 1, 3]), ([6], [0])])
     assert draft.tokens.tolist() == [[1, 2, 3, 4, 5], [1, 6, 0, 0, 0]]
@@ -42,7 +42,7 @@ def test_ancestors_of_random_trees(size: int) -> None:
     assert torch.equal(ancestors(parents), wanted)
 
 
-def test_a_tree_of_nothing_is_its_root() -> None:
+def test_an_empty_draft_is_its_root() -> None:
     roots = torch.tensor([4, 5])
     draft, plain = trees_from_lists(roots, [([], []), ([], [])]), root_only(roots)
     assert [part.tolist() for part in (draft.tokens, draft.parents, draft.size)] == [[[4], [5]], [[-1], [-1]], [1, 1]]
@@ -55,7 +55,7 @@ def test_padding_does_not_count_for_the_height() -> None:
     assert height(draft) == 1
 
 
-def test_probabilities_are_handed_on() -> None:
+def test_probabilities_are_passed_on() -> None:
     probs = torch.rand(1, 2, 3)
     assert trees_from_lists(torch.tensor([1]), [([2], [0])], probs).probs is probs
 

@@ -22,7 +22,7 @@ def test_trees_hold_the_most_probable_nodes() -> None:
     assert len(ranks.tree(1000, 3)) == 3 * (1 + 2 * (1 + 2))  # nothing that cannot be
 
 
-def test_ranks_are_learned() -> None:
+def test_acceptance_by_rank_is_learned() -> None:
     ranks = HeadAccuracy([[0.9, 0.1], [0.9, 0.1]])
     for _ in range(400):
         ranks.learn(0, 1)
@@ -36,7 +36,7 @@ def test_ranks_are_learned() -> None:
 
 
 @pytest.mark.parametrize("ranks", [[[0.9, 0.2]], [[0.9], [0.1, 0.2]], [[]], [[-0.1, 0.5]]])
-def test_ranks_are_chances(ranks: list[list[float]]) -> None:
+def test_ranks_must_be_probabilities(ranks: list[list[float]]) -> None:
     with pytest.raises(InputError, match="`ranks`"):
         HeadAccuracy(ranks)
 
@@ -53,11 +53,11 @@ def test_the_likeliest_are_those_of_a_list_of_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("chances", "nodes"), [([], 5), ([[0.5]], 0), ([[0.0, 0.0]], 5)])
-def test_where_nothing_can_be_there_is_no_node(chances: list[list[float]], nodes: int) -> None:
+def test_impossible_paths_have_no_nodes(chances: list[list[float]], nodes: int) -> None:
     assert likeliest_paths(chances, nodes) == []
 
 
-def test_trees_are_computed_anew_after_some_observations() -> None:
+def test_trees_are_recomputed_after_some_observations() -> None:
     ranks = HeadAccuracy([[0.6, 0.4], [0.6, 0.4]])
     before = ranks.tree(3, 2)
     for _ in range(TREE_REUSE_OBSERVATIONS - 1):
@@ -68,7 +68,7 @@ def test_trees_are_computed_anew_after_some_observations() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_a_copy_has_the_same_counts_and_learns_apart(copied: Callable[[HeadAccuracy], HeadAccuracy]) -> None:
+def test_a_copy_has_the_same_counts_and_learns_independently(copied: Callable[[HeadAccuracy], HeadAccuracy]) -> None:
     ranks = HeadAccuracy([[0.9, 0.1], [0.5, 0.3]])
     ranks.learn(1, 0)
     again, before = copied(ranks), ranks.chances()

@@ -76,7 +76,7 @@ def test_rows_end_inside_a_draft(rule: Rule, room: int, eos: int, kept: list[int
     assert len(path) <= len(kept)
 
 
-def test_rows_that_have_left_are_not_touched() -> None:
+def test_finished_rows_are_not_touched() -> None:
     state = text(3)
     state.live = [2]
     verdict = verify(root_only(torch.tensor([1])), scores([[5]]), MatchRule(), state)
@@ -84,7 +84,7 @@ def test_rows_that_have_left_are_not_touched() -> None:
     assert verdict.next.tolist() == [5]
 
 
-def test_of_twins_the_first_is_taken() -> None:
+def test_the_first_of_equal_siblings_is_taken() -> None:
     draft = trees_from_lists(torch.tensor([1]), [([3, 3, 4], [0, 0, 2])])
     verdict = verify(draft, scores([[3, 5, 4, 6]]), MatchRule(), text(1))
     assert verdict.path.tolist() == [[0, 1]]
@@ -153,7 +153,7 @@ def test_processors_remember_the_text_and_nothing_else(name: str, eos: frozenset
         assert diary.lines == [ids[:length] for length in range(start, len(ids))]
 
 
-def test_rules_say_what_they_are() -> None:
+def test_rules_say_whether_they_are_lossless_and_how_they_draw() -> None:
     assert {"typical"} == LOSSY_RULES
     plan, cpu = Plan(3, 3), torch.device("cpu")
     for rule in (MatchRule(), TypicalRule()):

@@ -25,7 +25,7 @@ def parameters(config: FastSpeech2Config) -> int:
     return sum(parameter.numel() for parameter in FastSpeech2(config, 45).parameters())
 
 
-def test_the_paper_size_is_the_papers_and_the_small_one_is_small():
+def test_sizes_equal_the_paper_and_the_small_one_is_small():
     assert parameters(FastSpeech2Config()) == pytest.approx(41.2e6, rel=0.005)
     assert parameters(FastSpeech2Config.small()) <= 1.2e6
 
@@ -44,7 +44,7 @@ def test_regulate_repeats_each_phone_for_its_frames(rows: list[list[int]], limit
 
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("kernels", [(3, 3), (5, 1)])
-def test_a_batch_gives_what_its_rows_give_alone(forced: bool, kernels: tuple[int, int]):
+def test_a_batch_equals_its_rows_alone(forced: bool, kernels: tuple[int, int]):
     torch.manual_seed(1)
     model = FastSpeech2(dataclasses.replace(TINY, kernels=kernels), 12).eval()
     with torch.no_grad():

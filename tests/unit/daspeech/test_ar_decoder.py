@@ -40,7 +40,7 @@ def test_the_cache_gives_what_the_full_pass_gives():
     assert cache.length == 9
 
 
-def test_the_future_is_not_seen():
+def test_attention_is_causal():
     model, memory = tiny(), states()
     tokens = torch.tensor([[BOS, 3, 4, 5], [BOS, 3, 5, 4], [BOS, 3, 3, 3]])
     with torch.inference_mode():
@@ -95,7 +95,7 @@ def test_the_length_can_be_forced():
     assert [len(row) for row in rows if PAD not in row] == [5, 5, 5]
 
 
-def test_nothing_to_say_is_an_empty_list():
+def test_an_immediate_end_is_an_empty_list():
     model = tiny()
     with torch.no_grad():
         model.embed_tokens.weight.zero_()

@@ -28,7 +28,7 @@ def stored(order: int = 3) -> PieceNGram:
 
 
 @pytest.mark.parametrize("kind", [(1, None), (2, None), (3, None), (4, None), (5, None), (4, (9, 7, 3))])
-def test_the_packed_ngram_scores_as_the_one_it_was_made_of(kind: tuple[int, tuple[int, ...] | None]) -> None:
+def test_the_packed_ngram_scores_as_its_source(kind: tuple[int, tuple[int, ...] | None]) -> None:
     plain = ngram(*kind)
     model = packed(plain, PIECES)
     assert model.order == kind[0]
@@ -41,7 +41,7 @@ def test_the_packed_ngram_scores_as_the_one_it_was_made_of(kind: tuple[int, tupl
         assert total == pytest.approx(wanted, abs=0.06), text  # 8 bits
 
 
-def test_stored_arrays_make_the_same_model_again() -> None:
+def test_stored_arrays_restore_the_same_ngram() -> None:
     model = stored()
     again = PieceNGram(PIECES, {name: value.clone() for name, value in model.arrays.items()})
     for context in itertools.product(range(PIECES + 1), repeat=2):
@@ -77,7 +77,7 @@ def test_the_search_finds_the_best_of_all_texts(seed: int) -> None:
     assert tuple(beam_search(logprobs, model)[0]) == best_text(logprobs, model)
 
 
-def test_what_is_surely_heard_is_written_and_what_is_not_is_spelt_by_the_ngram() -> None:
+def test_sure_pieces_are_written_and_the_ngram_decides_the_others() -> None:
     sure = torch.full((1, 8, PIECES), -9.0)
     for frame, piece in enumerate([1, 0, 2, 0, 3, 0, 0, 0]):
         sure[0, frame, piece] = 3.0
@@ -95,7 +95,7 @@ def test_what_is_surely_heard_is_written_and_what_is_not_is_spelt_by_the_ngram()
     assert found.weights[0, 2, 0] < heard.weights[0, 2, 0]
 
 
-def test_rows_are_the_same_alone_and_beside_others() -> None:
+def test_rows_alone_equal_rows_in_a_batch() -> None:
     draw, model = torch.Generator().manual_seed(3), stored()
     logits, lengths = 2 * torch.randn(3, 9, PIECES, generator=draw), torch.tensor([9, 4, 6])
     logits[2, :, BLANK] = 50.0  # nothing is heard

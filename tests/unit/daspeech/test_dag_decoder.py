@@ -54,7 +54,7 @@ def test_links_are_probabilities_of_later_vertices(config: DagConfig):
 
 
 @pytest.mark.parametrize("config", [PLAIN, FULL], ids=["paper", "phrasebook"])
-def test_a_batch_gives_what_its_rows_give_alone(config: DagConfig):
+def test_a_batch_equals_its_rows_alone(config: DagConfig):
     made, decoder, memory = lattice(config), tiny(config), states()
     for row in range(3):
         with torch.inference_mode():
@@ -182,7 +182,7 @@ def test_encoder_states_are_stretched_over_the_graph():
     torch.testing.assert_close(copied[1, :7, 0], torch.arange(7) / 6, atol=1e-5, rtol=0)
 
 
-def test_positions_learned_or_not():
+def test_positions_may_be_learned():
     assert tiny(PLAIN).embed_positions is not None
     assert tiny(FULL).embed_positions is None
     names = [name for name, _ in tiny(FULL).named_parameters()]

@@ -21,7 +21,7 @@ def source(logits: torch.Tensor, lengths: torch.Tensor) -> EncodedSpeech:
     return EncodedSpeech(torch.zeros(len(logits), 1, 1), heard.lengths, heard.lengths, [9] * len(logits), heard)
 
 
-def test_what_was_heard_is_doubted_by_its_frames_and_its_pieces() -> None:
+def test_evidence_comes_from_frames_and_pieces() -> None:
     chances = torch.tensor([[[0.8, 0.1, 0.1], [0.2, 0.6, 0.2], [0.2, 0.6, 0.2], [0.5, 0.2, 0.3]],
                             [[0.1, 0.2, 0.7], [0.9, 0.1, 0.0], [0.3, 0.3, 0.4], [0.3, 0.3, 0.4]]])  # fmt: skip
     first, second = head_evidence(source((chances + 1e-9).log(), torch.tensor([4, 2])))
@@ -36,7 +36,7 @@ def test_what_was_heard_is_doubted_by_its_frames_and_its_pieces() -> None:
     assert second["heard_mean"] == pytest.approx(math.log(-math.log(0.7 / 0.9) + UNCERTAINTY_OFFSET), abs=1e-4)
 
 
-def test_a_source_without_a_head_has_none_of_it() -> None:
+def test_a_source_without_a_head_has_no_evidence() -> None:
     assert head_evidence(EncodedSpeech(torch.zeros(2, 1, 1), torch.ones(2), torch.ones(2), [9, 9])) == [{}, {}]
 
 
@@ -49,7 +49,7 @@ def test_a_path_counts_for_each_of_its_vertices() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "reranked", "autoregressive", "verified"])
-def test_a_translation_hands_over_what_its_curve_is_fitted_to(tiny_heard_model: Path, strategy: str) -> None:
+def test_a_translation_carries_the_evidence_its_curve_is_fitted_to(tiny_heard_model: Path, strategy: str) -> None:
     (out,) = mmdec.load(tiny_heard_model, "cpu").translate([torch.from_numpy(buzz(1.0))], strategy)
     names = {"mean", "worst", "count", "differs", "heard_mean", "heard_worst", "heard_count", "frames", "rate", "graph"}
     assert out.evidence.keys() == names

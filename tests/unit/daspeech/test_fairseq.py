@@ -44,7 +44,7 @@ def small_network() -> tuple[DASpeech, Naive]:
     return model.eval(), Naive(weights, SMALL)
 
 
-def test_the_published_sizes_are_the_papers():
+def test_published_sizes_equal_the_paper():
     weights = {name: torch.zeros(shape) for name, shape in shapes(PAPER, 79).items()}
     found = read_published(arguments(PAPER), weights)
     paper = DASpeechConfig()
@@ -59,7 +59,7 @@ def test_the_published_sizes_are_the_papers():
 
 @pytest.mark.parametrize("frames", [37, 120])
 @torch.no_grad()
-def test_the_forward_is_the_papers(frames: int):
+def test_the_forward_equals_the_paper(frames: int):
     model, naive = small_network()
     features = torch.randn(1, frames, 80, generator=torch.Generator().manual_seed(frames))
     lengths = torch.tensor([frames])
@@ -78,7 +78,7 @@ def test_the_forward_is_the_papers(frames: int):
     torch.testing.assert_close(output.mel[0].double(), mel, rtol=0, atol=1e-5)
 
 
-def test_a_converted_folder_speaks_what_the_checkpoint_says(published: Path, converted: Path):
+def test_a_converted_folder_equals_the_checkpoint(published: Path, converted: Path):
     samples = audio.load_audio("data/samples/" + sorted(p.name for p in Path("data/samples").glob("*.wav"))[0])
     translator = load(converted)
     (said,) = translator.translate([samples])
@@ -147,7 +147,7 @@ def test_settings_of_other_networks_are_refused(changed: dict[str, object], matc
         read_published(arguments(SMALL) | changed, random_weights(SMALL, UNITS))
 
 
-def test_weights_that_nobody_reads_are_refused():
+def test_unused_weights_are_refused():
     weights: dict[str, Tensor] = random_weights(SMALL, UNITS)
     with pytest.raises(InputError, match="postnet"):
         read_published(arguments(SMALL), weights | {"tts.postnet.weight": torch.zeros(1)})

@@ -35,7 +35,7 @@ def copied(tiny_heard_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_heard_model, tmp_path / "copy"))
 
 
-def test_what_was_saved_is_loaded_and_saved_again_to_the_same_bytes(tiny_heard_model: Path, tmp_path: Path) -> None:
+def test_saving_a_loaded_checkpoint_gives_the_same_bytes(tiny_heard_model: Path, tmp_path: Path) -> None:
     assert {path.name for path in tiny_heard_model.iterdir()} == {*REQUIRED_FILES, "provenance.json"}
     (tiny_heard_model / "provenance.json").read_text(encoding="utf-8")
     model = mmdec.load(tiny_heard_model, "cpu")
@@ -48,7 +48,7 @@ def test_what_was_saved_is_loaded_and_saved_again_to_the_same_bytes(tiny_heard_m
     assert (one.text, one.units, one.audio.tolist()) == (other.text, other.units, other.audio.tolist())
 
 
-def test_matrices_take_a_byte_for_each_number_and_stay_near(tiny_heard_model: Path, tmp_path: Path) -> None:
+def test_int8_matrices_stay_near_the_original(tiny_heard_model: Path, tmp_path: Path) -> None:
     files = [load_file(tiny_heard_model / name) for name in ("encoder.safetensors", "model.safetensors")]
     stored = files[0] | files[1]
     own = parts(pronunciation=tmp_path / "p.tsv").model.state_dict()
@@ -64,7 +64,7 @@ def test_matrices_take_a_byte_for_each_number_and_stay_near(tiny_heard_model: Pa
     assert packed >= 2
 
 
-def test_a_card_goes_with_its_weights_alone(tiny_heard_model: Path, tmp_path: Path) -> None:
+def test_a_card_belongs_to_its_weights(tiny_heard_model: Path, tmp_path: Path) -> None:
     own = loaded(tiny_heard_model)
     target = save_piece_translator(tmp_path / "model", own, card="# card\n", provenance={"training": {"step": 3}})
     assert json.loads((target / "provenance.json").read_text())["training"] == {"step": 3}
@@ -100,7 +100,7 @@ def test_the_config_says_how_it_decodes(copied: Path) -> None:
     assert mmdec.translate_speech(buzz(1.0), strategy="lookahead", **sound).passes == 1
 
 
-def test_a_model_without_a_graph_decodes_one_by_one(tmp_path: Path) -> None:
+def test_a_model_without_a_graph_decodes_autoregressively(tmp_path: Path) -> None:
     folder = save_piece_translator(tmp_path / "plain", parts(graph=False, pronunciation=tmp_path / "p.tsv"))
     sound = {"sample_rate": RATE, "model": folder, "device": "cpu"}
     out = mmdec.translate_speech(buzz(1.0), **sound)
@@ -183,7 +183,7 @@ PACKED = "reader.embed_pieces.weight"
         (tensors("encoder.safetensors", lambda s: s["encoder.layer_norm.bias"].fill_(torch.nan)), "finite weights"),
     ],
 )
-def test_each_damage_is_told_in_a_sentence(copied: Path, damage: Callable[[Path], object], told: str) -> None:
+def test_each_damage_is_one_clear_error(copied: Path, damage: Callable[[Path], object], told: str) -> None:
     damage(copied)
     with pytest.raises(InputError, match=told) as caught:
         mmdec.load(copied, "cpu")
@@ -201,5 +201,5 @@ def test_scales_that_do_not_fit_are_refused(copied: Path) -> None:
             mmdec.load(copied, "cpu")
 
 
-def test_the_doors_know_it(tiny_heard_model: Path) -> None:
+def test_public_calls_load_it(tiny_heard_model: Path) -> None:
     assert resolve(tiny_heard_model) == tiny_heard_model

@@ -23,7 +23,7 @@ def network() -> PiecesToUnits:
     return PiecesToUnits(ReaderConfig.from_dict(asdict(config))).eval()
 
 
-def test_a_row_is_read_alike_alone_and_beside_longer_ones(network: PiecesToUnits) -> None:
+def test_a_row_alone_equals_a_row_beside_longer_ones(network: PiecesToUnits) -> None:
     pieces, lengths = torch.randint(1, 11, (3, 7)), torch.tensor([7, 2, 4])
     with torch.no_grad():
         states = network.read(pieces, lengths)
@@ -42,7 +42,7 @@ def test_a_doubtful_place_is_the_expected_embedding(network: PiecesToUnits) -> N
         torch.testing.assert_close(doubtful, network.read(torch.tensor([[7, 8]]), lengths))
 
 
-def test_states_of_zeros_count_as_none(network: PiecesToUnits) -> None:
+def test_states_of_zeros_equal_no_states(network: PiecesToUnits) -> None:
     pieces, lengths = torch.tensor([[3, 5]]), torch.tensor([2])
     given = (pieces[..., None], torch.ones(1, 2, 1), lengths)
     with torch.no_grad():

@@ -40,7 +40,7 @@ def test_the_parts_run_in_their_order() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("d_states", [0, 32])
-def test_a_row_is_heard_alike_alone_and_in_a_batch(d_states: int) -> None:
+def test_a_row_alone_equals_a_row_in_a_batch(d_states: int) -> None:
     model = network(3, d_states=d_states)
     together = model.source(*model.features(sounds()))
     for row, sound in enumerate(sounds()):
@@ -72,7 +72,7 @@ def test_the_states_at_each_piece_are_added_where_the_reader_takes_them() -> Non
 
 
 @torch.no_grad()
-def test_what_is_said_of_the_best_path_is_its_probability() -> None:
+def test_logprobs_are_those_of_the_best_path() -> None:
     logits, lengths = torch.randn(2, 9, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([9, 4])
     heard = best_pieces(logits, lengths, 2)
     wanted = logits.log_softmax(-1).amax(-1)
@@ -84,7 +84,7 @@ def test_what_is_said_of_the_best_path_is_its_probability() -> None:
 
 
 @torch.no_grad()
-def test_a_row_in_which_nothing_is_heard_has_no_length_and_spoils_no_other() -> None:
+def test_a_silent_row_has_no_length_and_leaves_the_others_alone() -> None:
     model = network(0)
     both = best_pieces(torch.stack([torch.eye(6)[[0, 0, 0]], torch.eye(6)[[0, 3, 0]]]) * 9, torch.tensor([3, 3]), 2)
     assert both.lengths.tolist() == [0, 1]

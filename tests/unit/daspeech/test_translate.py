@@ -51,7 +51,7 @@ def test_a_translation_as_plain_values(any_model: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_passes_are_heard(any_model: Path, strategy: str) -> None:
+def test_passes_are_reported(any_model: Path, strategy: str) -> None:
     passes: list[Pass] = []
     options = {"sample_rate": RATE, "model": any_model, "strategy": strategy, "device": "cpu"}
     plain = mmdec.translate_speech(buzz(2.0), **options)
@@ -71,7 +71,7 @@ def test_passes_are_heard(any_model: Path, strategy: str) -> None:
         assert (graph.path[:1], graph.path[-1:]) == (([], []) if strategy == "verified" else ([0], [size - 1]))
 
 
-def test_what_a_listener_raises_ends_the_translation(any_model: Path) -> None:
+def test_an_exception_of_a_listener_ends_the_translation(any_model: Path) -> None:
     def broken(one: Pass) -> None:
         raise KeyError("mine")
 
@@ -141,14 +141,14 @@ def test_a_long_recording_is_cut_and_joined(any_model: Path) -> None:
     assert len(out.text.split()) > max(len(part.text.split()) for part in each)
 
 
-def test_ten_minutes(any_model: Path) -> None:
+def test_a_recording_of_ten_minutes_is_translated(any_model: Path) -> None:
     sound = np.tile(np.concatenate([buzz(5.0), np.zeros(4 * RATE, dtype=np.float32)]), 67)[: 600 * RATE]
     out = mmdec.translate_speech(sound, sample_rate=RATE, model=any_model, device="cpu")
     assert out.seconds_source == 600.0
     assert len(out.audio) > 66 * RATE // 4
 
 
-def test_stereo_at_another_rate(any_model: Path) -> None:
+def test_stereo_at_another_rate_is_translated(any_model: Path) -> None:
     sound = np.repeat((buzz(1.5, rate=48_000) * 32767).astype(np.int16)[:, None], 2, axis=1)
     assert mmdec.translate_speech(sound, sample_rate=48_000, model=any_model, device="cpu").seconds_source == 1.5
 
@@ -172,7 +172,7 @@ def test_wrong_choices_are_refused_with_the_right_ones(tiny_model: Path, tmp_pat
         mmdec.load(tmp_path)
 
 
-def test_arguments_that_would_be_ignored_are_refused(any_model: Path, tmp_path: Path) -> None:
+def test_arguments_without_effect_are_refused(any_model: Path, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "x.wav", buzz(1.0), RATE)
     with pytest.raises(mmdec.InputError, match="`sample_rate` must be left out for files"):
         mmdec.translate_speech(tmp_path / "x.wav", sample_rate=8000, model=any_model)
@@ -255,7 +255,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         check_device("cuda:9")
 
 
-def test_weights_never_change_under_a_card(tiny_model: Path, tmp_path: Path) -> None:
+def test_saving_over_other_weights_drops_the_card(tiny_model: Path, tmp_path: Path) -> None:
     translator = mmdec.load(tiny_model, "cpu")
     target = tmp_path / "again"
     rest = (translator.vocoder, translator.units)

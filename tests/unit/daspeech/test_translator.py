@@ -24,7 +24,7 @@ UNITS = ["<s>", "<pad>", "</s>", "<unk>", "a", "b", "c"]
         ([4] * 40, [["a"]] * 20 + [[]]),  # cut by the limit
     ],
 )
-def test_after_the_end_no_pass_is_told(
+def test_no_pass_is_reported_after_the_end(
     said: list[int], heard: list[list[str]], every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """every: steps between two looks, 16 as on a GPU."""

@@ -40,7 +40,7 @@ def tiny() -> Vocoder:
     return Vocoder(TINY).eval()
 
 
-def test_it_fits_the_budget():
+def test_the_vocoder_has_under_a_million_parameters():
     assert sum(parameter.numel() for parameter in Vocoder().parameters()) <= 0.95e6
 
 
@@ -54,7 +54,7 @@ def test_analysis_and_synthesis_are_exact():
     torch.testing.assert_close(samples, pulse_train(contour), atol=1e-4, rtol=0)
 
 
-def test_a_batch_gives_what_its_rows_give_alone():
+def test_a_batch_equals_its_rows_alone():
     model = tiny()
     lengths = torch.tensor([20, 9, 1])
     mel = torch.randn(3, 20, 80)

@@ -19,7 +19,7 @@ def tiny() -> PhoneVoice:
     return voice
 
 
-def test_it_speaks_as_the_acoustic_model_does() -> None:
+def test_the_voice_equals_the_acoustic_model() -> None:
     voice = tiny()
     phones = torch.tensor([[4, 5, 6]])
     with torch.inference_mode():
@@ -31,7 +31,7 @@ def test_it_speaks_as_the_acoustic_model_does() -> None:
     assert torch.equal(mel, expected.mel)
 
 
-def test_a_batch_gives_what_its_rows_give_alone() -> None:
+def test_a_batch_equals_its_rows_alone() -> None:
     voice, lengths = tiny(), torch.tensor([5, 2, 0])
     phones = torch.randint(4, 12, (3, 5))
     with torch.inference_mode():

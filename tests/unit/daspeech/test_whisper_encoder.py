@@ -40,7 +40,7 @@ def test_the_folder_s_encoder_is_read_in_float32_and_frozen(folder: Path) -> Non
         ({"encoder_ffn_dim": 16}, "`model` must hold weights of its config's shapes"),
     ],
 )
-def test_what_is_no_whole_whisper_is_refused(folder: Path, tmp_path: Path, change: dict, told: str) -> None:
+def test_other_and_damaged_models_are_refused(folder: Path, tmp_path: Path, change: dict, told: str) -> None:
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8")) | change
     kept = {name: value for name, value in settings.items() if value is not None}
     (tmp_path / "config.json").write_text(json.dumps(kept), encoding="utf-8")

@@ -73,7 +73,7 @@ def test_letters_and_phones_are_aligned() -> None:
     assert letter_rules.align([("a", ("ey", "b", "iy"))]) == []  # more phones than a letter can say
 
 
-def test_rules_say_the_words_that_they_were_learnt_from() -> None:
+def test_letter_to_sound_rules_reproduce_their_words() -> None:
     words = [(entry.split()[0], tuple(entry.split()[1:])) for entry in WORDS.split("|")]
     rules = letter_rules.learn(words)
     speller = Speller({}, {name: tuple(p for p in said if p != "-") for name, said in rules.items()})

@@ -109,7 +109,7 @@ def test_a_recording_follows_from_its_sentence_and_a_cut_build_goes_on(text: Pat
     assert seconds == pytest.approx(0.06 * phones / speed + 0.16, abs=0.03)  # trimmed to 0.08 s at either end
 
 
-def test_what_cannot_be_the_sentence_is_named(text: Path, voices: kokoro.Kokoro) -> None:
+def test_recordings_of_impossible_length_are_named(text: Path, voices: kokoro.Kokoro) -> None:
     planned = natural_french.plan([text], [1.0], 3, {"dev": 0, "test": 0})
     voices.__dict__["network"] = SimpleNamespace(run=lambda *_: [np.zeros(24_000, np.float32)])
     failed = natural_french.build(planned, voices, TABLE, text.parent / "silent")

@@ -17,7 +17,7 @@ from kokoro import phones_of
 TABLE = yaml.safe_load(other_speech.TABLE.read_text(encoding="utf-8"))
 
 
-def test_the_proof_hears_languages_and_voices_that_the_fit_did_not() -> None:
+def test_test_languages_and_voices_are_not_those_of_the_fit() -> None:
     planned = list(other_speech.plan(TABLE, natural=True))
     assert {sentence.split for sentence in planned} == {"dev", "test"}
     for part in ("language", "espeak", "style", "text"):
@@ -63,7 +63,7 @@ def test_what_is_read_goes_into_a_manifest_and_is_not_read_again(
         assert (len(samples), rate, row[2], row[4]) == (1600, 16_000, "test", "Italian")
 
 
-def test_other_languages_keep_their_r(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_languages_keep_their_own_r(monkeypatch: pytest.MonkeyPatch) -> None:
     """French alone has it in the throat."""
     asked: list[str] = []
 

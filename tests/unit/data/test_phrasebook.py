@@ -38,7 +38,7 @@ def some(sentences: list[splits.Sentence]) -> list[splits.Sentence]:
     return sentences[::7]
 
 
-def test_size(sentences: list[splits.Sentence]) -> None:
+def test_the_grammar_has_enough_pairs(sentences: list[splits.Sentence]) -> None:
     forms = {word for sentence in sentences for word in splits.words(sentence.french)}
     assert len(forms) >= 560
     assert sum("-" not in form for form in forms) >= 560
@@ -348,7 +348,7 @@ def test_plan_of_the_recordings(sentences: list[splits.Sentence]) -> None:
     assert all(row.translation in row.sentence.renderings for row in rows)
 
 
-def test_a_journal_cut_short_loses_only_its_last_line(tmp_path: Path) -> None:
+def test_a_truncated_journal_loses_only_its_last_line(tmp_path: Path) -> None:
     journal = tmp_path / "journal.tsv"
     journal.write_text("Yes.\tpau:0.1 y:0.2\nNo, thank you.\tpau:0.1 n:0.", encoding="utf-8")
     assert read_journal(journal) == {"Yes.": ["pau:0.1 y:0.2"]}

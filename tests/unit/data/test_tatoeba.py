@@ -46,7 +46,7 @@ def test_quotes_spaces_and_accents_are_written_in_one_way(written: str, cleaned:
     assert tatoeba.clean(written) == cleaned
 
 
-def test_lines_of_other_languages_or_of_one_alone_are_left_out(zipped: Path) -> None:
+def test_lines_without_a_pair_in_both_languages_are_left_out(zipped: Path) -> None:
     pairs = list(tatoeba.read_pairs(zipped))
     assert len(pairs) == 7
     assert pairs[-1] == ('C\'est "ainsi".', 'It\'s "so".')

@@ -63,7 +63,7 @@ def test_closing_ends_the_work_at_its_next_report() -> None:
     assert list(reports) == []
 
 
-def test_what_comes_first_is_on_the_page_before_work_goes_on() -> None:
+def test_the_first_report_is_shown_before_work_continues() -> None:
     went_on = threading.Event()
 
     def work(tell: Tell) -> None:

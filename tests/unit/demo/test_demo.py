@@ -235,7 +235,7 @@ def test_a_drafter_that_is_registered_is_shown_with_its_note(lines: list[Any]) -
     assert lines[1]["added"] == {"toy": "Toy: what followed last."}
 
 
-def test_malformed_files_are_one_sentence_each(lines: list[Any]) -> None:
+def test_each_malformed_file_is_one_sentence(lines: list[Any]) -> None:
     answers = lines[2:]
     assert len(answers) > FILES
     refused = [answer for answer in answers if 'role="alert"' in answer["status"]]

@@ -99,7 +99,7 @@ def test_a_unit_that_looks_like_markup_is_text() -> None:
     assert any("<ch>" in (title.text or "") for title in root.iter("title"))
 
 
-def test_percentages() -> None:
+def test_percentages_are_rounded() -> None:
     assert [percent(value) for value in (0.934, 0.01, 0.004, 1.0)] == ["93 %", "1 %", "< 1 %", "100 %"]
 
 
@@ -112,7 +112,7 @@ def test_words_with_their_times() -> None:
     assert "".join(root.itertext()) == "We're at 0.1 s, <late> at 0.4 s"
 
 
-def test_kept_tokens_veil_the_others() -> None:
+def test_dropped_visual_tokens_are_darkened() -> None:
     svg = ElementTree.fromstring(visual_tokens_svg([1.0, 0.0, 0.5, 1.0]))
     veils = [rect.get("style") for rect in svg.iter("rect")]
     assert veils == [f"fill-opacity:{value}" for value in ("0.00", "0.75", "0.38", "0.00")]
@@ -126,7 +126,7 @@ def test_kept_tokens_veil_the_others() -> None:
     assert visual_tokens_svg([1.0] * 6) == ""
 
 
-def test_what_was_kept_in_words() -> None:
+def test_kept_visual_tokens_are_described() -> None:
     assert "reads 2 of 4" in visual_tokens_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
     assert "chose the compressor “pool 4x”" in visual_tokens_sentence("pool 4x", [1.0, 0.0, 0.5, 0.0], "specvlm")
     assert "Darker" not in visual_tokens_sentence(None, [1.0, 0.0, 0.5], "flash")
@@ -140,7 +140,7 @@ def test_what_was_kept_in_words() -> None:
     assert "every visual token" in visual_tokens_sentence(None, None, "msd")
 
 
-def test_what_was_read_is_drawn_where_it_differs() -> None:
+def test_the_reading_is_drawn_where_it_differs() -> None:
     drafted = [("msd", None, None), ("<vispec>", "queries", [1.0, 0.2, 0.5, 0.3]), ("specvlm", "pool", [0.3] * 4)]
     root = ElementTree.fromstring(read_html(drafted))
     items = list(root.iter("li"))
@@ -150,7 +150,7 @@ def test_what_was_read_is_drawn_where_it_differs() -> None:
     assert read_html([]) == ""
 
 
-def test_a_picture_holds_itself_and_its_name() -> None:
+def test_a_picture_is_embedded_with_its_name() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (900, 700, 3), dtype=np.uint8)
     root = ElementTree.fromstring(picture_html(pixels, 'a "quoted" <name>'))
     image = root.find(".//img")

@@ -65,7 +65,7 @@ def ask(
 @pytest.mark.parametrize(
     "host", [HERE, "localhost:7860", "LOCALHOST", "[::1]:7860", "127.0.0.1", "localhost.:7860", "demo.example.org"]
 )
-def test_known_hosts(host: str) -> None:
+def test_known_hosts_are_accepted(host: str) -> None:
     assert ask({"host": host}, names=["Demo.example.org"])[0] == 200
 
 
@@ -110,7 +110,7 @@ def test_the_address_that_was_reached_is_known() -> None:
         ("https://demo.example.org", 200),  # of a proxy that asks by this machine's address
     ],
 )
-def test_origins(origin: str, status: int) -> None:
+def test_origins_are_compared_with_hosts(origin: str, status: int) -> None:
     assert ask({"host": HERE, "origin": origin}, names=["demo.example.org"])[0] == status
 
 
@@ -120,7 +120,7 @@ def test_sockets_are_guarded_too() -> None:
 
 
 @pytest.mark.parametrize("path", ["/monitoring", "/monitoring/", "/monitoring/summary", "/openapi.json", "/docs"])
-def test_pages_for_programs_are_closed(path: str) -> None:
+def test_api_pages_are_closed(path: str) -> None:
     assert ask({"host": HERE}, path) == (404, "Not found.")
 
 
@@ -186,7 +186,7 @@ def test_uploads_on_their_way_count(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [status for status in statuses if status] == [503, 200, 200]
 
 
-def test_what_an_upload_left_behind_is_deleted_in_time(tmp_path: Path) -> None:
+def test_leftovers_of_uploads_are_deleted_in_time(tmp_path: Path) -> None:
     (tmp_path / "ab12").mkdir()
     for path in (tmp_path / "ab12" / "whole.wav", tmp_path / "broken", tmp_path / "arriving"):
         path.write_bytes(b"x")

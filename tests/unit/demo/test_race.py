@@ -46,7 +46,7 @@ def test_the_pace_is_the_slowest_that_fits(seconds: float) -> None:
     assert chosen == PACES[-1] or PACES[PACES.index(chosen) + 1] * seconds > MAX_ANIMATION_SECONDS
 
 
-def test_what_takes_longer_than_shown_is_shown_faster() -> None:
+def test_long_runs_are_replayed_faster() -> None:
     slow = Lane("x", "", [Step(20.0, ["a"])])
     assert pace([slow]) == 0.2
     assert "Shown 5 times faster than it ran." in race_html([slow], "tokens")
@@ -62,14 +62,14 @@ def test_every_piece_appears_when_its_pass_was_over() -> None:
     ElementTree.fromstring(html)
 
 
-def test_verdicts_are_marked_by_more_than_colour() -> None:
+def test_verdicts_do_not_rely_on_colour() -> None:
     assert "mm-equal" in race_html([FAST], "pieces")
     differs = Lane("x", "", FAST.steps, output="not equal", equal=False)
     assert "mm-differs" in race_html([differs], "pieces")
     assert "mm-equal" not in race_html([SLOW], "pieces")
 
 
-def test_figures() -> None:
+def test_figures_are_written_with_units() -> None:
     assert re.sub("<.*?>", "", figures(FAST, "pieces")) == "1 pass · 4.0 ms · 3.0 pieces per pass"
     assert re.sub("<.*?>", "", figures(SLOW, "pieces")) == "4 passes · 40 ms · 1.0 pieces per pass"
     of_the_library = Lane("x", "", SLOW.steps, per_pass=3.25)  # its first pass is not counted there
@@ -135,7 +135,7 @@ def test_a_lane_shows_its_median_run_and_its_range(times: list[float], median: f
     assert (f"run {len(times)} times in turn" in race_html([lane], "tokens")) == (len(times) > 1)
 
 
-def test_ranges() -> None:
+def test_ranges_are_rounded_alike() -> None:
     ranges = [(0.018, 0.153), (0.93, 1.24), (1.3, 2.4), (0.0034, 0.12)]
     assert [span(*both) for both in ranges] == ["18 to 153 ms", "930 ms to 1.2 s", "1.3 to 2.4 s", "3.4 to 120 ms"]
 
@@ -155,13 +155,13 @@ def test_only_a_gain_is_marked_as_good(baseline: float, speed: str, equal: bool 
     assert lane.verdict == f"{speed}, the output"
 
 
-def test_equality_has_no_tick_and_no_colour() -> None:
+def test_the_style_has_no_mark_for_equality() -> None:
     css = Path(race.__file__).with_name("style.css").read_text(encoding="utf-8")
     assert "✓" not in css
     assert ".mm-equal" not in css
 
 
-def test_brief_lanes_are_rows_without_text() -> None:
+def test_brief_lanes_are_table_rows() -> None:
     brief = replace(FAST, name="Brief", brief=True, steps=[Step(9.0, ["a", "b", "c"])])
     root = ElementTree.fromstring(race_html([FAST, brief, SLOW], "pieces"))
     assert [at.text for at in root.iter("h4")] == ["Fast", "Slow"]
@@ -191,7 +191,7 @@ def race_of(seconds: float, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Mappi
     return "".join(order), results, told
 
 
-def test_ways_run_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_run_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     order, results, told = race_of(0.0, monkeypatch)
     assert order == "ab" * (1 + TURNS)
     assert results == {"a": [3, 5, 7, 9, 11], "b": [4, 6, 8, 10, 12]}  # the first run of each is not counted
@@ -202,7 +202,7 @@ def test_ways_run_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("seconds", "turns"), [(ENOUGH_SECONDS, MIN_TURNS), (ENOUGH_SECONDS / 7, 4), (ENOUGH_SECONDS / 100, TURNS)]
 )
-def test_slow_ways_run_fewer_times(seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_methods_run_fewer_times(seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     order, results, _ = race_of(seconds, monkeypatch)
     assert order == "ab" * (1 + turns)
     assert {len(runs) for runs in results.values()} == {turns}

@@ -37,7 +37,7 @@ def test_errors_become_sentences(error: str, said: str) -> None:
     assert error_sentence(InputError(error)) == said
 
 
-def test_what_nobody_foresaw_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_errors_are_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         assert error_sentence(KeyError("secret")) == UNEXPECTED
     assert "secret" in caplog.text
@@ -56,7 +56,7 @@ def test_the_line_of_status_is_read_out() -> None:
     assert ElementTree.fromstring(status("fine")).get("role") is None  # that of the element around it
 
 
-def test_who_waits_sees_a_wheel_and_hears_words() -> None:
+def test_waiting_is_shown_and_read_out() -> None:
     line = ElementTree.fromstring(status("Looking …", "busy"))
     (wheel,) = line
     assert (wheel.get("class"), wheel.get("aria-hidden")) == ("mm-wheel", "true")
@@ -76,7 +76,7 @@ def test_confidence_in_words() -> None:
     )
 
 
-def test_require() -> None:
+def test_require_raises_only_on_false() -> None:
     require(True, "never")
     with pytest.raises(InputError, match="because"):
         require(False, "because")
@@ -134,7 +134,7 @@ def test_drafted_runs_are_compared_with_plain_decoding() -> None:
 
 
 @pytest.mark.parametrize("head", [None, "<p>What?</p>"])
-def test_text_is_told_as_it_is_accepted(head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_reported_as_it_is_accepted(head: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.demo.race.REFRESH", 0.0)
     told: list[str] = []
     rounds: list[Round] = []
@@ -151,7 +151,7 @@ def test_text_is_told_as_it_is_accepted(head: str | None, monkeypatch: pytest.Mo
     assert texts == ([] if head is None else ["What? go", "What? go up!"])
 
 
-def test_the_samples_of_the_page_are_there() -> None:
+def test_sample_files_of_the_page_exist() -> None:
     assert len(samples.french()) == 8
     assert [sample.path.name for sample in samples.english()] == list(samples.ENGLISH)
     assert [sample.path.name for sample in samples.pictures()] == list(samples.PICTURES)

@@ -126,7 +126,7 @@ LITTLE = {"layer ids left out": 0.01}  # what a fault costs, where it is less th
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_named_and_its_remedy_mends_the_folder(
+def test_a_planted_fault_is_named_and_its_remedy_repairs_the_folder(
     name: str, sound: Path, texts: list[OwnText], tmp_path: Path
 ) -> None:
     convention, change = FAULTS[name]
@@ -202,14 +202,14 @@ def test_an_embedding_that_is_scaled_shows_nothing_where_it_is_normed(sound: Pat
 
 
 @pytest.mark.parametrize("seed", range(5 if WHOLE else 1))
-def test_nothing_is_found_in_a_sound_network(seed: int, texts: list[OwnText], tmp_path: Path) -> None:
+def test_a_sound_network_has_no_findings(seed: int, texts: list[OwnText], tmp_path: Path) -> None:
     folder = published_eagle3(trained(seed), tmp_path / "sound")
     findings, tried, _ = examined(folder, texts)
     assert findings == []
     assert len(tried) > 10
 
 
-def test_mmdecs_own_folder_is_told_its_own_keys(texts: list[OwnText], tmp_path: Path) -> None:
+def test_remedies_name_the_keys_of_mmdecs_own_folders(texts: list[OwnText], tmp_path: Path) -> None:
     folder = save_network(trained(), tmp_path / "own")
     described = json.loads((folder / "config.json").read_text())
     described["layers"] = [layer + 1 for layer in described["layers"]]
@@ -218,7 +218,7 @@ def test_mmdecs_own_folder_is_told_its_own_keys(texts: list[OwnText], tmp_path: 
     assert [row.remedy.config for row in findings] == [{"layers": [1, 2, 4]}]
 
 
-def test_two_faults_are_mended_one_after_the_other(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
+def test_two_faults_are_repaired_one_after_the_other(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
     def both(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
         outputs(described, state)
         described["norm_before_residual"] = True
@@ -303,12 +303,12 @@ def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(("chance", "freedom", "value"), [(0.975, 10, 2.228), (0.975, 30, 2.042), (0.995, 20, 2.845)])
-def test_students_quantiles_are_those_of_the_table(chance: float, freedom: int, value: float) -> None:
+def test_student_quantiles_equal_the_published_table(chance: float, freedom: int, value: float) -> None:
     assert student(chance, freedom) == pytest.approx(value, abs=2e-3)
 
 
 @pytest.mark.parametrize(("skill", "gains"), [(0.0, False), (0.3, True)])
-def test_texts_that_are_easier_are_no_gain(skill: float, gains: bool) -> None:
+def test_easier_texts_do_not_count_as_a_better_fit(skill: float, gains: bool) -> None:
     """A drafter is right as often as the target is sure; the other texts are surer, and perhaps fit it better, too."""
     draw = np.random.default_rng(1)
     ours = [draw.uniform(0.2, 0.9, 100) for _ in range(16)]
@@ -319,12 +319,12 @@ def test_texts_that_are_easier_are_no_gain(skill: float, gains: bool) -> None:
     assert (doctor.verdict(gain.value, certain) == doctor.OFF) == gains
 
 
-def test_a_model_that_is_both_is_loaded_with_its_eyes(tmp_path: Path) -> None:
+def test_a_model_of_text_and_pictures_is_loaded_as_a_vlm(tmp_path: Path) -> None:
     """transformers lists Gemma 3's configuration among language models, too."""
     assert isinstance(load_target(seeing_folders.write("Gemma3", tmp_path / "gemma"), "cpu"), LoadedVlm)
 
 
-def test_the_language_is_what_the_target_knows() -> None:
+def test_the_target_has_learnt_the_language() -> None:
     text = language(8, 48, 4321)
     assert float(target()(input_ids=text, labels=text).loss) < 1.0
     assert target().config.hidden_size == SIZE

@@ -75,7 +75,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_texts_are_the_models_own(model: Any, batch: int) -> None:
+def test_texts_equal_plain_decoding(model: Any, batch: int) -> None:
     """Chains and trees, greedy and sampled, ragged rows."""
     inputs = prompts(batch)
     wanted = model.generate(**inputs, max_new_tokens=14, do_sample=False)
@@ -125,7 +125,7 @@ def test_transformers_drafts_the_same_tokens(model: Any) -> None:
 
 
 @torch.no_grad()
-def test_the_cache_gives_what_one_pass_over_everything_gives(model: Any) -> None:
+def test_the_cache_equals_one_pass_over_everything(model: Any) -> None:
     """Ragged rows: the first level's logits by the head over each row alone, from its first column."""
     drafter, rows, roots = Mtp.of(model), [[5, 6, 7, 8, 9], [11, 12, 13], [20]], [7, 9, 4]
     memory = start_drafter(model, drafter, rows, roots)  # type: ignore[arg-type]

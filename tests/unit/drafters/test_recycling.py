@@ -81,7 +81,7 @@ def test_template_is_a_tree_and_its_beginning_too(nodes: int, depth: int) -> Non
     assert max(map(len, template), default=0) <= depth
 
 
-def test_best_path_lies_next_to_the_root() -> None:
+def test_the_best_path_comes_first() -> None:
     drafter = Recycling()
     memory = drafter.start(context([[1, 2, 4, 1, 2, 3, 1]]))
     draft = drafter.propose(memory, torch.tensor([1]), Plan(9, 3))

@@ -86,7 +86,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_its_cache_follows_the_text_through_rejections_and_plain_rounds(rows: int) -> None:
+def test_the_cache_follows_rejections_and_plain_rounds(rows: int) -> None:
     small = Toy(7, seed=1)
     target, drafter = Toy(8, seed=2, blend=small, share=0.4), SmallModel(small, width=3)
     rounds = run(target, drafter, Changing(), PROMPTS[:rows], 40)
@@ -103,13 +103,13 @@ def test_its_cache_follows_the_text_through_rejections_and_plain_rounds(rows: in
 
 
 @pytest.mark.parametrize(("prompt", "answer", "silent"), [([1, 7], 2, True), ([1, 2], 7, True), ([1, 2], 2, False)])
-def test_after_a_token_that_it_does_not_know_it_proposes_nothing(prompt: list[int], answer: int, silent: bool) -> None:
+def test_nothing_is_proposed_after_an_unknown_token(prompt: list[int], answer: int, silent: bool) -> None:
     drafter = SmallModel(Toy(7), width=3)
     draft = drafter.propose(start(drafter, [prompt], [answer], 8), torch.tensor([answer]), Plan(3, 3))
     assert int(draft.size[0]) == (1 if silent else 4)
 
 
-def test_an_end_that_it_does_not_know_costs_the_other_rows_nothing() -> None:
+def test_an_unknown_token_in_one_row_leaves_the_others_alone() -> None:
     small = Toy(7)
     memory, given = start(drafter := SmallModel(small), [[1, 2], [3, 4]], [5, 6], 8), torch.tensor([7, 2])
     zeros = torch.zeros_like(given)
@@ -119,7 +119,7 @@ def test_an_end_that_it_does_not_know_costs_the_other_rows_nothing() -> None:
     assert int(drafter.propose(memory, torch.tensor([2]), Plan(3, 3)).size[0]) == 4
 
 
-def test_after_full_acceptance_the_last_tokens_are_taken_in() -> None:
+def test_fully_accepted_drafts_enter_the_cache() -> None:
     small = Toy()
     run(Toy(), SmallModel(small), Budget.fixed(3), [[1, 2]], 18, eos=99)
     assert small.session is not None
@@ -127,7 +127,7 @@ def test_after_full_acceptance_the_last_tokens_are_taken_in() -> None:
     assert small.session.passes[:7] == [1, 2, 3, 2, 2, 3, 2]
 
 
-def test_tree_is_eagles() -> None:
+def test_trees_equal_eagles() -> None:
     toy = Toy(8, seed=3)
     memory = start(drafter := SmallModel(toy, width=3), [[1, 2], [3, 4]], [5, 6], 8)
     draft = drafter.propose(memory, torch.tensor([5, 6]), Plan(8, 3))
@@ -171,7 +171,7 @@ def test_drafts_are_well_formed(nodes: int, depth: int, temperature: float | Non
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(3, 3), (9, 3)])
-def test_probs_are_what_children_were_drawn_from(nodes: int, depth: int) -> None:
+def test_drawn_children_come_with_their_distribution(nodes: int, depth: int) -> None:
     toy = Toy(6, seed=6)
     memory = start(drafter := SmallModel(toy), [[1, 2], [3, 4]], [0, 1], 9)  # the target knows 9 tokens
     generator = torch.Generator().manual_seed(7)
@@ -211,7 +211,7 @@ def test_children_are_drawn_without_replacement_in_order() -> None:
     assert chi < 31  # 11 degrees of freedom: one in a thousand
 
 
-def test_how_many_children_says_nothing_about_which() -> None:
+def test_the_number_of_children_is_independent_of_their_tokens() -> None:
     """The chance of a further sibling may depend on those before it, never on itself."""
     toy = Toy(3, seed=10)
     drafter = SmallModel(toy)
@@ -241,7 +241,7 @@ def test_how_many_children_says_nothing_about_which() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(2, 2), (5, 2)])
-def test_drawn_trees_leave_the_targets_law_as_it_is(nodes: int, depth: int) -> None:
+def test_drawn_trees_keep_the_targets_distribution(nodes: int, depth: int) -> None:
     small = Toy(3, seed=12)
     target = Toy(3, seed=13, blend=small, share=0.5)
     rows, runs = 200, 6
@@ -286,7 +286,7 @@ def gpt2(positions: int, seed: int = 0) -> Any:
 @pytest.mark.parametrize("lengths", [(4,), (4, 9, 6), (20, 3)], ids=str)
 @pytest.mark.parametrize("nodes", [1, 7, (12, 3), (20, 12)])
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
-def test_neither_model_is_asked_for_a_position_that_it_has_not(nodes: Any, lengths: tuple[int, ...]) -> None:
+def test_neither_model_exceeds_its_positions(nodes: Any, lengths: tuple[int, ...]) -> None:
     """The small model has 16 positions and falls silent, the large one 40 and ends by its own tokens before."""
     large, small = gpt2(40), gpt2(16, 1)
     ids, mask = torch.full((len(lengths), max(lengths)), 3), torch.zeros(len(lengths), max(lengths), dtype=torch.long)
@@ -310,7 +310,7 @@ def test_neither_model_is_asked_for_a_position_that_it_has_not(nodes: Any, lengt
 
 
 @torch.no_grad()
-def test_a_model_of_text_does_not_read_a_pictures_columns() -> None:
+def test_a_text_model_does_not_read_picture_columns() -> None:
     """Its draft is what it says itself of the text without the placeholders, in ragged rows, one without a picture."""
     model = vision_model("llava")
     small = language_model("llama", 2, vocab_size=IMAGE)  # the placeholder is no token of its own

@@ -68,7 +68,9 @@ def shown(table: Any) -> str:
         ({}, "anything", (0, 0)),
     ],
 )
-def test_scores(fields: dict[str, Any], said: str, right: tuple[float, int]) -> None:
+def test_answers_are_scored_by_their_benchmarks_rules(
+    fields: dict[str, Any], said: str, right: tuple[float, int]
+) -> None:
     question = ImageQuestion("1", "?", (), **{"task": "t", **fields})
     assert score(question, said) == pytest.approx(right)
 
@@ -113,7 +115,7 @@ def rows_of(table: str) -> list[str]:
     return [line.split()[0] for line in table.splitlines() if re.search(r"\d \[\d.*\] +\d+ ", line)]
 
 
-def test_answers_in_other_words_are_counted_beside(
+def test_answers_in_other_words_are_counted_separately(
     vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     questions = [ImageQuestion(str(n), "?", (), "colour", "exact", ("red",), reference="Red.") for n in range(4)]
@@ -129,7 +131,7 @@ def test_answers_in_other_words_are_counted_beside(
     assert rows_of(shown(vlm_table(report))) == ["colour"]  # what all tasks have would be said twice
 
 
-def test_what_shortened_the_images_is_counted_by_task(asked: Path, tmp_path: Path) -> None:
+def test_compressors_are_counted_by_task(asked: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "tiny")
     drafter_weights("specvlm", load_vlm(folder, "cpu").model, folder / "specvlm")
     report = evaluate_vlm(asked, asked.parent, folder, drafter="specvlm", plan=(4, 2), device="cpu", threads=1)
@@ -214,7 +216,7 @@ def test_tokens_of_both_loops_are_compared_whole(vlm: LoadedVlm) -> None:
         assert min(one.features, one.encoder, one.decoder) > 0
 
 
-def test_a_method_that_says_something_else_is_not_timed(
+def test_a_method_with_different_text_is_not_timed(
     vlm: LoadedVlm, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = DescriptionHarness.describe
@@ -243,7 +245,7 @@ def test_wrong_arguments(vlm: LoadedVlm, asked: Path, tmp_path: Path) -> None:
             call(tmp_path / "empty.jsonl", None, vlm, threads=1)
 
 
-def test_a_persons_own_pictures_are_asked_one_question(vlm: LoadedVlm, asked: Path) -> None:
+def test_own_pictures_are_all_asked_one_question(vlm: LoadedVlm, asked: Path) -> None:
     options: Any = {"prompt": "What is this?", "threads": 1, "max_new_tokens": 4}
     report = evaluate_vlm(None, asked.parent, vlm, drafter="lookup", limit=2, **options)
     assert (report["n"], report["right"]["n"]) == (2, 0)  # nothing says what is right

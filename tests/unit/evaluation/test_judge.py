@@ -67,7 +67,7 @@ def test_the_judge_hears_english_and_translates_french(
     ]
 
 
-def test_the_judge_hears_nothing_where_nothing_is_said(folder: Path) -> None:
+def test_the_judge_hears_nothing_in_silence(folder: Path) -> None:
     judge = Judge(folder, "cpu", 1)
     assert judge.transcribe(np.zeros(0, np.float32)) == judge.transcribe(np.zeros(RATE, np.float32)) == ""
 
@@ -90,7 +90,7 @@ def translator(hearing: Path) -> SpeechTranslator:
     return load(hearing, "cpu")
 
 
-def test_the_cascade_reads_what_was_heard_and_says_what_it_read(
+def test_the_cascade_translates_the_judges_transcript(
     folder: Path, recording: Path, translator: SpeechTranslator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = Judge(folder, "cpu", 1)
@@ -119,7 +119,7 @@ def test_text_is_read_by_the_translators_own_networks(translator: SpeechTranslat
     assert read(parts, "...") == ""
 
 
-def test_a_voice_says_nothing_for_no_text(translator: SpeechTranslator) -> None:
+def test_an_empty_text_is_silent(translator: SpeechTranslator) -> None:
     samples = speak(translator, "Hello there.")
     assert samples.dtype == np.float32
     assert 0 < np.abs(samples).max() <= 1

@@ -71,7 +71,7 @@ def score(corpus: Path, model: Any, **more: Any) -> dict[str, Any]:
     )
 
 
-def test_a_model_is_right_about_its_own_words(corpus: Path, whisper: LoadedWhisper) -> None:
+def test_a_model_makes_no_errors_on_its_own_transcripts(corpus: Path, whisper: LoadedWhisper) -> None:
     report = score(corpus, whisper)
     assert report["n"] == len(SECONDS)
     assert report["source_seconds"] == pytest.approx(sum(SECONDS), abs=1e-3)
@@ -159,9 +159,7 @@ def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, mo
     assert len(whole["details"]["clips"]) <= 1
 
 
-def test_the_assistant_that_spends_least_is_compared_with(
-    whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cheapest_assistant_is_compared(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of the test's own: in its first call, which nobody counts, each is slow."""
     helpers, called = assistants(whisper.model, None), list[str]()
     spends = {helpers[0].name: 2.0, helpers[1].name: 1.0}
@@ -199,7 +197,7 @@ def test_no_timing_of_a_drafter_that_changes_the_text(
         bench_asr.bench_asr(sorted(corpus.rglob("own/ann/1/*.wav"))[:1], model=whisper, max_new_tokens=6, threads=1)
 
 
-def test_an_assistant_of_all_layers_is_the_model(whisper: LoadedWhisper) -> None:
+def test_an_assistant_of_all_layers_equals_the_model(whisper: LoadedWhisper) -> None:
     """And it takes the encoder's states as they are: a text of n tokens in few passes of the large one."""
     made = decoder_of_layers(whisper.model, (0, 1))
     ids, states = torch.tensor([[3, 4, 5]]), torch.randn(1, 50, 32)
@@ -229,7 +227,7 @@ def test_passes_windows_and_rounds_are_counted(whisper: LoadedWhisper) -> None:
     assert ours.rounds <= 22
 
 
-def test_recordings_of_all_lengths_are_decoded_alike(whisper: LoadedWhisper) -> None:
+def test_methods_agree_on_recordings_of_all_lengths(whisper: LoadedWhisper) -> None:
     """Loud ones too, whose level `transcribe` brings down."""
     harness = TranscriptionHarness(whisper, None, 12)
     sounds = [4 * torch.randn(RATE // 2), torch.randn(5 * RATE // 2), torch.randn(RATE // 3), torch.randn(3 * RATE)]
@@ -286,7 +284,7 @@ def test_provenance_says_what_ran(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("plan", "nodes"), [("learned", None), ("8", 8), ("16x6", (16, 6)), ("0", 0)])
-def test_plans(plan: str, nodes: object) -> None:
+def test_plans_are_parsed(plan: str, nodes: object) -> None:
     assert parse_plan(plan) == nodes
 
 

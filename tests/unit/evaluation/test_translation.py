@@ -168,7 +168,7 @@ def test_a_plain_cvss_layout_needs_no_tables_of_ours(corpus: TinyCorpus, tmp_pat
     assert "phone error rate" not in _printed(report)
 
 
-def test_what_cannot_be_evaluated_says_why(corpus: TinyCorpus, tiny_model: Path, tmp_path: Path) -> None:
+def test_impossible_evaluations_say_why(corpus: TinyCorpus, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"`nope\.tsv` must exist"):
         cvss_corpus("nope", corpus.root)
     with pytest.raises(InputError, match="`limit` must be at least 1"):
@@ -251,7 +251,7 @@ def test_a_manifest_is_scored_against_the_pairs_that_were_read_aloud(tmp_path: P
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
-def test_numbers_are_heard_as_words(tmp_path: Path) -> None:
+def test_numbers_are_scored_as_spoken_words(tmp_path: Path) -> None:
     manifest = natural(tmp_path, {"x": 8000})
     (tmp_path / "said" / "test.tsv").write_text("x\tg\tVingt-quatre.\tTwenty-four thousand and one hundred!\n")
     corpus = manifest_corpus("test", manifest, [tmp_path / "said"])
@@ -264,7 +264,7 @@ def test_numbers_are_heard_as_words(tmp_path: Path) -> None:
     assert report["systems"]["ours"]["asr_bleu"]["value"] == pytest.approx(100)
 
 
-def test_a_manifest_without_its_pairs_says_which_are_missing(tmp_path: Path) -> None:
+def test_missing_pairs_of_a_manifest_are_named(tmp_path: Path) -> None:
     manifest = natural(tmp_path, {"one": 8000, "two": 8000})
     (tmp_path / "said" / "test.tsv").write_text("one\tgroup\tPhrase one.\tSentence one.\n")
     with pytest.raises(InputError, match=r"`text` must hold the sentences of the corpus, but lacks 'said-two', 1"):
@@ -295,7 +295,7 @@ def test_the_folders_of_pairs_choose_the_recordings(tmp_path: Path) -> None:
     }
 
 
-def test_shuffled_moves_every_item() -> None:
+def test_shuffling_moves_every_item() -> None:
     for count in range(2, 9):
         items = [str(number) for number in range(count)]
         assert sorted(shift_by_half(items)) == items

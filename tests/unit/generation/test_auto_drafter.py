@@ -101,7 +101,7 @@ def test_another_model_of_this_shape_gets_lookup(shipped: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["weights", "config", "another model's", "list"])
-def test_what_nobody_asked_for_is_no_error(shipped: Path, bare: Path, damage: str) -> None:
+def test_damaged_shipped_drafters_are_passed_over_by_auto(shipped: Path, bare: Path, damage: str) -> None:
     if damage == "weights":
         (shipped / "medusa" / "heads.safetensors").write_bytes(b"no")
     elif damage == "config":
@@ -151,7 +151,7 @@ def test_heads_for_several_languages_are_combined(shipped: Path, bare: Path) -> 
         assert isinstance(auto_drafter(whisper.model), Ctc)
 
 
-def test_every_door_takes_it(shipped: Path, bare: Path) -> None:
+def test_every_public_call_takes_auto(shipped: Path, bare: Path) -> None:
     model: Any = type(read_model(bare)).from_pretrained(bare).eval()
     speculation = mmdec.speculate()
     assert isinstance(speculation.drafter_for(model), Medusa)
@@ -164,13 +164,13 @@ def test_every_door_takes_it(shipped: Path, bare: Path) -> None:
         mmdec.register_drafter("auto", Lookup)
 
 
-def test_what_is_shipped_says_which_model_it_is_for(shipped: Path) -> None:
+def test_shipped_drafters_name_their_model(shipped: Path) -> None:
     settings = json.loads((shipped / SHIPPED_FILE).read_text(encoding="utf-8"))
     assert settings["model"] == "some/whisper"
     assert settings["drafters"] == ["medusa"]
 
 
-def test_a_calibration_that_is_shipped_for_the_weights_is_used(shipped: Path, bare: Path) -> None:
+def test_a_calibration_shipped_for_the_weights_is_used(shipped: Path, bare: Path) -> None:
     """By every copy of them; a fine-tuned model says that it has none."""
     write_calibrations(shipped, {"transcript": Calibration({"mean": 0.0}, 0.0)}, {})
     model = load_whisper(bare, "cpu")

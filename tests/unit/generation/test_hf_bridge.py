@@ -60,5 +60,5 @@ def test_suppression_is_transformers_own(processor: Any) -> None:
     "processor",
     [Half([1]), SuppressTokensLogitsProcessor([1.5]), SuppressTokensLogitsProcessor([1, 10**6])],
 )
-def test_others_are_asked_as_they_are(processor: Any) -> None:
+def test_other_processors_are_called_unchanged(processor: Any) -> None:
     assert held(processor)[0] is processor

@@ -47,7 +47,7 @@ def free(model: torch.nn.Module) -> bool:
     return True
 
 
-def test_who_waits_to_write_comes_before_later_readers() -> None:
+def test_a_waiting_writer_goes_before_later_readers() -> None:
     lock, order = ModelLock(0), list[str]()
     inside, leave = threading.Event(), threading.Event()
 
@@ -111,7 +111,7 @@ def test_models_are_locked_in_one_order() -> None:
         assert not thread.is_alive()
 
 
-def test_every_model_has_a_lock_of_its_own_while_it_lives() -> None:
+def test_each_model_has_its_own_lock() -> None:
     one, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     assert model_lock(one) is model_lock(one) is not model_lock(other)
     with model_lock(one).read():
@@ -149,7 +149,7 @@ def test_a_stream_reads_its_model_until_it_is_left(leave: str) -> None:
     assert free(model)
 
 
-def test_whoever_goes_on_with_a_stream_is_its_reader() -> None:
+def test_another_thread_may_continue_a_stream() -> None:
     """A writer waits; the thread that has the stream now must get at the model, or both would wait for ever."""
     model = llama()
     rounds, done = mmdec.stream(model, IDS, **OPTIONS), threading.Event()
@@ -171,7 +171,7 @@ def test_whoever_goes_on_with_a_stream_is_its_reader() -> None:
     assert free(model)
 
 
-def test_a_generator_that_fails_reads_no_more() -> None:
+def test_a_failed_generator_releases_its_lock() -> None:
     model = torch.nn.Linear(1, 1)
 
     def items() -> Iterator[int]:

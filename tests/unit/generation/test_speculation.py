@@ -74,7 +74,7 @@ def test_a_dtype_is_the_loaded_models_own() -> None:
             door(model, ids, dtype="bfloat16", **options)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_other_objects_are_refused_as_models() -> None:
     with pytest.raises(InputError, match="`model` must be a loaded model of transformers, but is 'llama'"):
         mmdec.generate("llama", torch.tensor([[1, 2]]))  # type: ignore[arg-type]
 
@@ -93,7 +93,7 @@ def test_odd_options_are_refused(name: str, value: Any) -> None:
         mmdec.generate(model_of("LlamaForCausalLM"), {"input_ids": torch.tensor([[5, 6, 7, 8]])}, **{name: value})
 
 
-def test_half_a_token_is_one_as_in_generate() -> None:
+def test_fractional_max_new_tokens_round_as_in_generate() -> None:
     model, ids = model_of("LlamaForCausalLM"), torch.tensor([[5, 6, 7, 8]])
     options: dict[str, Any] = {"max_new_tokens": 2.5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     wanted = model.generate(ids, **options)  # type: ignore[operator] # mixed in
@@ -178,14 +178,14 @@ def unwritten(model: Any) -> int:
     return next(token for token in range(5, 40) if token not in written[0, 3:].tolist())
 
 
-def test_a_drafter_that_is_never_right_says_so_once() -> None:
+def test_a_drafter_that_is_never_right_warns_once() -> None:
     model = language_model()
     (note,) = notes(model, Fixed(unwritten(model)))
     assert note.startswith("drafter 'fixed' brought 0 tokens in 23 rounds, of 22 drafted: it may have been made for")
     assert notes(model, Fixed(unwritten(model))) == []
 
 
-def test_a_drafter_that_says_nothing_is_noted() -> None:
+def test_a_drafter_that_proposes_nothing_is_noted() -> None:
     (note,) = notes(language_model(), Fixed(None))
     assert "of 0 drafted: it proposed nothing" in note
 
@@ -197,7 +197,7 @@ def test_short_calls_and_drafters_that_are_right_have_no_note() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_on_a_processor_is_named_as_the_cause(dtype: torch.dtype) -> None:
+def test_slow_half_precision_on_a_cpu_is_named_as_the_cause(dtype: torch.dtype) -> None:
     model = language_model().to(dtype)
     (note,) = notes(model, Fixed(unwritten(model)))
     assert f"in {str(dtype)[6:]} most CPUs" in note
@@ -205,7 +205,7 @@ def test_half_precision_on_a_processor_is_named_as_the_cause(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("drafter", [None, "lookup"])
-def test_rows_that_were_cut_are_named(drafter: str | None) -> None:
+def test_truncated_rows_are_named(drafter: str | None) -> None:
     model, prompts = language_model("llama"), torch.tensor([[3, 4, 5, 3, 4], [9, 8, 7, 9, 8]])
     plain = mmdec.generate(model, prompts, drafter=drafter, max_new_tokens=6, eos_token_id=None)
     assert plain.finish_reasons == ["length", "length"]

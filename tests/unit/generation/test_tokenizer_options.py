@@ -34,7 +34,9 @@ def said(inputs: dict[str, Any]) -> str:
 @pytest.mark.parametrize("texts", [("A red l",), ("A red Wha", "In the t")])
 @pytest.mark.parametrize("strings", [False, True])
 @pytest.mark.parametrize("configured", [False, True])
-def test_what_needs_a_tokenizer_is_as_in_generate(texts: tuple[str, ...], strings: bool, configured: bool) -> None:
+def test_token_healing_and_stop_strings_are_as_in_generate(
+    texts: tuple[str, ...], strings: bool, configured: bool
+) -> None:
     inputs = inputs_of(*texts)
     options: dict[str, Any] = {"token_healing": True, **({"stop_strings": [said(inputs)]} if strings else {}), **NEW}
     if configured:
@@ -50,14 +52,14 @@ def test_what_needs_a_tokenizer_is_as_in_generate(texts: tuple[str, ...], string
 
 
 @pytest.mark.parametrize("option", [{"token_healing": True}, {"stop_strings": ["a"]}, {"stop_strings": []}])
-def test_without_a_tokenizer_the_option_is_named(option: dict[str, Any]) -> None:
+def test_options_without_their_tokenizer_are_named(option: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"`tokenizer` must be given with `{next(iter(option))}`"):
         mmdec.generate(MODEL, inputs_of("A red l"), **option, **NEW)
     with pytest.raises(InputError, match=f"`tokenizer` must be given with `{next(iter(option))}`"):
         mmdec.generate(MODEL, inputs_of("A red l"), generation_config=GenerationConfig(**option))
 
 
-def test_a_models_own_stop_strings_are_named() -> None:
+def test_stop_strings_of_a_generation_config_are_named() -> None:
     model = copy.deepcopy(MODEL)
     model.generation_config.stop_strings = ["a"]
     with pytest.raises(InputError, match=r"`model\.generation_config\.stop_strings` must be None, but is \['a'\]"):
@@ -73,6 +75,6 @@ def test_prompts_whose_mask_would_not_fit_are_not_healed(inputs: dict[str, Any],
         mmdec.generate(MODEL, inputs, tokenizer=TOKENIZER, token_healing=True, **NEW)
 
 
-def test_a_paged_cache_is_another_loop() -> None:
+def test_a_paged_cache_is_refused() -> None:
     with pytest.raises(InputError, match="`cache_implementation` must be left out, but is 'paged'"):
         mmdec.generate(MODEL, inputs_of("A red l"), cache_implementation="paged", **NEW)

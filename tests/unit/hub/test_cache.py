@@ -22,7 +22,7 @@ def rewrite(file: Path, seconds: int) -> None:
     os.utime(file, (seconds, seconds))
 
 
-def test_one_version_of_a_folder_is_kept(tmp_path: Path) -> None:
+def test_only_the_latest_version_of_a_folder_is_cached(tmp_path: Path) -> None:
     models = LoadedModels[Network]()
 
     def load(device: str) -> weakref.ref[Network]:
@@ -40,7 +40,7 @@ def test_one_version_of_a_folder_is_kept(tmp_path: Path) -> None:
     assert on_gpu() is None
 
 
-def test_a_drafter_s_own_folder_is_a_key_alone(tmp_path: Path) -> None:
+def test_a_rewritten_drafter_folder_replaces_its_cached_network(tmp_path: Path) -> None:
     models = LoadedModels[Network]()
     rewrite(tmp_path / "heads.safetensors", 1)
     first = weakref.ref(models.get(path_version(tmp_path), Network))
@@ -49,7 +49,7 @@ def test_a_drafter_s_own_folder_is_a_key_alone(tmp_path: Path) -> None:
     assert first() is None
 
 
-def test_heads_trained_anew_into_the_same_folder_are_read(tmp_path: Path) -> None:
+def test_retrained_heads_in_the_same_folder_are_read(tmp_path: Path) -> None:
     whisper = load_whisper(write(tmp_path / "whisper", with_heads=False), "cpu")
     folder = save_heads(tmp_path / "heads", heads(whisper.model, seed=1))
     first = whisper.heads(folder)

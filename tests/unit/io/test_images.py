@@ -86,7 +86,7 @@ def test_damaged_metadata_does_not_lose_a_picture(kind: str) -> None:
     assert read_image(encoded(Image.fromarray(pixels), kind, exif=mixed, **options)).shape == (8, 6, 3)
 
 
-def test_modes() -> None:
+def test_every_colour_mode_is_read() -> None:
     pixels = gradient()
     rgb = Image.fromarray(pixels)
     palette = rgb.quantize(64)
@@ -266,7 +266,7 @@ def test_zeros_of_16_bits_are_black() -> None:
 
 
 @pytest.mark.parametrize("largest", [0.5, 1.0, 255.0])
-def test_floating_point_counts_to_one_or_to_255(largest: float) -> None:
+def test_floats_range_to_one_or_to_255(largest: float) -> None:
     numbers = np.linspace(0, largest, 48, dtype=np.float32).reshape(6, 8)
     wanted = (numbers * (255 if largest <= 1 else 1)).astype(np.uint8)
     np.testing.assert_array_equal(read_image(encoded(Image.fromarray(numbers), "TIFF"))[..., 0], wanted)
@@ -282,7 +282,7 @@ def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10000, 10), (10, 10000), (3, 2)])
-def test_odd_sizes(size: tuple[int, int]) -> None:
+def test_images_of_odd_sizes_are_read(size: tuple[int, int]) -> None:
     assert read_image(encoded(Image.new("RGB", size, (1, 2, 3)))).shape == (size[1], size[0], 3)
 
 
@@ -326,13 +326,13 @@ def test_a_large_jpeg_still_stands_upright() -> None:
     assert read_image(content, max_pixels=1000).shape == (40, 20, 3)
 
 
-def test_not_even_a_jpeg_may_have_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enormous_jpegs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MAX_PIXELS", 3000)
     with pytest.raises(InputError, match="at most 1000 pixels"):
         read_image(encoded(Image.new("RGB", (80, 40)), "JPEG"), max_pixels=1000)
 
 
-def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)))
     files = {
         "empty.png": (b"", "is empty"),
@@ -371,7 +371,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         read_image(tmp_path / "cut.png")
 
 
-def test_formats_that_run_other_programs_are_none(tmp_path: Path) -> None:
+def test_formats_that_run_other_programs_are_refused(tmp_path: Path) -> None:
     """PIL reads EPS with Ghostscript."""
     with pytest.raises(InputError, match="none that is known"):
         read_image(encoded(Image.fromarray(gradient()), "EPS"))
@@ -381,7 +381,7 @@ def test_formats_that_run_other_programs_are_none(tmp_path: Path) -> None:
         assert read_image(Path("https:/a.png")).shape == (6, 8, 3)
 
 
-def test_a_picture_of_pil_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+def test_an_unreadable_pil_image_is_one_error(tmp_path: Path) -> None:
     whole = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)))
     with pytest.raises(InputError, match="cut off"):
         read_image(Image.open(io.BytesIO(whole[: len(whole) // 2])))

@@ -53,7 +53,7 @@ def below(pid: int) -> dict[int, str]:
     return {each: found[each] for each in own - {pid} if each in found}
 
 
-def test_a_worker_and_the_driver_die_and_every_row_is_there_once(tmp_path: Path) -> None:
+def test_rows_are_done_once_though_a_worker_and_the_driver_die(tmp_path: Path) -> None:
     model, results = tiny_whisper.write(tmp_path / "whisper"), tmp_path / "out" / "results"
     for seed in range(3):
         soundfile.write(tmp_path / f"{seed}.wav", buzz(0.5, seed), RATE)

@@ -67,12 +67,12 @@ def test_a_row_of_a_table_with_too_few_columns(tmp_path: Path) -> None:
         ("a.jsonl", "\n\n", "must have a row"),
     ],
 )
-def test_a_list_that_is_none(tmp_path: Path, name: str, content: str, said: str) -> None:
+def test_broken_manifests_are_refused(tmp_path: Path, name: str, content: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         read_manifest(written(tmp_path, name, content))
 
 
-def test_lists_are_told_apart() -> None:
+def test_different_lists_have_different_digests() -> None:
     rows = [Row(0, "a"), Row(1, "b")]
     different = [rows, rows[:1], [Row(0, "a"), Row(1, "b", "x")], [Row(0, "a"), Row(1, "b", "", (("prompt", "x"),))]]
     assert len({digest(each) for each in different}) == 4

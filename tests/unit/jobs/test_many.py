@@ -33,7 +33,7 @@ def test_results_and_bad_rows_stand_in_two_tables(tmp_path: Path) -> None:
         assert (work.output / row["output"]).read_text() == f"srt of {row['row']}"
 
 
-def test_wherever_a_process_dies_the_next_one_finishes(tmp_path: Path) -> None:
+def test_a_run_killed_anywhere_is_finished_by_the_next(tmp_path: Path) -> None:
     """Killed after its first write, its second, ..., by SIGKILL; the rows are then done by shards of another number."""
     rows, writes, killed = rows_of(PART + 9), 0, True
     whole = work_in(tmp_path / "whole", files=".srt")
@@ -52,7 +52,7 @@ def test_wherever_a_process_dies_the_next_one_finishes(tmp_path: Path) -> None:
     assert writes > 80  # each row and each table was written by several
 
 
-def test_what_has_results_is_not_done_again(tmp_path: Path) -> None:
+def test_finished_rows_are_not_repeated(tmp_path: Path) -> None:
     work, rows, calls = work_in(tmp_path), rows_of(COUNT), list[str]()
 
     def counted(paths: list[str]) -> Any:
@@ -67,7 +67,7 @@ def test_what_has_results_is_not_done_again(tmp_path: Path) -> None:
     check_once(work.output, COUNT)
 
 
-def test_two_processes_that_do_the_same_part_leave_it_once(tmp_path: Path) -> None:
+def test_two_processes_write_a_shared_part_once(tmp_path: Path) -> None:
     work, rows = work_in(tmp_path), rows_of(COUNT)
     work.begin(rows)
     for part in [*work.unfinished_parts(rows), *work.unfinished_parts(rows)]:
@@ -75,7 +75,7 @@ def test_two_processes_that_do_the_same_part_leave_it_once(tmp_path: Path) -> No
     check_once(work.output, COUNT)
 
 
-def test_bad_rows_of_an_attempt_that_was_killed_are_forgotten(tmp_path: Path) -> None:
+def test_bad_rows_of_a_killed_attempt_are_discarded(tmp_path: Path) -> None:
     work, rows = work_in(tmp_path), rows_of(COUNT)
     finish(work, rows)
     (work.output / "results" / "000001.jsonl").unlink()  # as if it had died just before
@@ -86,7 +86,7 @@ def test_bad_rows_of_an_attempt_that_was_killed_are_forgotten(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("changed", [{"model": "another"}, {"options": {"language": "fr"}}, {"files": ".vtt"}])
-def test_another_run_does_not_mix_with_this_one(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_a_folder_of_another_run_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     work, rows = work_in(tmp_path), rows_of(COUNT)
     work.begin(rows)
     work.begin(rows)

@@ -90,7 +90,7 @@ def test_padding_changes_nothing() -> None:
         torch.testing.assert_close(alone[0], result[b], rtol=1e-13, atol=0)
 
 
-def test_the_ends_are_fixed_and_forbidden_entries_get_no_gradient() -> None:
+def test_ends_are_fixed_and_forbidden_entries_get_no_gradient() -> None:
     match, links, targets, graphs = random_graph(6, 4, 9, holes=0.1, seed=3)
     targets, graphs = targets.clamp(min=2), graphs.clamp(min=5)
     links[:, torch.ones(9, 9).tril().bool()] = 1.0  # backwards and in place: ignored, whatever they hold
@@ -157,7 +157,7 @@ def detour(depth: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return match, links, torch.tensor([5]), torch.tensor([9])
 
 
-def test_what_the_scaled_pass_cannot_hold_is_recomputed() -> None:
+def test_underflow_of_the_scaled_pass_is_recomputed() -> None:
     for depth, expected in ((1.0, True), (100.0, True), (400.0, False), (5000.0, False)):
         match, links, targets, graphs = detour(depth)
         inputs = (*dag.mask_inputs(match, links, targets - 1, graphs - 1), targets - 1, graphs - 1)
@@ -204,7 +204,7 @@ def test_one_sample_on_a_cpu_equals_the_log_space_pass(tokens: int, size: int, s
         torch.testing.assert_close(fast.links, slow.links[0], rtol=0, atol=1e-10)
 
 
-def test_states_that_fall_between_two_peaks_are_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_underflow_between_two_peaks_is_scanned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emissions on a path that every other one avoids: a state loses e^-50 at each step."""
     match, _links, targets, graphs = random_graph(1, 12, 12, 3)
     match = match - 50 * torch.eye(12, dtype=torch.float64)

@@ -111,7 +111,7 @@ def test_a_lattice_with_fewer_texts_repeats_its_last_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_of_a_batch_are_as_alone(seed: int) -> None:
+def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
     rows = [lattice(seed, size) for size in (9, 1, 5, 2)]
     emissions, links = torch.full((4, 9, 6), torch.nan), torch.full((4, 9, 9), -torch.inf)
     for row, (own, jumps) in enumerate(rows):

@@ -146,7 +146,7 @@ def test_joint_viterbi_maximises_over_tokens_too() -> None:
     assert result.scores[0].item() == pytest.approx(score)
 
 
-def test_a_search_that_ignored_the_emissions_would_be_noticed() -> None:
+def test_a_search_ignoring_emissions_is_caught() -> None:
     """Negative control: greedy and Viterbi paths differ from lookahead and Joint-Viterbi ones somewhere."""
     emissions, links, lengths = random_lattice([8] * 20)
     greedy, lookahead, viterbi, joint = (decode_lattice(emissions, links, lengths, name) for name in STRATEGIES)
@@ -211,7 +211,7 @@ def steps(path: LatticePath, sample: int) -> list[tuple[int, int]]:
     return list(pairs)
 
 
-def test_doubles_survive_unless_asked_otherwise() -> None:
+def test_doubled_tokens_survive_unless_collapsed() -> None:
     emissions = torch.full((1, 5, 4), -9.0)
     for vertex, token in enumerate([0, 3, 3, 1, 2]):
         emissions[0, vertex, token] = -0.1
@@ -237,7 +237,7 @@ def test_a_larger_penalty_never_shortens_the_path() -> None:
         assert (counts[0] < counts[-1]).any()
 
 
-def test_dead_ends_jump_to_the_last_vertex_and_say_so() -> None:
+def test_dead_ends_jump_to_the_last_vertex_and_are_reported() -> None:
     emissions, links, lengths = random_lattice([6, 6])
     links[0, 2:] = -inf  # nothing leaves vertices 2 to 4
     links[0, :2, 4:] = -inf  # and the end is out of reach of the others
@@ -260,7 +260,7 @@ class DeviceWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_wait_for_the_device_inside_a_loop(strategy: LatticeStrategy) -> None:
+def test_no_loop_waits_for_the_device(strategy: LatticeStrategy) -> None:
     for size in (10, 90):
         emissions, links, lengths = random_lattice([size] * 3)
         with DeviceWaits() as waits:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not _kernel(), reason="this CPU has no kernel fo
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 7])
-def test_it_is_the_float32_product(exact: bool, rows: int) -> None:
+def test_the_product_equals_float32(exact: bool, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(300, 70, generator=generator) / 8
     weight[:, ::9] *= 1e-5  # some are no normal half-precision numbers
@@ -34,7 +34,7 @@ def test_it_is_the_float32_product(exact: bool, rows: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9, 14, 31, 40])
-def test_a_row_has_the_same_bits_beside_others(count: int) -> None:
+def test_a_row_alone_equals_a_row_beside_others_bitwise(count: int) -> None:
     weight, x = torch.randn(2000, 96).half().float(), torch.randn(count, 96)
     product = HalfWeights(weight)
     assert torch.equal(product(x), torch.cat([product(row) for row in x.split(1)]))

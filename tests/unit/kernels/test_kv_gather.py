@@ -52,7 +52,7 @@ def test_overlapping_ranges_are_read_before_they_are_written(gather: Gather, bat
 
 
 @ways
-def test_what_lies_in_place_between_moves_stays(gather: Gather) -> None:
+def test_columns_between_moves_stay(gather: Gather) -> None:
     kv = torch.arange(8.0).view(1, 1, 8, 1)
     gather(kv, [[6, 2, 7]], [1])
     assert kv[0, 0, :, 0].tolist() == [0, 6, 2, 7, 4, 5, 6, 7]

@@ -13,7 +13,7 @@ from mmdec.kernels.onednn import MIN_QUERIES, SCORE_ROWS, attention, is_usable, 
 @pytest.mark.parametrize("shape", [(7,), (1, 3), (2, 5), (0,)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", ["none", "gelu"])
-def test_a_layer_is_torchs_up_to_noise(shape: tuple[int, ...], bias: bool, activation: onednn.Activation) -> None:
+def test_a_layer_equals_torch_up_to_rounding(shape: tuple[int, ...], bias: bool, activation: onednn.Activation) -> None:
     x, weight, added = torch.randn(*shape, 24), torch.randn(16, 24), torch.randn(16) if bias else None
     wanted = F.linear(x, weight, added)
     found = linear(x, weight, added, activation)
@@ -23,14 +23,14 @@ def test_a_layer_is_torchs_up_to_noise(shape: tuple[int, ...], bias: bool, activ
 
 
 @pytest.mark.parametrize("queries", [1, MIN_QUERIES, SCORE_ROWS + 7, 2 * SCORE_ROWS])
-def test_attention_is_torchs_up_to_noise(queries: int) -> None:
+def test_attention_equals_torch_up_to_rounding(queries: int) -> None:
     q, k, v = torch.randn(2, 3, queries, 8), torch.randn(2, 3, 90, 8), torch.randn(2, 3, 90, 8)
     found = attention(q, k, v)
     assert torch.allclose(found, F.scaled_dot_product_attention(q, k, v, scale=1.0), atol=1e-5)
     assert torch.equal(attention(q[1:], k[1:], v[1:]), found[1:])  # alone as beside others
 
 
-def test_gradients_and_other_precisions_are_torchs() -> None:
+def test_gradients_and_other_precisions_use_torch() -> None:
     x, weight = torch.randn(3, 8), torch.randn(4, 8, requires_grad=True)
     assert not is_usable(x, weight)
     linear(x, weight).sum().backward()
@@ -41,7 +41,7 @@ def test_gradients_and_other_precisions_are_torchs() -> None:
     assert torch.equal(linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
 
 
-def test_without_onednn_all_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_torch_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "HAS_ONEDNN", False)
     x, weight = torch.randn(3, 8), torch.randn(4, 8)
     assert torch.equal(linear(x, weight, activation="gelu"), F.gelu(F.linear(x, weight)))

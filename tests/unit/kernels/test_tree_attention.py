@@ -36,7 +36,7 @@ def test_equals_the_reference(key_heads: int) -> None:
     torch.testing.assert_close(got, tree_attention_reference(q, k, v, mask(9), 0.3), rtol=1e-12, atol=1e-12)
 
 
-def test_what_is_not_seen_does_not_matter() -> None:
+def test_masked_columns_do_not_matter() -> None:
     q, k, v = parts(9, 2)
     want = tree_attention(q, k, v, mask(9), 0.3)
     for row, (start, end) in enumerate(zip(STARTS.tolist(), ENDS.tolist(), strict=True)):
@@ -47,13 +47,13 @@ def test_what_is_not_seen_does_not_matter() -> None:
     assert torch.equal(tree_attention(q, k, v, mask(9), 0.3)[:, :, :-1], want[:, :, :-1])
 
 
-def test_rows_that_own_every_column_need_no_bounds() -> None:
+def test_even_rows_have_the_same_mask_without_bounds() -> None:
     whole = torch.zeros(3, dtype=torch.long), torch.full((3,), 9)
     even = tree_mask(*whole, ancestors(PARENTS), 9, torch.float32, ragged=False)
     assert torch.equal(even.additive, tree_mask(*whole, ancestors(PARENTS), 9, torch.float32).additive)
 
 
-def test_without_a_tree_everything_is_seen() -> None:
+def test_without_a_tree_every_column_is_seen() -> None:
     q, k, v = parts(9, 2)
     weights = (q[:, :, :1] @ k.repeat_interleave(2, 1).transpose(2, 3) / math.sqrt(8)).softmax(-1)
     got = tree_attention(q[:, :, :1], k, v, None, 1 / math.sqrt(8))
@@ -75,7 +75,7 @@ def test_the_registered_name_is_in_both_registries() -> None:
 
 
 @pytest.mark.parametrize("key_heads", [2, 4])
-def test_under_the_registered_name_a_model_is_what_it_is_under_sdpa(key_heads: int) -> None:
+def test_a_model_under_the_registered_name_equals_sdpa(key_heads: int) -> None:
     model = language_model("llama", num_key_value_heads=key_heads, eos_token_id=None).double()
     ids = torch.randint(1, 40, (2, 7))
     padding = torch.ones_like(ids)

@@ -73,7 +73,7 @@ def test_pruning_keeps_the_same_tokens_in_use_and_draws_in_training() -> None:
     assert Prune(4, "strided")(states(10)).positions.tolist() == [0, 4, 8]
 
 
-def test_convolution_by_hand_and_its_beginning_as_an_average() -> None:
+def test_convolution_equals_a_hand_computation_and_starts_as_an_average() -> None:
     conv = Convolution(2, 3)
     image = states(7, 2)
     found = conv(image)
@@ -102,7 +102,7 @@ def test_latent_attention_is_the_papers_formula() -> None:
     assert latent(image[:2]).states.shape == (2, 4)
 
 
-def test_latent_attention_by_hand() -> None:
+def test_latent_attention_equals_a_hand_computation() -> None:
     latent = LatentAttention(1, 1)
     with torch.no_grad():
         latent.latents.fill_(1.0)
@@ -110,7 +110,7 @@ def test_latent_attention_by_hand() -> None:
     assert float(latent(image).states.detach()) == pytest.approx(0.75 * float(image[1]))
 
 
-def test_resampler_against_a_loop() -> None:
+def test_the_resampler_equals_a_loop() -> None:
     resampler, image = Resampler(8, 3, 2, bias=True), states(5, 8)
     keys, values = resampler.k_proj(image).view(5, 2, 4), resampler.v_proj(image).view(5, 2, 4)
     rows = []
@@ -127,13 +127,13 @@ def test_resampler_against_a_loop() -> None:
         Resampler(8, 2, 3)
 
 
-def test_text_only_keeps_nothing() -> None:
+def test_text_only_returns_no_columns() -> None:
     found = TextOnly()(states(6))
     assert found.states.shape == (0, 4)
     assert found.kept.tolist() == [0.0] * 6
 
 
-def test_images_are_told_apart() -> None:
+def test_adjacent_images_are_separated_by_length() -> None:
     visual = torch.tensor([0, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)
     assert spans(visual) == [(1, 3), (4, 8)]
     assert spans(visual, (1, 2)) == [(1, 3), (4, 6), (6, 8)]
@@ -141,7 +141,7 @@ def test_images_are_told_apart() -> None:
     assert spans(visual[:1]) == []
 
 
-def test_places_become_separate() -> None:
+def test_duplicate_positions_become_distinct() -> None:
     assert separate(torch.tensor([2, 2, 2, 5]), 8).tolist() == [2, 3, 4, 5]
     assert separate(torch.tensor([7, 7, 7]), 8).tolist() == [5, 6, 7]
     assert last_positions(5, 2, torch.device("cpu")).tolist() == [3, 4]

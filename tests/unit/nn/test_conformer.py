@@ -18,7 +18,7 @@ def tiny() -> SpeechEncoder:
     return model.eval()
 
 
-def test_a_batch_gives_what_its_rows_give_alone():
+def test_a_batch_equals_its_rows_alone():
     model = tiny()
     lengths = torch.tensor([61, 1, 40, 9])
     features = torch.full((4, 61, 80), torch.nan)  # padding may hold anything
@@ -94,7 +94,7 @@ def test_a_double_or_bfloat16_encoder_runs():
         assert states.isfinite().all()
 
 
-def test_masks():
+def test_lengths_become_masks():
     assert lengths_to_mask(torch.tensor([2, 0]), 3).tolist() == [[True, True, False], [False] * 3]
 
 

@@ -88,7 +88,7 @@ def test_an_encoder_cast_as_a_whole_still_runs(
     assert worst(states, golden) <= most
 
 
-def test_what_lies_in_the_padding_does_not_matter(golden: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def test_padding_does_not_change_outputs(golden: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     features = golden["inputs"].clone()
     for row, n in zip(features, golden["lengths"], strict=True):
         row[n:] = float("nan")
@@ -118,7 +118,7 @@ def test_a_perturbed_map_is_caught(
     assert worst(states, golden) > 1e-3
 
 
-def test_one_running_statistic_is_enough_to_tell(golden: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def test_a_wrong_running_statistic_is_caught(golden: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     for name in ("running_mean", "running_var"):
         state = conformer_weights.from_fairseq2(theirs)
         key = f"conformer_layers.1.conv_module.batch_norm.{name}"
@@ -157,7 +157,7 @@ def test_other_parts_of_a_model_are_left_out(theirs: dict[str, Tensor]) -> None:
     assert same(conformer_weights.from_fairseq(in_fairseq(ours) | rest), ours)
 
 
-def test_missing_and_unexpected_names_are_told(theirs: dict[str, Tensor]) -> None:
+def test_missing_and_unexpected_names_are_reported(theirs: dict[str, Tensor]) -> None:
     ours = conformer_weights.from_fairseq2(theirs)
     fairseq = in_fairseq(ours)
     cases = [
@@ -174,7 +174,7 @@ def test_missing_and_unexpected_names_are_told(theirs: dict[str, Tensor]) -> Non
             convert({})
 
 
-def test_shapes_that_do_not_fit_are_told(theirs: dict[str, Tensor]) -> None:
+def test_wrong_shapes_are_reported(theirs: dict[str, Tensor]) -> None:
     name = "encoder.layers.1.ffn1.inner_proj.weight"
     with pytest.raises(InputError, match=r"w_1\.weight is \(3, 16\) where the others ask for \(32, 16\)"):
         conformer_weights.from_fairseq2(theirs | {name: torch.zeros(3, 16)})

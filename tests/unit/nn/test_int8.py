@@ -25,7 +25,7 @@ def state() -> dict[str, torch.Tensor]:
     }
 
 
-def test_rows_keep_two_digits_each_and_all_else_its_values(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_int8_rows_keep_two_digits_and_other_tensors_stay(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     save_file(pack_rows(state), tmp_path / "x.safetensors")
     packed = load_file(tmp_path / "x.safetensors")
     assert packed["conv.weight"].dtype == torch.int8
@@ -39,7 +39,7 @@ def test_rows_keep_two_digits_each_and_all_else_its_values(state: dict[str, torc
         assert torch.equal(back[name], state[name])
 
 
-def test_what_was_unpacked_is_packed_to_the_same_bytes(state: dict[str, torch.Tensor]) -> None:
+def test_packing_unpacked_weights_gives_the_same_bytes(state: dict[str, torch.Tensor]) -> None:
     packed = pack_rows(state)
     again = pack_rows(unpack_rows(packed))
     assert again.keys() == packed.keys()

@@ -18,7 +18,7 @@ def test_rate_and_mean(p: float):
     assert kept[0].item() == pytest.approx(1 / (1 - p), rel=0.005)
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_mask():
     layer, x = PooledDropout(0.3), torch.ones(64, 64)
     torch.manual_seed(5)
     first, second = layer(x), layer(x)
@@ -60,7 +60,7 @@ def test_impossible_rates_are_refused(p: float):
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 40])
-def test_a_layer_of_many_rows_is_torchs_up_to_noise(rows: int) -> None:
+def test_a_layer_of_many_rows_equals_torch_up_to_rounding(rows: int) -> None:
     layer, x = RowsLinear(24, 8), torch.randn(1, rows, 24)
     with torch.no_grad():
         found = layer(x)

@@ -68,12 +68,12 @@ def test_probabilities_sum_to_one_in_every_context(
         assert total == pytest.approx(1.0, abs=1e-3)
 
 
-def test_the_model_prefers_what_it_saw() -> None:
+def test_seen_ngrams_are_preferred() -> None:
     model = NGram.build([s.split() for s in ["a b c", "a b c", "a b d", "b b"]])
     assert model.sentence(["a", "b", "c"]) > model.sentence(["a", "b", "d"]) > model.sentence(["d", "c", "a"])
 
 
-def test_pruning_keeps_what_backing_off_would_miss() -> None:
+def test_pruning_keeps_ngrams_that_backing_off_would_miss() -> None:
     texts = [["x", "y", "z"]] * 8 + [["w", "y", "w"]] * 8 + [["z", "z", "z"]]
     whole, pruned, empty = (NGram.build(texts, max_entries=entries) for entries in (None, 3, 0))
     assert [

@@ -15,7 +15,7 @@ from tests.support.tiny_sentences import TEXTS
     ("text", "said"),
     [("Où est-elle ?!", "où est elle ?"), ("L’été, déjà…", "l'été déjà"), ("Quoi ? Rien.", "quoi ? rien")],
 )
-def test_what_is_heard_of_a_text(text: str, said: str) -> None:
+def test_the_sound_of_a_text_ignores_case_and_marks(text: str, said: str) -> None:
     assert normalise_for_speech(text) == said
 
 

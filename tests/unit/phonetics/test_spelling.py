@@ -138,12 +138,12 @@ def test_every_cardinal_is_said_in_listed_words(number: int) -> None:
         ("kàt", "k ae"),  # no rule for t
     ],
 )
-def test_words_are_said(speller: Speller, text: str, phones: str) -> None:
+def test_words_are_pronounced(speller: Speller, text: str, phones: str) -> None:
     assert " ".join(speller.phones(text)) == phones
 
 
 @pytest.mark.parametrize("text", ["", " ", "?!", "😀", "你好", "Привет", "\x00\x01", "'''", "-", "_", "…", "٣"])
-def test_what_has_no_english_sound_is_left_out(speller: Speller, text: str) -> None:
+def test_characters_without_an_english_sound_are_left_out(speller: Speller, text: str) -> None:
     assert speller.phones(text) == []
     assert speller.phones(f"{text} Tom {text}") == ["t", "aa", "m"]
 

@@ -86,7 +86,7 @@ def test_the_error_names_the_targets_folder(names: dict[str, str], told: str, tm
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash", "eagle3"])
-def test_the_shipped_cards_are_what_is_written_today(system: str) -> None:
+def test_shipped_cards_equal_those_written_now(system: str) -> None:
     folder = next(path / "vlm-scenes" / system for path in MODEL_FOLDERS if (path / "vlm-scenes").is_dir())
     assert (folder / "README.md").read_text(encoding="utf-8") == draft_card(read_network(folder))
 
@@ -138,7 +138,7 @@ def test_damaged_weights(folder: Path) -> None:
         read_network(folder)
 
 
-def test_a_config_without_end_and_a_folder_that_is_none(folder: Path, tmp_path: Path) -> None:
+def test_endless_configs_and_missing_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text("{" + " " * 2**17 + "}")
     with pytest.raises(InputError, match="at most 65536 bytes"):
         read_network(folder)

@@ -82,7 +82,7 @@ def network(name: str, target: Path | str = "") -> Any:
 
 
 @pytest.mark.parametrize(("name", "to"), WAYS)
-def test_the_way_through_a_layout_and_back_is_the_identity(tmp_path: Path, target: Path, name: str, to: Any) -> None:
+def test_export_and_import_is_the_identity(tmp_path: Path, target: Path, name: str, to: Any) -> None:
     made = network(name, target)
     save_network(made, tmp_path / "own")
     back = read_network(export_drafter(tmp_path / "own", tmp_path / "out", to))
@@ -93,7 +93,7 @@ def test_the_way_through_a_layout_and_back_is_the_identity(tmp_path: Path, targe
 
 
 @pytest.mark.parametrize(("name", "to"), NO_WAYS)
-def test_what_a_layout_cannot_say_is_refused(tmp_path: Path, target: Path, name: str, to: Any) -> None:
+def test_networks_a_layout_cannot_express_are_refused(tmp_path: Path, target: Path, name: str, to: Any) -> None:
     save_network(network(name, target), tmp_path / "own")
     with pytest.raises(InputError, match="has no place for"):
         export_drafter(tmp_path / "own", tmp_path / "out", to)
@@ -160,13 +160,13 @@ def test_an_exported_folder_drafts_here(tmp_path: Path, target: Path, name: str)
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd", "specvlm", "vispec", "flash"])
-def test_systems_that_no_engine_reads(tmp_path: Path, system: str) -> None:
+def test_systems_without_an_engine_are_refused(tmp_path: Path, system: str) -> None:
     save_network(draft_network(system, MODEL), tmp_path / "own")
     with pytest.raises(InputError, match=f"holds {system}, which no engine reads"):
         export_drafter(tmp_path / "own", tmp_path / "out", "speculators")
 
 
-def test_what_is_missing_or_wrong(tmp_path: Path, target: Path) -> None:
+def test_missing_and_wrong_folders_are_refused(tmp_path: Path, target: Path) -> None:
     save_network(network("plain"), tmp_path / "own")
     language_model(vocab_size=70, num_hidden_layers=6).save_pretrained(tmp_path / "other")
     with pytest.raises(InputError, match="`model` must be given"):

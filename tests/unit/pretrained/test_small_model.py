@@ -39,7 +39,7 @@ def made(drafter: Any, model: Any) -> Any:
 @pytest.mark.filterwarnings("error", "ignore:drafter .* brought:UserWarning")
 @pytest.mark.parametrize("given", ["folder", "object"])
 @pytest.mark.parametrize(("name", "kind"), [("same", SmallModel), ("other", OtherVocabulary)])
-def test_the_tokenizers_decide(home: Path, name: str, kind: type, given: str) -> None:
+def test_the_tokenizers_decide_the_drafters_class(home: Path, name: str, kind: type, given: str) -> None:
     large = load_language_model(home / "large", "cpu")
     small: Any = home / name if given == "folder" else load_language_model(home / name, "cpu").model
     assert isinstance(made(small, large.model), kind)

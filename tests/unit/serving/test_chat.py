@@ -134,7 +134,7 @@ def test_a_stop_ends_the_text_before_it(client: httpx.Client) -> None:
         [],
     ],
 )
-def test_what_is_not_known_is_refused(client: httpx.Client, body: Any) -> None:
+def test_unknown_fields_are_refused(client: httpx.Client, body: Any) -> None:
     answer = client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -152,7 +152,7 @@ def test_what_is_not_known_is_refused(client: httpx.Client, body: Any) -> None:
         "",
     ],
 )
-def test_only_pictures_that_are_sent_are_read(client: httpx.Client, url: str) -> None:
+def test_only_attached_pictures_are_read(client: httpx.Client, url: str) -> None:
     answer = ask(client, {"type": "image_url", "image_url": {"url": url}}, text(QUESTION))
     assert answer.status_code == 400
     assert "root:" not in answer.text
@@ -189,7 +189,7 @@ def test_a_question_about_html_and_every_later_turn_are_answered(client: httpx.C
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_was_cut_says_so(client: httpx.Client, stream: bool) -> None:
+def test_truncated_text_is_noted(client: httpx.Client, stream: bool) -> None:
     def reason(**options: Any) -> str:
         answer = ask(client, text(QUESTION), stream=stream, **options)
         return (events(answer.text)[-1] if stream else answer.json())["choices"][0]["finish_reason"]
@@ -241,7 +241,7 @@ def test_malformed_json_is_refused(client: httpx.Client, body: bytes) -> None:
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_deltas_are_never_taken_back() -> None:
+def test_streamed_deltas_are_never_retracted() -> None:
     deltas = TextDeltas(("STOP", "\n\n"))
     grown = [deltas.next_delta(text) for text in (" He", " Hello ", " Hello S", " Hello STO", " Hello STX \ufffd")]
     assert grown == ["He", "llo", "", "", " STX"]

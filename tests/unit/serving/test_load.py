@@ -52,7 +52,7 @@ def questions(engines: dict[str, Any], folder: Path) -> list[Question]:
 
 
 @pytest.mark.parametrize("decoders", [1, 2])
-def test_nothing_is_lost_and_nothing_is_wrong(
+def test_every_request_under_load_gets_its_right_answer(
     engines: dict[str, Any], questions: list[Question], decoders: int
 ) -> None:
     with served(engines, ServerLimits(decoders=decoders)) as (client, server):
@@ -101,7 +101,7 @@ def resident(child: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.mark.skipif(not WHOLE, reason="starts two servers and takes five minutes: MMDEC_ALL")
-def test_memory_stays_and_a_killed_server_comes_back(folder: Path, questions: list[Question]) -> None:
+def test_memory_is_stable_and_a_killed_server_restarts(folder: Path, questions: list[Question]) -> None:
     """Five minutes against a process; then it is killed under load, and its successor's answers are right."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"

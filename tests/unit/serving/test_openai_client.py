@@ -89,7 +89,7 @@ def test_every_field_of_a_chat_may_be_null_or_empty(web: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_what_would_change_an_answer_is_named(web: httpx.Client, name: str) -> None:
+def test_unsupported_fields_that_change_an_answer_are_refused(web: httpx.Client, name: str) -> None:
     answer = web.post(CHAT, json={**ASKED, name: HARMFUL[name]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     assert f"`{name}`" in answer.json()["error"]["message"]

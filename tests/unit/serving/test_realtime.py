@@ -108,7 +108,7 @@ def test_provisional_text_comes_before_the_final_one() -> None:
     assert session(engines, talk).sessions == 0
 
 
-def test_faults_are_told_and_the_session_goes_on(engines: dict[str, Any]) -> None:
+def test_errors_are_reported_and_the_session_goes_on(engines: dict[str, Any]) -> None:
     wrong: list[Any] = [
         "{",
         "[]",
@@ -139,7 +139,7 @@ def test_faults_are_told_and_the_session_goes_on(engines: dict[str, Any]) -> Non
     session(engines, talk)
 
 
-def test_who_goes_before_the_text_comes_leaves_room(engines: dict[str, Any]) -> None:
+def test_an_early_disconnect_frees_its_place(engines: dict[str, Any]) -> None:
     """The texts that were told to nobody do not keep the session."""
     server, gone = Server(engines, ServerLimits()), asyncio.Event()
     app = build(server)
@@ -165,7 +165,7 @@ def test_who_goes_before_the_text_comes_leaves_room(engines: dict[str, Any]) -> 
     server.worker.close()
 
 
-def test_a_session_decodes_as_the_server_was_told(folder: Path) -> None:
+def test_a_session_uses_the_servers_options(folder: Path) -> None:
     kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
     engines: dict[str, Any] = dict(
         [load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=kept), "cpu", None)]
@@ -183,7 +183,7 @@ def test_a_session_decodes_as_the_server_was_told(folder: Path) -> None:
     assert engines["whisper"].live()._threads == 1
 
 
-def test_who_is_not_admitted(engines: dict[str, Any]) -> None:
+def test_full_and_unauthorised_sessions_are_closed(engines: dict[str, Any]) -> None:
     async def refused(client: AsgiSocket) -> None:
         assert (await client.message())["type"] == "websocket.close"
 
@@ -213,7 +213,7 @@ NULLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", NULLS)
-def test_null_is_a_setting_that_is_left_out(engines: dict[str, Any], settings: dict[str, Any]) -> None:
+def test_null_settings_count_as_absent(engines: dict[str, Any], settings: dict[str, Any]) -> None:
     async def talk(client: AsgiSocket) -> None:
         await opened(client)
         client.send({"type": "session.update", "session": settings})

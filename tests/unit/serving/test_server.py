@@ -43,7 +43,7 @@ def counted(client: httpx.Client, name: str) -> float:
     return sum(map(float, rows))
 
 
-def test_a_token_is_asked_for(engines: dict[str, Any]) -> None:
+def test_the_api_key_is_required(engines: dict[str, Any]) -> None:
     with served(engines, token="sesame") as (client, _):
         assert post(client, wav(0.5)).status_code == 200
         client.headers["Authorization"] = "Bearer Sesame"
@@ -66,7 +66,7 @@ def test_models_are_listed(engines: dict[str, Any]) -> None:
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
 
 
-def test_what_is_too_large_is_refused(engines: dict[str, Any]) -> None:
+def test_too_large_requests_are_refused(engines: dict[str, Any]) -> None:
     with served(engines, ServerLimits(megabytes=0.05, seconds=1.0)) as (client, _):
         assert post(client, wav(1.2)).status_code == 400  # too long
         assert post(client, wav(2.0)).status_code == 413
@@ -81,7 +81,7 @@ def test_what_is_too_large_is_refused(engines: dict[str, Any]) -> None:
         assert post(client, wav(0.5)).status_code == 200
 
 
-def test_what_is_too_slow_is_refused(engines: dict[str, Any]) -> None:
+def test_too_slow_uploads_are_refused(engines: dict[str, Any]) -> None:
     head = f"POST {TRANSCRIBE} HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n"
     with (
         served(engines, ServerLimits(upload=0.2)) as (client, _),
@@ -91,7 +91,7 @@ def test_what_is_too_slow_is_refused(engines: dict[str, Any]) -> None:
         assert slow.recv(99).startswith(b"HTTP/1.1 408")
 
 
-def test_one_request_too_many_is_told_to_come_again(engines: dict[str, Any]) -> None:
+def test_a_full_server_answers_retry_later(engines: dict[str, Any]) -> None:
     lock = mmdec.model_lock(engines["whisper"].loaded.model)
     with served(engines, ServerLimits(requests=2)) as (client, server), ThreadPoolExecutor(2) as pool:
         with lock.write():
@@ -104,7 +104,7 @@ def test_one_request_too_many_is_told_to_come_again(engines: dict[str, Any]) -> 
         assert post(client, wav(0.5)).status_code == 200
 
 
-def test_an_answer_that_takes_too_long_is_given_up(engines: dict[str, Any]) -> None:
+def test_a_too_slow_answer_times_out(engines: dict[str, Any]) -> None:
     with (
         served(engines, ServerLimits(wait=0.3)) as (client, _),
         mmdec.model_lock(engines["whisper"].loaded.model).write(),
@@ -113,7 +113,7 @@ def test_an_answer_that_takes_too_long_is_given_up(engines: dict[str, Any]) -> N
         assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
 
 
-def test_who_hangs_up_is_not_decoded(engines: dict[str, Any], folder: Path) -> None:
+def test_a_request_whose_client_left_is_not_decoded(engines: dict[str, Any], folder: Path) -> None:
     """One while it waits, one in the batch that has begun; their neighbour gets its own text."""
     lock = mmdec.model_lock(engines["whisper"].loaded.model)
     with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
@@ -129,7 +129,7 @@ def test_who_hangs_up_is_not_decoded(engines: dict[str, Any], folder: Path) -> N
         until(lambda: counted(client, "stopped_total") == 2)
 
 
-def test_who_hangs_up_waits_no_more(engines: dict[str, Any]) -> None:
+def test_a_waiting_request_whose_client_left_is_dropped(engines: dict[str, Any]) -> None:
     """While the batch before is being decoded: the place is free at once."""
     lock = mmdec.model_lock(engines["whisper"].loaded.model)
     with served(engines) as (client, server), ThreadPoolExecutor(1) as pool:
@@ -154,7 +154,7 @@ def hanging(client: httpx.Client, sound: bytes) -> socket.socket:
     return connection
 
 
-def test_a_row_ends_within_a_round_when_its_client_goes(engines: dict[str, Any]) -> None:
+def test_a_row_ends_within_a_round_when_its_client_leaves(engines: dict[str, Any]) -> None:
     """The other row of its batch is decoded as if alone."""
     answering = engines["pictures"]
     turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
@@ -190,7 +190,7 @@ def test_rows_that_are_read_again_end_together() -> None:
     assert copy.deepcopy(ends) is ends
 
 
-def test_an_end_loses_nothing(engines: dict[str, Any], folder: Path) -> None:
+def test_shutdown_finishes_running_and_waiting_requests(engines: dict[str, Any], folder: Path) -> None:
     """Neither what is decoded nor what waits: the server's end begins before the model is free."""
     sounds = [wav(0.6, seed) for seed in range(3)]
     with ThreadPoolExecutor(3) as pool, ExitStack() as held:
@@ -204,7 +204,7 @@ def test_an_end_loses_nothing(engines: dict[str, Any], folder: Path) -> None:
     assert [answer.result().json()["text"] for answer in answers] == wanted
 
 
-def test_the_worker_groups_what_is_alike() -> None:
+def test_the_worker_groups_requests_with_equal_options() -> None:
     batches: list[list[int]] = []
 
     class Engine:
@@ -267,7 +267,7 @@ def test_two_threads_divide_a_batch() -> None:
     assert sorted(given for batch in batches for given in batch) == list(range(6))
 
 
-def test_a_thread_leaves_the_other_its_share() -> None:
+def test_a_thread_takes_only_its_share() -> None:
     """One request came first: seven more are not all the second thread's."""
     began, both, batches = threading.Event(), threading.Barrier(3, timeout=60), list[int]()
 
@@ -299,7 +299,7 @@ def test_a_thread_leaves_the_other_its_share() -> None:
     assert sum(batches) == 8
 
 
-def test_counters(engines: dict[str, Any]) -> None:
+def test_counters_are_exported(engines: dict[str, Any]) -> None:
     with served(engines) as (client, _):
         post(client, wav(0.5))
         post(client, b"no sound")
@@ -319,7 +319,7 @@ def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> Non
         make_server([str(folder / "whisper"), str(other)], placement=("cpu", None))
 
 
-def test_a_taken_port_is_told_before_the_models_are_loaded(folder: Path, tmp_path: Path) -> None:
+def test_a_taken_port_is_refused_before_models_are_loaded(folder: Path, tmp_path: Path) -> None:
     with listening_sockets("127.0.0.1", 0) as (taken,):
         port = str(taken.getsockname()[1])
         words = ["serve", str(tmp_path / "nothing"), "--port", port]
@@ -337,7 +337,7 @@ def test_a_taken_port_is_told_before_the_models_are_loaded(folder: Path, tmp_pat
         assert not thread.is_alive()
 
 
-def test_what_runs_learn_is_in_the_statistics_of_the_server(folder: Path) -> None:
+def test_runs_learn_in_the_servers_statistics(folder: Path) -> None:
     kept, before = mmdec.DecodingStatistics(), measurements(mmdec.default_statistics())
     name, engine = load_engine(str(folder / "whisper"), EngineOptions(threads=1, statistics=kept), "cpu", None)
     with served({name: engine}) as (client, _):

@@ -93,7 +93,7 @@ def test_a_cut_file_is_noted_or_refused(client: httpx.Client, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("most", "reason"), [(3, "length"), (None, "stop")])
-def test_the_reason_why_a_text_ended(
+def test_the_finish_reason_is_reported(
     client: httpx.Client, engines: dict[str, Any], most: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = engines["whisper"].loaded.model.generation_config
@@ -210,7 +210,7 @@ def test_an_unlikely_transcript_has_a_warning(client: httpx.Client, monkeypatch:
 
 
 @pytest.mark.parametrize("content", [b"", b"no sound", wav(0.5)[:60], b"RIFF" + bytes(400)])
-def test_what_is_no_sound_is_refused(client: httpx.Client, content: bytes) -> None:
+def test_files_without_sound_are_refused(client: httpx.Client, content: bytes) -> None:
     for path in (TRANSCRIBE, f"{TRANSLATE}/speech"):
         answer = post(client, path, content)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "audio")

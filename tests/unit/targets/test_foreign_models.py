@@ -63,7 +63,7 @@ def own_vlm() -> OwnVlm:
 
 
 @pytest.mark.parametrize("name", ["pixel_values", "image_grid_thw", "input_features"])
-def test_pictures_of_an_own_class_are_not_supported_and_its_text_is(name: str) -> None:
+def test_a_foreign_class_decodes_text_and_refuses_pictures(name: str) -> None:
     model = own_vlm()
     assert torch.equal(mmdec.generate(model, IDS, **OPTIONS).sequences, model.generate(IDS, **OPTIONS))  # type: ignore[operator]
     inputs = {"input_ids": IDS, name: torch.randn(1, 12)}
@@ -71,7 +71,7 @@ def test_pictures_of_an_own_class_are_not_supported_and_its_text_is(name: str) -
         target_of(model).prefill(inputs, Needs())
 
 
-def test_a_picture_reaches_the_refusal_by_every_door() -> None:
+def test_every_public_call_refuses_its_pictures() -> None:
     model, inputs = own_vlm(), {"input_ids": IDS, "pixel_values": torch.randn(1, 12)}
     doors: list[Any] = [
         lambda: mmdec.generate(model, inputs, **OPTIONS),

@@ -42,7 +42,7 @@ def test_each_kind_has_its_target(kind: str) -> None:
     assert target.name != target_of(vision_model(kind, 1)).name
 
 
-def test_a_language_model_is_none() -> None:
+def test_a_language_model_has_no_media_target() -> None:
     assert isinstance(target_of(language_model("llama")), TextTarget)
 
 
@@ -102,7 +102,9 @@ def test_inputs_that_cannot_work_are_refused(kind: str, changes: dict[str, Any],
 
 
 @pytest.mark.parametrize(("kind", "where"), [("llava", "forward"), ("qwen2_vl", "get_rope_index")])
-def test_too_little_memory_is_no_malformed_input(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_not_reported_as_wrong_input(
+    kind: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So a batch is tried again one by one."""
     model = copy.deepcopy(vision_model(kind))
     inputs = batch_of(kind, [[[8, 9], Picture.random(1), [8]]])

@@ -90,12 +90,12 @@ def test_models_that_cannot_work_are_refused_with_what_would() -> None:
             TextTarget(wrong)  # type: ignore[arg-type]
 
 
-def test_windows_that_are_switched_off_do_not_matter() -> None:
+def test_disabled_windows_are_ignored() -> None:
     TextTarget(MistralForCausalLM(MistralConfig(**{**SIZES, "sliding_window": None})))
     TextTarget(Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "use_sliding_window": False, "sliding_window": 8})))
 
 
-def test_global_attention_alone_is_no_window() -> None:
+def test_a_config_of_global_layers_alone_has_no_window() -> None:
     neo: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}
     TextTarget(GPTNeoForCausalLM(GPTNeoConfig(attention_types=[[["global"], 2]], **neo)))
 
@@ -141,7 +141,7 @@ def test_inputs_that_cannot_work_are_refused(
 # --- the prompt's pass -----------------------------------------------------------------------------------------------
 
 
-def test_the_prompts_pass_is_the_stock_one_bit_by_bit(model: LlamaForCausalLM) -> None:
+def test_the_prompts_pass_equals_stock_bitwise(model: LlamaForCausalLM) -> None:
     ids, mask = padded()
     stock = model.generate(
         ids, attention_mask=mask, max_new_tokens=1, output_logits=True, return_dict_in_generate=True, do_sample=False
@@ -189,9 +189,7 @@ def test_two_runs_share_a_target(model: LlamaForCausalLM) -> None:
     assert torch.equal(target.score(first, chains(roots, [[6], [7], [8]])).logits, want)
 
 
-def test_plain_rounds_need_no_mask_where_nothing_is_foreign(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_rounds_without_padding_need_no_mask(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     target = TextTarget(model)
     ids, mask = padded()
     seen: list[Any] = []
@@ -316,7 +314,7 @@ def test_features_over_a_given_cache_are_those_of_the_fresh_columns() -> None:
             torch.testing.assert_close(scores.features[layer], states[:, -1:])
 
 
-def test_a_layer_replaced_from_outside_is_a_stock_layer_again(model: LlamaForCausalLM) -> None:
+def test_a_cache_layer_replaced_from_outside_is_a_stock_layer_again(model: LlamaForCausalLM) -> None:
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     cache = DynamicCache()
     tail = run(model, ids, 8, 3, **{CACHE_ARGUMENT: cache})

@@ -17,7 +17,7 @@ from mmdec.whisper.vocabulary import (
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (2, 2), (1, 8), (3, 3), (1, 10), (1, 11), (4, 8)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
-def test_it_is_the_output_layer_s_own(shape: tuple[int, int], dtype: torch.dtype, packed: bool) -> None:
+def test_scores_equal_the_output_layer(shape: tuple[int, int], dtype: torch.dtype, packed: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     output = nn.Linear(24, MIN_COPIED_VOCABULARY, bias=False).to(dtype)
     states = torch.randn(*shape, 24, generator=generator).to(dtype)
@@ -31,7 +31,7 @@ def test_it_is_the_output_layer_s_own(shape: tuple[int, int], dtype: torch.dtype
     assert (found - wanted).abs().max() <= (2e-6 if dtype == torch.float32 else 0)
 
 
-def test_what_is_not_a_plain_output_layer_is_called() -> None:
+def test_other_output_layers_are_called() -> None:
     heard: list[int] = []
     hooked, biased = nn.Linear(4, MIN_COPIED_VOCABULARY, bias=False), nn.Linear(4, MIN_COPIED_VOCABULARY)
     hooked.register_forward_hook(lambda *_: heard.append(1))
@@ -41,7 +41,7 @@ def test_what_is_not_a_plain_output_layer_is_called() -> None:
     assert torch.equal(vocabulary_scores(biased, states), biased(states))
 
 
-def test_copies_are_made_when_they_pay_and_again_for_other_weights() -> None:
+def test_copies_are_made_when_they_pay_and_after_weights_change() -> None:
     layer, made = nn.Linear(4, 4), list[int]()
 
     def make() -> int:

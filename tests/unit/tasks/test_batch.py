@@ -48,7 +48,9 @@ def check_error(error: mmdec.BatchError, paths: list[Path], bad: dict[Path, str]
     assert str(error).startswith(f"{count} of 100 recordings were refused")
 
 
-def test_a_hundred_in_python(hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path) -> None:
+def test_a_batch_of_a_hundred_reports_its_bad_files(
+    hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path
+) -> None:
     paths, bad = hundred
     with pytest.raises(mmdec.BatchError) as translated:
         mmdec.translate_speech(paths, model=tiny_model, device="cpu")
@@ -63,7 +65,7 @@ def test_a_hundred_in_python(hundred: tuple[list[Path], dict[Path, str]], tiny_m
 
 
 @pytest.mark.parametrize("verb", ["translate", "transcribe"])
-def test_a_hundred_on_the_command_line(
+def test_a_list_of_a_hundred_on_the_command_line_reports_its_bad_files(
     verb: str, hundred: tuple[list[Path], dict[Path, str]], tiny_model: Path, whisper: Path, tmp_path: Path
 ) -> None:
     paths, bad = hundred
@@ -93,7 +95,7 @@ def test_a_hundred_on_the_command_line(
         assert bad[path] in line
 
 
-def test_a_decoders_own_exception_costs_its_file_alone(
+def test_a_decoder_error_fails_its_file_alone(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
@@ -113,7 +115,7 @@ def test_a_decoders_own_exception_costs_its_file_alone(
 
 
 @pytest.mark.parametrize("how", ["closed", "failing"])
-def test_a_file_object_that_gives_nothing_costs_itself_alone(how: str, whisper: Path) -> None:
+def test_an_empty_file_object_fails_alone(how: str, whisper: Path) -> None:
     class Failing:
         def read(self, size: int = -1) -> bytes:
             raise OSError(5, "Input/output error")

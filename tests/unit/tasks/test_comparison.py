@@ -19,10 +19,10 @@ from mmdec.tasks.comparison import comparison_words, speedup_words
         (1.0, 0.0, "as fast"),
     ],
 )
-def test_how_much_faster(seconds: float, baseline: float, said: str) -> None:
+def test_the_speedup_is_the_ratio_of_seconds(seconds: float, baseline: float, said: str) -> None:
     assert speedup_words(seconds, baseline) == said
 
 
-def test_a_verdict_says_both() -> None:
+def test_a_verdict_names_equality_and_speed() -> None:
     assert comparison_words(1.0, 2.9, True) == "2.9 times faster, same text"
     assert comparison_words(1.0, 2.9, False, "phones") == "2.9 times faster, not the same phones"

@@ -37,7 +37,7 @@ def test_evidence_is_the_mean_the_worst_stretch_and_the_count() -> None:
     assert short["worst"] == short["mean"] == pytest.approx(math.log(0.35 + UNCERTAINTY_OFFSET))
 
 
-def test_evidence_of_odd_numbers_is_finite() -> None:
+def test_evidence_of_extreme_numbers_is_finite() -> None:
     for logprobs in ([], [0.0], [-math.inf, -1.0], [math.nan, -1.0], [0.3]):
         assert all(math.isfinite(value) for value in evidence(logprobs).values())
 
@@ -56,7 +56,7 @@ def test_a_calibration_is_a_logistic_curve_and_survives_its_file(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-def test_evidence_that_is_absent_counts_as_the_typical(tmp_path: Path) -> None:
+def test_absent_evidence_counts_as_typical(tmp_path: Path) -> None:
     calibration = Calibration({"mean": -2.0, "structure": 3.0}, 0.25, {"mean": -1.5, "structure": -2.0})
     assert calibration({"mean": -1.0}) == calibration({"mean": -1.0, "structure": -2.0})
     assert calibration({"mean": -1.0, "structure": -1.9}) > calibration({"mean": -1.0})
@@ -65,13 +65,13 @@ def test_evidence_that_is_absent_counts_as_the_typical(tmp_path: Path) -> None:
     assert read_calibrations(tmp_path) == {"answer": calibration}
 
 
-def test_a_file_that_names_nothing_typical_is_read(tmp_path: Path) -> None:
+def test_a_file_without_typical_values_is_read(tmp_path: Path) -> None:
     entry = {"bias": 0.5, "weights": {"mean": -1.0}}
     (tmp_path / FILE).write_text(json.dumps({"format": "mmdec confidence 1", "calibrations": {"answer": entry}}))
     assert read_calibrations(tmp_path) == {"answer": Calibration({"mean": -1.0}, 0.5)}
 
 
-def test_without_a_file_the_mean_probability_is_told(tmp_path: Path) -> None:
+def test_without_a_file_the_mean_probability_is_the_confidence(tmp_path: Path) -> None:
     assert read_calibrations(tmp_path) == read_calibrations(None) == {}
     assert confidence(evidence([math.log(0.25), math.log(1.0)]), {}, "answer") == pytest.approx(0.5)
 
@@ -107,13 +107,13 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, "0.5", True, math.nan])
-def test_min_confidence_is_a_share(value: float) -> None:
+def test_min_confidence_is_between_zero_and_one(value: float) -> None:
     with pytest.raises(InputError, match="min_confidence"):
         check_min_confidence(value)
 
 
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.float16])
-def test_min_confidence_is_any_kind_of_number(kind: Any) -> None:
+def test_min_confidence_takes_any_kind_of_number(kind: Any) -> None:
     found = check_min_confidence(kind(0.5))
     assert type(found) is float
     assert found == 0.5

@@ -31,25 +31,25 @@ def refused(message: str, audio: object, sample_rate: object = None) -> None:
     assert "\n" not in text
 
 
-def test_missing_path(tmp_path: Path) -> None:
+def test_missing_paths_are_refused(tmp_path: Path) -> None:
     refused(r"must be an existing file, but .*nowhere\.wav' does not exist", tmp_path / "nowhere.wav")
     refused("does not exist", str(tmp_path / "nowhere.wav"))
     refused("is a directory", "")
 
 
-def test_directory(tmp_path: Path) -> None:
+def test_directories_are_refused(tmp_path: Path) -> None:
     refused("^`audio` must be a file, but '[^']*' is a directory. Name the files in it.$", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"R", b"Bonjour, this is text.\n" * 50, b"RIFF\x24\x00", bytes(1000)])
-def test_what_is_no_sound_file(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.wav"
     path.write_bytes(content)
     refused("libsndfile can read", path)
     refused("libsndfile can read", io.BytesIO(content))
 
 
-def test_every_truncation_of_a_wav(tmp_path: Path) -> None:
+def test_every_truncated_wav_is_read_or_refused(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     soundfile.write(buffer, buzz(0.3), RATE, format="WAV", subtype="PCM_16")
     whole = buffer.getvalue()
@@ -62,7 +62,7 @@ def test_every_truncation_of_a_wav(tmp_path: Path) -> None:
         assert size > 3000
 
 
-def test_a_header_that_lies(tmp_path: Path) -> None:
+def test_wrong_headers_are_refused(tmp_path: Path) -> None:
     for field, value in ((24, 0), (24, 2**31), (22, 0), (34, 77)):  # rate, rate, channels, bits
         buffer = io.BytesIO()
         soundfile.write(buffer, buzz(0.3), RATE, format="WAV", subtype="PCM_16")
@@ -72,11 +72,11 @@ def test_a_header_that_lies(tmp_path: Path) -> None:
             read_audio(io.BytesIO(bytes(data)))
 
 
-def test_text_file_object() -> None:
+def test_file_objects_of_text_are_refused() -> None:
     refused("binary file object, but gives text", io.StringIO("text"))
 
 
-def test_zero_samples(tmp_path: Path) -> None:
+def test_empty_arrays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.wav"
     soundfile.write(path, np.zeros(0, dtype=np.float32), RATE)
     refused("at least one sample, but is empty", path)
@@ -84,12 +84,12 @@ def test_zero_samples(tmp_path: Path) -> None:
         refused("at least one sample", np.zeros(shape, dtype=np.float32), RATE)
 
 
-def test_too_short() -> None:
+def test_too_short_recordings_are_refused() -> None:
     refused("at least 0.1 seconds, but lasts 0.0625", buzz(0.0625), RATE)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_not_finite(tmp_path: Path, value: float) -> None:
+def test_samples_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
     sound = buzz(0.5)
     sound[100:103] = value
     refused("3 of 8000 samples are NaN or infinite", sound, RATE)
@@ -98,7 +98,7 @@ def test_not_finite(tmp_path: Path, value: float) -> None:
     refused("NaN or infinite", tmp_path / "x.wav")
 
 
-def test_silence(tmp_path: Path) -> None:
+def test_silence_is_refused(tmp_path: Path) -> None:
     refused("is silent: its peak is -inf dB, below -66 dB", np.zeros(RATE, dtype=np.float32), RATE)
     refused("is silent", np.full(RATE, 0.5), RATE)  # an offset is no sound
     refused("its peak is -80 dB", 1e-4 * buzz(1.0) / np.abs(buzz(1.0)).max(), RATE)
@@ -107,7 +107,7 @@ def test_silence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decibels", [-64, -67, -70, -73, -76])
-def test_quiet_speech_is_no_silence(decibels: int) -> None:
+def test_quiet_speech_is_not_silence(decibels: int) -> None:
     speech = 10 ** (decibels / 20) * buzz(2.0) / np.abs(buzz(2.0)).max()
     assert len(read_audio(speech, RATE)) == 2 * RATE
     pause = 10 ** ((decibels - 45) / 20) * np.random.default_rng(0).standard_normal(20 * RATE)
@@ -116,7 +116,7 @@ def test_quiet_speech_is_no_silence(decibels: int) -> None:
 
 @pytest.mark.parametrize("decibels", [-68, -74, -77, -90])
 @pytest.mark.parametrize("kind", ["white", "pink", "hum", "dither", "click", "turned on"])
-def test_quiet_noise_is_silence(kind: str, decibels: int) -> None:
+def test_quiet_noise_counts_as_silence(kind: str, decibels: int) -> None:
     draw, time = np.random.default_rng(1), np.arange(5 * RATE) / RATE
     white = draw.standard_normal(5 * RATE)
     shaped = np.fft.irfft(np.fft.rfft(white) / np.sqrt(np.arange(len(white) // 2 + 1) + 20))
@@ -132,11 +132,11 @@ def test_quiet_noise_is_silence(kind: str, decibels: int) -> None:
 
 
 @pytest.mark.parametrize("rate", [4000, 0, -1, 7999])
-def test_low_rate(rate: int) -> None:
+def test_too_low_rates_are_refused(rate: int) -> None:
     refused(f"at least 8000 Hz, but is {rate}", buzz(1.0), rate)
 
 
-def test_other_rates() -> None:
+def test_impossible_rates_are_refused() -> None:
     refused("at most 192000 Hz", buzz(1.0), 400_000)
     refused("whole number", buzz(1.0), 16000.5)
     refused("whole number", buzz(1.0), True)
@@ -147,23 +147,23 @@ def test_other_rates() -> None:
     assert len(read_audio(buzz(1.0), np.int64(16000))) == RATE  # type: ignore[arg-type]
 
 
-def test_a_low_rate_in_a_file(tmp_path: Path) -> None:
+def test_a_low_rate_of_a_file_is_refused(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "x.wav", buzz(1.0), 4000)
     refused("at least 8000 Hz, but is 4000", tmp_path / "x.wav")
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3, 4), (100, 90), (1, 1, RATE)])
-def test_wrong_shape(shape: tuple[int, ...]) -> None:
+def test_wrong_shapes_are_refused(shape: tuple[int, ...]) -> None:
     refused("`audio` must have", np.ones(shape, dtype=np.float32), RATE)
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.bool_, np.int64, np.uint64, object, "U3"])
-def test_wrong_type_of_sample(dtype: object) -> None:
+def test_wrong_sample_types_are_refused(dtype: object) -> None:
     refused("floats or integers of at most 32 bit", np.ones(RATE).astype(dtype), RATE)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", ["float8", "sparse", "meta", "quantised"])
-def test_a_tensor_that_numpy_cannot_hold_costs_no_neighbour(kind: str) -> None:
+def test_a_tensor_that_numpy_cannot_hold_fails_alone(kind: str) -> None:
     sound = torch.from_numpy(buzz(0.5))
     odd = {
         "float8": sound.to(torch.float8_e4m3fn),
@@ -187,7 +187,7 @@ class Readless:
         raise RuntimeError("no read")
 
 
-def test_an_object_that_fails_by_itself_costs_no_neighbour() -> None:
+def test_a_failing_object_fails_alone() -> None:
     sound = torch.from_numpy(buzz(0.5))
     items: list[Any] = [sound, Pathless(), Readless(), sound]
     batch = as_batch(items, RATE)
@@ -195,18 +195,18 @@ def test_an_object_that_fails_by_itself_costs_no_neighbour() -> None:
     assert all("RuntimeError: no" in str(error) for error in batch.errors.values())
 
 
-def test_a_tensor_with_its_signs_kept_apart() -> None:
+def test_a_tensor_with_a_negative_bit_is_read() -> None:
     sound = torch.from_numpy(buzz(0.5)).float()
     negated = torch.view_as_complex(torch.stack([sound, -sound], 1)).conj().imag
     assert torch.equal(read_audio(negated, RATE), read_audio(sound, RATE))
 
 
 @pytest.mark.parametrize("audio", [None, 3, 1.5, object()])
-def test_wrong_type(audio: object) -> None:
+def test_wrong_types_are_refused(audio: object) -> None:
     refused("a path, a file object, a file's bytes, an array, a dict with array and sampling_rate, or a list", audio)
 
 
-def test_bytes_and_dicts_that_hold_no_sound() -> None:
+def test_bytes_and_dicts_without_sound_are_refused() -> None:
     refused("a sound file that libsndfile can read", b"RIFF")
     refused("`array` and `sampling_rate`, `bytes` or `path`, but is a dict of 'audio'", {"audio": 1})
 
@@ -218,7 +218,7 @@ def held(sound: np.ndarray, rate: int = RATE) -> bytes:
     return file.getvalue()
 
 
-def test_what_datasets_gives_is_read(tmp_path: Path) -> None:
+def test_dicts_of_datasets_are_read(tmp_path: Path) -> None:
     """Decoded and undecoded columns of sound, and bytes of a file."""
     sound, slow = buzz(0.5), buzz(0.5, rate=8000)
     (tmp_path / "a.wav").write_bytes(held(sound))
@@ -258,7 +258,7 @@ def test_what_datasets_gives_is_read(tmp_path: Path) -> None:
     ],
     ids=range(13),
 )
-def test_broken_dicts_are_told(audio: Any, message: str) -> None:
+def test_broken_dicts_are_refused(audio: Any, message: str) -> None:
     refused(message, audio)
 
 
@@ -277,7 +277,7 @@ def test_integers_are_scaled_by_their_range(dtype: type[np.integer]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_floats(dtype: type[np.floating]) -> None:
+def test_floats_of_every_width_are_read(dtype: type[np.floating]) -> None:
     assert np.allclose(read_audio(buzz(0.5).astype(dtype), RATE).numpy(), buzz(0.5), atol=1e-3)
     assert np.allclose(read_audio(torch.from_numpy(buzz(0.5).astype(dtype)), RATE).numpy(), buzz(0.5), atol=1e-3)
 
@@ -298,7 +298,7 @@ def test_channels_are_mixed_down_whichever_axis_they_lie_on(tmp_path: Path) -> N
     assert np.allclose(read_audio(tmp_path / "x.wav").numpy(), expected, atol=1e-6)
 
 
-def test_odd_views_of_arrays() -> None:
+def test_unusual_array_views_are_read() -> None:
     sound = buzz(0.5)
     for view in (sound[::-1][::-1], np.repeat(sound, 2)[::2], np.asfortranarray(sound), sound.astype(">f4")):
         assert np.allclose(read_audio(view, RATE).numpy(), sound)
@@ -339,14 +339,14 @@ def test_the_options_of_the_overloads_are_those_of_the_calls() -> None:
 @pytest.mark.parametrize("level", [1e-3, 0.1, 1.0])
 @pytest.mark.parametrize("rate", [RATE, 44_100])
 @pytest.mark.parametrize("noise", [0.0, 1e-5])
-def test_a_click_is_silence(level: float, rate: int, noise: float) -> None:
+def test_a_click_counts_as_silence(level: float, rate: int, noise: float) -> None:
     sound = noise * np.random.default_rng(0).standard_normal(5 * rate)
     sound[2 * rate : 2 * rate + 3] = [level, -level, level]
     refused("is silent", sound, rate)
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.5])
-def test_a_short_word_in_digital_silence_is_no_click(seconds: float) -> None:
+def test_a_short_word_in_digital_silence_is_speech(seconds: float) -> None:
     sound = np.concatenate([np.zeros(3 * RATE), buzz(seconds), np.zeros(3 * RATE)])
     assert len(read_audio(sound, RATE)) == len(sound)
     assert len(read_audio(buzz(0.1), RATE)) == 1600

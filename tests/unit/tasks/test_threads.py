@@ -41,7 +41,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_threads_come_back() -> None:
+def test_threads_are_restored_after_the_call() -> None:
     before = torch.get_num_threads()
     with with_threads(before + 1):
         assert torch.get_num_threads() == before + 1
@@ -50,7 +50,7 @@ def test_threads_come_back() -> None:
         pass
 
 
-def test_threads_come_back_where_the_system_gives_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_restored_where_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -74,50 +74,50 @@ def test_threads_come_back_where_the_system_gives_no_other(monkeypatch: pytest.M
         (LARGE, 64, 32, 32),  # torch takes a thread for each core
     ],
 )
-def test_how_many(parameters: int, idle: int, most: int, chosen: int) -> None:
+def test_thread_counts_follow_parameters_and_idle_cpus(parameters: int, idle: int, most: int, chosen: int) -> None:
     assert choose_threads(parameters, idle, most) == chosen
 
 
-def test_a_call_chooses(busy: None) -> None:
+def test_a_call_sets_threads_and_restores_them(busy: None) -> None:
     with with_threads(None, NETWORK):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_what_the_environment_says_stays(busy: None, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_the_environments_number_is_left_alone(busy: None, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "3")
     with with_threads(None, NETWORK):
         assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_what_a_person_set_stays(busy: None, count: int) -> None:
+def test_a_number_set_by_the_user_is_left_alone(busy: None, count: int) -> None:
     torch.set_num_threads(count)
     with with_threads(None, NETWORK):
         assert torch.get_num_threads() == count
     assert torch.get_num_threads() == count
 
 
-def test_what_is_kept_stays(busy: None) -> None:
+def test_a_number_set_by_keep_threads_is_left_alone(busy: None) -> None:
     """The default's own number, too: a benchmark of three threads has three."""
     keep_threads(3)
     with with_threads(None, NETWORK):
         assert torch.get_num_threads() == 3
 
 
-def test_a_model_elsewhere_changes_nothing(busy: None) -> None:
+def test_a_model_on_a_gpu_changes_no_threads(busy: None) -> None:
     with with_threads(None, nn.Linear(8, 8, device="meta")):
         assert torch.get_num_threads() == 3
 
 
-def test_an_error_gives_them_back(busy: None) -> None:
+def test_threads_are_restored_after_an_error(busy: None) -> None:
     with pytest.raises(RuntimeError), with_threads(None, NETWORK):
         raise RuntimeError
     assert torch.get_num_threads() == 3
 
 
-def test_another_thread_notices_nothing(busy: None) -> None:
+def test_other_threads_keep_their_number(busy: None) -> None:
     """One that began before, and one that begins during the call: torch tells new ones what was set last."""
     seen: dict[str, int] = {}
     go = threading.Event()
@@ -153,7 +153,7 @@ def test_another_thread_notices_nothing(busy: None) -> None:
         (8, {"OMP_NUM_THREADS": ""}, True),
     ],
 )
-def test_what_torch_began_with(count: int, environment: dict[str, str], told: bool) -> None:
+def test_torchs_default_number_is_recognised(count: int, environment: dict[str, str], told: bool) -> None:
     assert is_default(count, environment, {4, 8}) is told
 
 
@@ -161,7 +161,7 @@ def test_what_torch_began_with(count: int, environment: dict[str, str], told: bo
     ("content", "running"),
     [("0.37 1.12 0.56 13/108 12975\n", 13), ("", None), ("0.37 1.12 0.56", None), ("a b c d/e f", None)],
 )
-def test_what_runs_now(content: str, running: int | None) -> None:
+def test_running_processes_are_counted(content: str, running: int | None) -> None:
     """Not the averages, which lag by minutes."""
     assert running_processes(content) == running
 
@@ -170,7 +170,7 @@ def test_what_runs_now(content: str, running: int | None) -> None:
     ("limit", "quota"),
     [("150000 100000\n", 1), ("400000 100000\n", 4), ("50000 100000\n", 1), ("max 100000\n", 12), ("", 12)],
 )
-def test_a_containers_quota(limit: str, quota: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_quota_limits_threads(limit: str, quota: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 12)
     assert quota_of(limit) == quota
 
@@ -184,12 +184,12 @@ def test_a_containers_quota(limit: str, quota: int, monkeypatch: pytest.MonkeyPa
         ({"/sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
     ],
 )
-def test_idle_processors(files: dict[str, str], idle: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_cpus_are_counted(files: dict[str, str], idle: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr(threads, "_affinity", lambda: set(range(8)))
     monkeypatch.setattr(threads, "_text", lambda path: files.get(str(path), ""))
     assert idle_processors() == idle
 
 
-def test_this_machine_is_read() -> None:
+def test_this_machine_can_be_read() -> None:
     assert 1 <= choose_threads(LARGE, idle_processors(), 64) <= 64

@@ -45,7 +45,7 @@ def test_a_time_limit_brings_the_rate_to_zero_and_a_resumed_run_has_a_new_one(mo
     assert limit.state_dict() == {}
 
 
-def test_lightning_is_heard_again_afterwards() -> None:
+def test_lightnings_logging_is_restored() -> None:
     logger = logging.getLogger("lightning.pytorch")
     before = logger.level
     with lightning_log_level(logging.ERROR):

@@ -44,7 +44,7 @@ def save(content: Any, path: Path) -> None:
     torch.save(content, path)
 
 
-def test_units_stand_beside_the_options_that_a_resumed_run_parses(tmp_path: Path) -> None:
+def test_units_are_stored_apart_from_hyper_parameters(tmp_path: Path) -> None:
     content = {**checkpoint(), "hyper_parameters": {"lr": 0.5, "units": ["a", "b"]}}
     WholeCheckpoints().save_checkpoint(content, tmp_path / "last.ckpt")
     assert content["hyper_parameters"] == {"lr": 0.5, "units": ["a", "b"]}  # the run's own
@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_one_sentence_with_the_newest_good_one(kind: str
     assert not (run / "sprung").exists()
 
 
-def test_the_last_one_is_taken_where_it_is_good(run: Path) -> None:
+def test_a_good_last_checkpoint_is_taken(run: Path) -> None:
     assert last_checkpoint([run / "none", run]) == run / "last.ckpt"
     assert read_resumed(run / "last.ckpt")["global_step"] == 12
     (run / "last.ckpt").unlink()
@@ -133,7 +133,7 @@ def test_the_last_one_is_taken_where_it_is_good(run: Path) -> None:
     assert newest_checkpoints(run, 2) == [run / "step=10.ckpt", run / "step=11.ckpt"]
 
 
-def test_where_none_is_good_it_says_so(run: Path) -> None:
+def test_no_good_checkpoint_is_an_error(run: Path) -> None:
     for path in run.glob("*.ckpt"):
         path.write_bytes(b"")
     with pytest.raises(InputError, match="No other one there is good"):
@@ -142,7 +142,7 @@ def test_where_none_is_good_it_says_so(run: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://a/b", "HTTPS://a", "s3://b/x", "file:///x", "registry:x", "ab::c"])
-def test_an_address_is_no_checkpoint(address: str, run: Path) -> None:
+def test_addresses_are_refused_as_checkpoints(address: str, run: Path) -> None:
     for call in (read_resumed, lambda path: WholeCheckpoints().save_checkpoint(checkpoint(), path)):
         with pytest.raises(InputError, match=r"must be a path of this machine, but is '.*Fetch it first"):
             call(address)
@@ -170,7 +170,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(size: int, run: Path) -> None
     assert sorted(run.iterdir()) == names
 
 
-def test_what_is_not_finite_becomes_no_checkpoint(run: Path) -> None:
+def test_weights_that_are_not_finite_are_not_saved(run: Path) -> None:
     with pytest.raises(MmdecError, match=r"after step 3, 1 of 2 weights .*'weight' first\. Lower .*lr`, which is 0\.5"):
         WholeCheckpoints().save_checkpoint(checkpoint(fill=float("inf")), run / "new" / "step=3.ckpt")
     assert not (run / "new").exists()
@@ -183,7 +183,7 @@ class Square(nn.Linear):
         super().__init__(size, size)
 
 
-def test_averages_are_of_one_module(tmp_path: Path) -> None:
+def test_checkpoints_of_different_modules_are_not_averaged(tmp_path: Path) -> None:
     places = [tmp_path / f"step={step}.ckpt" for step in (1, 2)]
     for step, path in enumerate(places, 1):
         state = {"weight": torch.full((3, 3), float(step)), "bias": torch.zeros(3)}

@@ -41,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("data", ["Numbers", "WholeBatches"])
 @pytest.mark.parametrize(("hook", "ends"), [("batch", 4), ("batch", 6), ("validation", 8)])
-def test_a_terminated_run_goes_on_with_its_next_step(hook: str, ends: int, data: str, whole: Path, tmp_path: Path):
+def test_a_terminated_run_resumes_at_its_next_step(hook: str, ends: int, data: str, whole: Path, tmp_path: Path):
     path, handler = recipe(tmp_path, data=data), signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         fit(path, callback="Asked", hook=hook, at=ends)
@@ -65,14 +65,14 @@ def test_a_limit_in_steps_within_an_epoch_loses_no_batch(whole: Path, tmp_path: 
     assert steps(tmp_path) == {str(step): wanted[str(step)] for step in range(6, 12)}
 
 
-def test_before_the_first_step_there_is_nothing_to_keep(tmp_path: Path):
+def test_a_run_terminated_before_its_first_step_saves_nothing(tmp_path: Path):
     with pytest.raises(SystemExit) as ended:
         fit(recipe(tmp_path), callback="Asked", hook="setup")
     assert ended.value.code == TERMINATED
     assert names(tmp_path) == []
 
 
-def test_in_its_last_validation_a_run_comes_to_its_end(tmp_path: Path):
+def test_a_run_terminated_in_its_last_validation_finishes(tmp_path: Path):
     fit(recipe(tmp_path), callback="Asked", hook="validation", at=12)
     assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")["global_step"] == 12
 
@@ -86,14 +86,16 @@ def test_in_its_last_validation_a_run_comes_to_its_end(tmp_path: Path):
         (False, 11, True, "after step 12, 2 of 2 weights", ["last.ckpt", "step=4.ckpt", "step=8.ckpt"]),
     ],
 )
-def test_what_is_not_finite_ends_the_run(manual: bool, at: int, gradient: bool, said: str, kept: list, tmp_path: Path):
+def test_a_loss_that_is_not_finite_ends_the_run(
+    manual: bool, at: int, gradient: bool, said: str, kept: list, tmp_path: Path
+):
     path = recipe(tmp_path, lr=0.25, manual=manual)
     with pytest.raises(MmdecError, match=rf"{said}.*Lower `model\.init_args\.lr`, which is 0\.25\."):
         fit(path, callback="Spoilt", at=at, gradient=gradient)
     assert names(tmp_path) == kept
 
 
-def test_a_rate_beyond_all_measure_ends_the_run(tmp_path: Path):
+def test_an_enormous_learning_rate_ends_the_run(tmp_path: Path):
     with pytest.raises(MmdecError, match=r"Lower `model\.init_args\.lr`, which is 1e\+30\."):
         fit(recipe(tmp_path, lr=1e30))
     assert names(tmp_path) == []
@@ -142,7 +144,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(whole: Path, tmp_path: Path):
     assert "\n" not in str(told.value)
 
 
-def test_a_damaged_last_one_gives_way_to_the_newest_good_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_good_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path, last = recipe(tmp_path), tmp_path / "checkpoints" / "last.ckpt"
     fit(path, "--ckpt_path=last", "--trainer.max_epochs=2")  # there is none: it begins anew
     assert list(steps(tmp_path)) == [str(step) for step in range(8)]
@@ -153,7 +155,7 @@ def test_a_damaged_last_one_gives_way_to_the_newest_good_one(tmp_path: Path, cap
     assert list(steps(tmp_path)) == [str(step) for step in range(8, 12)]
 
 
-def test_only_the_first_process_holds_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_the_first_process_locks_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     with lock_folder(tmp_path, "python -m mmdec.training fit"):
         fit(recipe(tmp_path), "--trainer.max_steps=1", "--trainer.callbacks.save_last=false")

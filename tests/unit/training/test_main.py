@@ -10,7 +10,7 @@ from mmdec.errors import InputError
 from mmdec.training import __main__ as training
 
 
-def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the parser wraps it: its links call the data module."""
 
     def refuse(arguments: Sequence[str] | None) -> None:
@@ -26,7 +26,7 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().err == "error: `base` must hear windows of 30 s.\n"
 
 
-def test_what_is_no_refusal_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(arguments: Sequence[str] | None) -> None:
         raise ZeroDivisionError
 

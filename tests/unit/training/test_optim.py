@@ -38,7 +38,7 @@ def step(model: nn.Module, optimizer: MuonAdamW, seed: int) -> None:
     optimizer.step()
 
 
-def test_both_move_and_a_rate_of_zero_stops_both():
+def test_both_groups_move_and_a_rate_of_zero_stops_them():
     model = network()
     both = optimizer(model)
     falling = LambdaLR(both, lambda at: 1.0 if at == 0 else 0.0)
@@ -59,7 +59,7 @@ def test_a_matrix_moves_as_far_in_each_direction():
     assert 0.6 < float(sizes[3]) <= float(sizes[0]) < 1.3  # the gradient has the rank of the outputs, four
 
 
-def test_a_restored_state_goes_on_the_same_way():
+def test_a_restored_optimizer_continues_identically():
     model = network()
     both = optimizer(model)
     for seed in range(3):
@@ -112,7 +112,7 @@ def test_no_warm_up(kind: str):
     assert Schedule(kind, warmup=0)(0) == 1.0  # type: ignore[arg-type]
 
 
-def test_a_trapezoid_may_be_told_when_to_end():
+def test_a_trapezoid_ends_at_a_given_time():
     rate = Schedule("trapezoid", warmup=10).ending(40, 60)
     assert [rate(step) for step in (39, 40, 50, 60)] == pytest.approx([1.0, 1.0, 0.5, 0.0])
     later = rate.ending(50, 90)  # there is more time than was thought

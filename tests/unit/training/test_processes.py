@@ -115,7 +115,7 @@ def test_workers_of_a_corpus_end_with_a_killed_parent(tmp_path: Path, path: Path
     until(lambda: not any(map(alive, workers)))
 
 
-def test_a_folder_is_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     place = tmp_path / "model"
     for text in ("first", "second"):
         with atomic_folder(place) as fresh:

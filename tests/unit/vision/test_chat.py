@@ -74,7 +74,7 @@ def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | Non
     assert text.count(end) == (3 if processor.image_token == "<image>" else 7)  # between turns, never twice
 
 
-def test_the_end_of_an_answer_is_the_caller_s(loaded: tuple[Any, Any]) -> None:
+def test_the_callers_end_token_ends_an_answer(loaded: tuple[Any, Any]) -> None:
     model, processor = loaded
     said = mmdec.Chat(model=model, processor=processor).ask(*TURNS[0]).tokens
     end = next(token for token in said[2:] if token not in said[:2])

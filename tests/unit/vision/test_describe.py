@@ -134,7 +134,7 @@ def test_options_go_to_generate(vlm: LoadedVlm) -> None:
     assert len(ended.tokens) < 24
 
 
-def test_an_image_has_many_forms(vlm: LoadedVlm, folder: Path, tmp_path: Path) -> None:
+def test_images_in_many_forms_are_read(vlm: LoadedVlm, folder: Path, tmp_path: Path) -> None:
     image = pixels(5)
     path = tmp_path / "a picture é.png"
     path.write_bytes(png(image))
@@ -147,7 +147,7 @@ def test_an_image_has_many_forms(vlm: LoadedVlm, folder: Path, tmp_path: Path) -
     assert mmdec.describe(path, model=vlm).tokens == stock(vlm.model, vlm.processor, "Describe this image.", image)
 
 
-def test_text_comes_as_it_is_accepted(vlm: LoadedVlm) -> None:
+def test_text_is_streamed_as_it_is_accepted(vlm: LoadedVlm) -> None:
     pieces: list[str] = []
     out = mmdec.describe(pixels(6), QUESTION, model=vlm, on_text=pieces.append)
     assert len(pieces) > 3
@@ -167,7 +167,7 @@ def test_text_comes_as_it_is_accepted(vlm: LoadedVlm) -> None:
         pass
 
 
-def test_rounds_are_heard(vlm: LoadedVlm) -> None:
+def test_rounds_are_reported(vlm: LoadedVlm) -> None:
     rounds: list[Round] = []
     out = mmdec.describe(pixels(6), QUESTION, model=vlm, on_round=rounds.append)
     assert len(rounds) == out.rounds
@@ -308,7 +308,7 @@ def test_wrong_arguments_are_one_error(vlm: LoadedVlm, options: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("given", "meant"), [("max_new_token", "max_new_tokens"), ("on_txt", "on_text")])
-def test_a_misspelt_option_is_told_in_one_sentence(vlm: LoadedVlm, given: str, meant: str) -> None:
+def test_a_misspelt_option_is_refused_in_one_sentence(vlm: LoadedVlm, given: str, meant: str) -> None:
     options: dict[str, Any] = {given: 5}
     said = f"`{given}` must be an option of this call or of `model.generate`, but is none. Did you mean '{meant}'?"
     with pytest.raises(InputError, match=re.escape(said)):

@@ -63,7 +63,9 @@ def test_a_system_is_found_inside_the_model_s_folder_and_beside_it(folder: Path)
         mmdec.describe(pixels(0), QUESTION, model=vlm, drafter="eagel")
 
 
-def test_a_name_goes_before_a_folder_so_called(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_name_wins_over_a_folder_of_that_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in `generate` and `transcribe`."""
     here = tmp_path / "here"
     for name in ("lookup", "eagle"):
@@ -82,7 +84,7 @@ class NewNetwork(DraftNetwork):
     system = "new"
 
 
-def test_one_entry_is_all_that_a_new_drafter_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_drafter_needs_one_registry_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its network is found, saved and read, "auto" takes it, and the demo, which asks here, shows it with its note."""
     entry = Entry(drafter=TREE_GROWING, network=f"{__name__}:NewNetwork", auto=True, note="New: as EAGLE.")
     monkeypatch.setitem(registry.BUILT_IN, "new", entry)
@@ -101,7 +103,7 @@ def test_one_entry_is_all_that_a_new_drafter_needs(folder: Path, monkeypatch: py
     assert as_drafter(vlm, "auto") is as_drafter(vlm, "eagle")
 
 
-def test_what_is_offered_unasked_has_weights_and_a_note() -> None:
+def test_automatic_drafters_have_weights_and_a_note() -> None:
     assert registry.auto_names() == ["eagle3", "eagle", "msd", "vispec", "specvlm", "flash", "dflash"]
     for name in registry.auto_names():
         entry = registry.BUILT_IN[name]
@@ -116,7 +118,7 @@ def test_a_model_without_a_folder_has_no_systems() -> None:
         mmdec.describe(pixels(0), QUESTION, model=model, processor=processor, drafter="eagle")
 
 
-def test_what_a_drafter_s_memory_says_of_the_picture_is_told(folder: Path) -> None:
+def test_compressor_choices_are_reported(folder: Path) -> None:
     vlm = load_vlm(folder, "cpu")
     drafter_weights("specvlm", vlm.model, folder / "specvlm")
     images: list[Any] = [pixels(0), (), (pixels(1), pixels(2))]

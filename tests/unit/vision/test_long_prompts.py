@@ -35,7 +35,7 @@ def test_a_prompt_beyond_the_positions_is_refused_with_both_numbers(short: dict[
         mmdec.describe(pixels(0), "x " * 90, **short, **OPTIONS)
 
 
-def test_its_neighbours_are_answered(short: dict[str, Any]) -> None:
+def test_neighbours_of_a_too_long_prompt_are_answered(short: dict[str, Any]) -> None:
     prompts = [QUESTION, "x " * 90, QUESTION]
     with pytest.raises(BatchError) as caught:
         mmdec.describe([pixels(0), pixels(1), pixels(2)], prompts, **short, **OPTIONS)
@@ -46,7 +46,7 @@ def test_its_neighbours_are_answered(short: dict[str, Any]) -> None:
         assert answer.tokens == stock(short["model"], short["processor"], QUESTION, pixels(index), max_new_tokens=4)
 
 
-def test_a_prompt_that_just_fits_is_answered(short: dict[str, Any]) -> None:
+def test_a_prompt_that_exactly_fits_is_answered(short: dict[str, Any]) -> None:
     config = short["model"].config.get_text_config(decoder=True)
     chat = mmdec.Chat(**short, **OPTIONS)
     config.max_position_embeddings = 3

@@ -51,7 +51,7 @@ def test_samples_have_structure_at_any_size_brightness_and_contrast(path: Path) 
     assert structure((pixels // 3 + 150).astype(np.uint8)) > 2 * LIMIT
 
 
-def test_the_same_in_every_square_is_no_structure_and_all_in_one_is_the_most() -> None:
+def test_structure_is_none_when_even_and_most_when_concentrated() -> None:
     every = np.zeros((128, 128, 3), np.uint8)
     every[4::8, 4::8] = 255
     one = np.zeros((128, 128, 3), np.uint8)
@@ -62,14 +62,14 @@ def test_the_same_in_every_square_is_no_structure_and_all_in_one_is_the_most() -
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (7, 5), (10, 4000), (129, 255), (4100, 4100)])
-def test_any_shape_is_taken(shape: tuple[int, int]) -> None:
+def test_pictures_of_any_shape_are_rated(shape: tuple[int, int]) -> None:
     flat = np.full((*shape, 3), 90, np.uint8)
     noise = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
     assert structure(flat) == 0
     assert 0 <= structure(noise) < LIMIT
 
 
-def test_of_several_pictures_the_mean_is_told_and_of_none_nothing() -> None:
+def test_several_pictures_are_averaged_and_none_gives_no_evidence() -> None:
     scene, flat = read_image(IMAGES[0]), np.zeros((40, 40, 3), np.uint8)
     assert picture_evidence([]) == {}
     faint = np.zeros((128, 128, 3), np.uint8)

@@ -114,7 +114,7 @@ def test_a_history_with_special_tokens_is_text(vlm: LoadedVlm, role: str) -> Non
     assert [each for each in made if each in marks] == [each for each in plain if each in marks]
 
 
-def test_ordinary_texts_have_the_tokens_that_they_had(vlm: LoadedVlm) -> None:
+def test_ordinary_texts_keep_their_tokens(vlm: LoadedVlm) -> None:
     """Beside the processor itself, on the usual way and on the other one, where a neighbour has a special token."""
     for text in ORDINARY:
         message = user(vlm, text)

@@ -31,7 +31,7 @@ def reached(event: threading.Event) -> None:
     assert event.wait(20)
 
 
-def test_threads_that_begin_meanwhile_and_later_have_their_own_number() -> None:
+def test_threads_started_meanwhile_keep_their_own_number() -> None:
     torch.set_num_threads(5)
     set_own_threads(3)
     together, seen = PassBatcher(1), dict[str, int]()
@@ -48,7 +48,7 @@ def test_threads_that_begin_meanwhile_and_later_have_their_own_number() -> None:
     assert elsewhere(torch.get_num_threads) == 5
 
 
-def test_a_finished_encoder_goes_on_before_another_is_taken() -> None:
+def test_a_finished_encoding_continues_before_a_new_one_starts() -> None:
     """The other thread does the first and the third, the caller's takes the second: then the first goes on, and only
     then the fourth is taken. Which thread computes one changes no number of threads."""
     torch.set_num_threads(3)
@@ -83,7 +83,7 @@ def test_a_finished_encoder_goes_on_before_another_is_taken() -> None:
     assert threads == [1, 1, 1, 1]
 
 
-def test_an_error_leaves_what_has_not_begun() -> None:
+def test_an_error_drops_pending_work() -> None:
     torch.set_num_threads(2)
     together, computed = PassBatcher(2), list[str]()
     begun, dropped = threading.Event(), threading.Event()

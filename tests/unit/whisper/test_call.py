@@ -50,7 +50,7 @@ def test_silence_reads_the_margin_alone() -> None:
     assert context_frames(torch.zeros(1, 80, 400), 1.0) == 100
 
 
-def test_all_frames_give_the_encoders_own_states(whisper: LoadedWhisper) -> None:
+def test_all_frames_equal_the_encoders_states(whisper: LoadedWhisper) -> None:
     heard = features(whisper, 1.0)
     with torch.inference_mode():
         own = whisper.model.get_encoder()(heard).last_hidden_state
@@ -59,7 +59,7 @@ def test_all_frames_give_the_encoders_own_states(whisper: LoadedWhisper) -> None
     assert short.shape[1] == 100
 
 
-def test_an_encoder_of_the_callers_own_is_left_alone(whisper: LoadedWhisper) -> None:
+def test_the_callers_own_encoder_is_left_alone(whisper: LoadedWhisper) -> None:
     encoder: Any = whisper.model.get_encoder()
     assert can_shorten(encoder)
     layer = encoder.layers[0]
@@ -123,7 +123,7 @@ def test_hooks_within_the_encoder_see_their_passes(whisper: LoadedWhisper) -> No
 
 
 @pytest.mark.parametrize("drafter", [None, "lookup"])
-def test_provisional_text_that_runs_away_is_read_whole(
+def test_runaway_provisional_text_is_that_of_the_whole_window(
     whisper: LoadedWhisper, drafter: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where provisional text did not end, or repeats itself, it is that of the whole window. These random weights do
@@ -140,7 +140,7 @@ def test_provisional_text_that_runs_away_is_read_whole(
 
 
 @pytest.mark.parametrize("samples", [1, 159, 161, 10_240, 10_241, 48_000, 470_000, 479_600, 479_999, 480_000, 500_000])
-def test_features_of_a_window_are_the_extractors_own(samples: int) -> None:
+def test_window_features_equal_the_extractors(samples: int) -> None:
     extractor = WhisperFeatureExtractor(feature_size=80)
     sound = torch.randn(samples, generator=torch.Generator().manual_seed(samples)) * 0.1
     whole = extractor(sound.numpy(), sampling_rate=16_000, return_tensors="pt", return_attention_mask=True)
@@ -149,7 +149,7 @@ def test_features_of_a_window_are_the_extractors_own(samples: int) -> None:
     assert all(torch.equal(found[name], value) for name, value in whole.items())
 
 
-def test_features_with_noise_are_computed_whole() -> None:
+def test_dithered_features_are_computed_whole() -> None:
     extractor = WhisperFeatureExtractor(feature_size=80, dither=1.0)
     found = recording_features(extractor, torch.zeros(16_000), 16_000, long=False)["input_features"]
     assert not torch.equal(found[..., 2000], found[..., 2500])  # the silence has noise of its own

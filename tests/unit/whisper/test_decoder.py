@@ -50,15 +50,13 @@ def both(network: Any, batch: int, nodes: int, seed: int = 0) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize(("batch", "nodes"), [(1, 1), (1, 9), (3, 4)])
-def test_it_gives_the_decoders_own_states_bit_by_bit(batch: int, nodes: int) -> None:
+def test_states_equal_the_decoders_bitwise(batch: int, nodes: int) -> None:
     wanted, found = both(whisper(), batch, nodes)
     assert torch.equal(wanted, found)
 
 
 @pytest.mark.parametrize(("batch", "nodes"), [(1, 2), (1, 5), (2, 2), (1, 6)])
-def test_large_layers_give_them_by_another_order_of_sums(
-    batch: int, nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_of_large_layers_equal_up_to_rounding(batch: int, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whisper_decoder, "MIN_ONEDNN_ELEMENTS", 1)
     wanted, found = both(whisper(), batch, nodes)
     assert torch.allclose(wanted, found, atol=1e-5)
@@ -76,7 +74,7 @@ class Doubled(nn.Module):
         return 2 * self.inner(x)
 
 
-def test_adapters_and_hooks_go_on_working() -> None:
+def test_adapters_and_hooks_keep_working() -> None:
     network: Any = whisper()
     plain, _ = both(network, 1, 3)
     layer = network.model.decoder.layers[1]
@@ -90,7 +88,7 @@ def test_adapters_and_hooks_go_on_working() -> None:
     assert not torch.equal(wanted, plain)
 
 
-def test_hooks_on_the_decoder_are_told() -> None:
+def test_hooks_on_the_decoder_are_called() -> None:
     network: Any = whisper()
     decoder = network.model.decoder
     seen: list[Any] = []
@@ -109,7 +107,7 @@ def test_hooks_on_the_decoder_are_told() -> None:
     assert len(seen) == count
 
 
-def test_it_stands_back_where_it_does_not_know_the_way() -> None:
+def test_unknown_decoders_are_not_replaced() -> None:
     assert FastDecoder.can_replace(whisper().model.decoder)
     other: Any = whisper()
     other.set_attn_implementation("eager")
@@ -131,7 +129,7 @@ def test_it_stands_back_where_it_does_not_know_the_way() -> None:
     assert not FastDecoder.can_replace(nn.Identity())
 
 
-def test_recorders_of_hidden_states_do_not_stand_in_its_way() -> None:
+def test_recorders_of_hidden_states_do_not_prevent_it() -> None:
     """transformers leaves them on a model for ever, once somebody has asked for hidden states."""
     network: Any = whisper()
     wanted, _ = both(network, 1, 3)
@@ -146,7 +144,7 @@ def test_recorders_of_hidden_states_do_not_stand_in_its_way() -> None:
 
 @pytest.mark.parametrize(("batch", "nodes"), [(1, 1), (1, 5), (2, 3), (1, 9)])
 @pytest.mark.parametrize("large", [1, whisper_decoder.MIN_ONEDNN_ELEMENTS])
-def test_half_precision_weights_are_read_so(
+def test_half_precision_weights_are_used_directly(
     batch: int, nodes: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whisper_decoder, "MIN_ONEDNN_ELEMENTS", large)
@@ -165,7 +163,7 @@ def test_half_precision_weights_are_read_so(
     assert torch.allclose(wanted, found, atol=1e-5)
 
 
-def test_weights_that_are_none_stay_in_float32() -> None:
+def test_unrepresentable_weights_stay_in_float32() -> None:
     network = whisper()
     copies = half_precision_copies(network.model.decoder)
     copies.passes = MIN_PASSES_BEFORE_COPY

@@ -23,7 +23,7 @@ def sound(seconds: float, seed: int = 0) -> Tensor:
     return 0.1 * torch.randn(round(16_000 * seconds), generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_whole_window_is_what_transformers_makes_of_it(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+def test_a_whole_window_equals_transformers(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
     encoder, stock = pair
     features = torch.randn(2, 80, 200, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -33,7 +33,7 @@ def test_a_whole_window_is_what_transformers_makes_of_it(pair: tuple[WhisperEnco
     torch.testing.assert_close(states, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_is_read_alike_alone_and_beside_a_longer_one(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+def test_a_row_alone_equals_a_row_beside_a_longer_one(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
     sounds = [sound(0.31), sound(0.9, 1), sound(0.5, 2)]
     with torch.no_grad():
         states, lengths = read_states(pair[0], sounds, margin=0.2)
@@ -53,7 +53,7 @@ def test_the_sound_and_a_second_of_silence_are_read_and_no_more_than_a_window(
     assert STATE_SAMPLES == 320
 
 
-def test_of_the_margin_so_much_is_given_as_is_wanted(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+def test_the_margin_is_cut_to_the_requested_frames(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
     sounds = [sound(0.5), sound(0.3, 1), sound(4.0, 2)]
     with torch.no_grad():
         states, lengths = read_states(pair[0], sounds)
@@ -63,7 +63,9 @@ def test_of_the_margin_so_much_is_given_as_is_wanted(pair: tuple[WhisperEncoder,
     assert torch.equal(cut, states)  # the third row is the longest
 
 
-def test_an_exported_layer_takes_any_length_and_is_torchs_alone(pair: tuple[WhisperEncoder, torch.nn.Module]) -> None:
+def test_an_exported_layer_takes_any_length_and_contains_only_torch_ops(
+    pair: tuple[WhisperEncoder, torch.nn.Module],
+) -> None:
     layer, width = pair[0].layers[0], pair[0].config.d_model
     shapes = ({1: torch.export.Dim("states", min=4, max=100)}, None)
     program = torch.export.export(layer.requires_grad_(False), (torch.zeros(1, 20, width), None), dynamic_shapes=shapes)

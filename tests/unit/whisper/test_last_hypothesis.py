@@ -42,7 +42,7 @@ class Run:
         return draft.tokens[0, 1:size].tolist()
 
 
-def test_the_text_so_far_leads_to_the_rest_of_it() -> None:
+def test_the_rest_of_the_last_hypothesis_is_drafted() -> None:
     run = Run(OLD)
     assert run.draft() == OLD[:8]
     assert run.told(5).draft() == OLD[1:9]
@@ -52,14 +52,14 @@ def test_the_text_so_far_leads_to_the_rest_of_it() -> None:
     assert run.told(*OLD[4:]).draft() == []
 
 
-def test_after_a_change_the_place_is_found_again() -> None:
+def test_the_position_is_recovered_after_a_change() -> None:
     assert Run(OLD).told(5, 6, 40).draft() == OLD[3 : 3 + UNSURE]  # one token for another
     assert Run(OLD).told(5, 6, 40, 7).draft() == OLD[3:11]  # one more
     assert Run(OLD).told(5, 6, 9).draft() == OLD[5:]  # two fewer
     assert Run(OLD).told(5, 6, 40, 41, 9).draft() == OLD[5:]
 
 
-def test_of_several_places_that_of_the_longest_match_is_taken() -> None:
+def test_the_longest_match_decides_the_position() -> None:
     twice = [1, 2, 3, 4, 5, 9, 2, 3, 7, 8]
     assert Run(twice).told(6, 2, 3).draft()[0] == 4  # both match two tokens: the nearer
     assert Run(twice).told(6, 9, 2, 3).draft() == [7, 8]
@@ -82,7 +82,7 @@ def test_a_branch_that_begins_as_another_shares_its_nodes() -> None:
     assert run.draft(Plan(nodes=12, depth=3), chain=False) == [5, 6, 7, 9]
 
 
-def test_rows_that_end_leave_the_others_their_places() -> None:
+def test_finished_rows_do_not_move_the_others() -> None:
     drafter = LastHypothesis(OLD)
     ones = torch.ones(2, 1, dtype=torch.long)
     memory = drafter.start(Context(ones, ones.bool(), ones[None], ones[:, 0]))
@@ -108,7 +108,7 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> LoadedWhisper:
 
 @settings(max_examples=25, deadline=None)
 @given(st.data(), st.sampled_from([{}, {"temperature": 0.8, "do_sample": True, "seed": 1}, {"timestamps": "segment"}]))
-def test_any_hypothesis_gives_the_same_text(
+def test_hypotheses_do_not_change_the_text(
     whisper: LoadedWhisper, data: st.DataObject, options: dict[str, Any]
 ) -> None:
     """Right, changed, cut, made up: alone and in a batch."""
@@ -127,7 +127,7 @@ def transcribe(whisper: LoadedWhisper, sounds: Any, drafter: Any, **options: Any
     return mmdec.transcribe(sounds, sample_rate=RATE, model=whisper, drafter=drafter, language="en", **options)
 
 
-def test_a_text_that_did_not_change_costs_a_pass_or_two(whisper: LoadedWhisper) -> None:
+def test_an_unchanged_text_costs_a_pass_or_two(whisper: LoadedWhisper) -> None:
     (cold,) = transcribe(whisper, [buzz(0.7)], None)
     (again,) = transcribe(whisper, [buzz(0.7)], LastHypothesis(cold.tokens), num_speculative_tokens=31)
     assert again.tokens == cold.tokens

@@ -66,7 +66,7 @@ def test_bytes_may_be_split_anywhere(four: LoadedWhisper, sizes: list[int], enco
 
 
 @pytest.mark.parametrize("encoding", BYTES)
-def test_encodings_are_the_same_sound(four: LoadedWhisper, encoding: str) -> None:
+def test_encodings_give_the_same_sound(four: LoadedWhisper, encoding: str) -> None:
     wanted, found = texts([VOICE], four), texts([encoded(VOICE, encoding)], four, encoding=encoding)
     assert len(wanted) == 2
     assert [one[:2] for one in found] == [one[:2] for one in wanted]
@@ -113,7 +113,7 @@ def test_a_bad_chunk_is_refused_after_what_came_before(four: LoadedWhisper, chun
         list(stream)
 
 
-def test_half_a_sample_at_the_end_is_told_after_the_text(four: LoadedWhisper) -> None:
+def test_half_a_sample_at_the_end_is_reported_after_the_text(four: LoadedWhisper) -> None:
     stream = mmdec.transcribe_stream([encoded(VOICE, "s16") + b"\0"], model=four, **QUICK)
     assert [next(stream).final, next(stream).final] == [True, True]
     with pytest.raises(InputError, match="whole samples of 2 bytes, but end with 1 of one"):
@@ -170,7 +170,7 @@ def test_windows_are_given_as_soon_as_they_close(four: LoadedWhisper) -> None:
     assert asked * 1600 / RATE == pytest.approx(first.end - 0.4 + 1.0, abs=0.15)  # the voice's end, and the pause
 
 
-def test_feed_and_end_are_the_same_as_the_iterator(four: LoadedWhisper) -> None:
+def test_feed_and_end_equal_the_iterator(four: LoadedWhisper) -> None:
     live, found = LiveTranscriber(model=four, **QUICK), list[tuple[float, float, str]]()
     for chunk in chunks(torch.from_numpy(VOICE), [3000]):
         found += [(one.start, one.end, one.text) for one in live.feed(chunk)]
@@ -179,7 +179,7 @@ def test_feed_and_end_are_the_same_as_the_iterator(four: LoadedWhisper) -> None:
     assert found == texts([VOICE], four)
 
 
-def test_two_streams_at_once_do_not_notice_each_other(four: LoadedWhisper) -> None:
+def test_two_concurrent_streams_are_independent(four: LoadedWhisper) -> None:
     one, other = VOICE, buzz(3.0, 5)
     wanted = [texts([sound], four, every=0.5, drafter="lookup") for sound in (one, other)]
     options: dict[str, Any] = {**QUICK, "every": 0.5, "drafter": "lookup"}

@@ -29,7 +29,7 @@ BAD_SOUND: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("audio", "message"), BAD_SOUND)
-def test_bad_sound(whisper: LoadedWhisper, audio: Any, message: str) -> None:
+def test_bad_sound_is_refused(whisper: LoadedWhisper, audio: Any, message: str) -> None:
     rate = RATE if isinstance(audio, np.ndarray) else None
     with pytest.raises(mmdec.InputError, match=message):
         mmdec.transcribe(audio, model=whisper, drafter=None, sample_rate=rate)
@@ -64,7 +64,7 @@ def test_bad_sound(whisper: LoadedWhisper, audio: Any, message: str) -> None:
         ({"prompt": "x", "prompt_condition_type": "all-segments"}, "condition_on_prev_tokens"),
     ],
 )
-def test_bad_arguments(whisper: LoadedWhisper, options: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(whisper: LoadedWhisper, options: dict[str, Any], message: str) -> None:
     with pytest.raises(mmdec.InputError, match=message):
         transcribe(model=whisper, **options)
 
@@ -74,7 +74,7 @@ def test_a_rate_is_for_samples(whisper: LoadedWhisper) -> None:
         transcribe("x.wav", model=whisper)
 
 
-def test_models_that_lack_something(loose: LoadedWhisper) -> None:
+def test_incomplete_models_are_refused(loose: LoadedWhisper) -> None:
     known: Any = loose.model.generation_config
     known.alignment_heads = [[9, 0]]  # as of a distilled model with the settings of the large one
     assert transcribe(model=loose, timestamps="segment").segments
@@ -105,14 +105,14 @@ def test_models_that_lack_something(loose: LoadedWhisper) -> None:
     assert caught.value.results[1] is None
 
 
-def test_a_generation_config_that_asks_for_an_output_object(loose: LoadedWhisper) -> None:
+def test_a_generation_config_asking_for_an_output_object_is_accepted(loose: LoadedWhisper) -> None:
     known: Any = loose.model.generation_config
     wanted = transcribe(model=loose).tokens
     known.return_dict_in_generate = True
     assert transcribe(model=loose).tokens == wanted
 
 
-def test_heads_of_another_whisper(loose: LoadedWhisper, tmp_path: Path, whisper: LoadedWhisper) -> None:
+def test_heads_of_another_whisper_are_refused(loose: LoadedWhisper, tmp_path: Path, whisper: LoadedWhisper) -> None:
     assert whisper.directory is not None
     other = network(loose.tokenizer, d_model=16)
     with pytest.raises(mmdec.InputError, match="must have 32 channels for these heads, but has 16"):
@@ -125,7 +125,7 @@ def test_heads_of_another_whisper(loose: LoadedWhisper, tmp_path: Path, whisper:
 
 
 @pytest.mark.filterwarnings("ignore:At least one mel filter")
-def test_processors_of_another_whisper(loose: LoadedWhisper) -> None:
+def test_processors_of_another_whisper_are_refused(loose: LoadedWhisper) -> None:
     for options, message in (
         ({"feature_size": 128, "chunk_length": 1}, "must have 80 mels for this model, but has 128"),
         ({"feature_size": 80}, "must have 100 frames in a window for this model, but has 3000"),
@@ -146,7 +146,7 @@ def test_processors_of_another_whisper(loose: LoadedWhisper) -> None:
         transcribe(model=loose.model, processor=loose.processor)
 
 
-def test_models_on_disk(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_folders_are_loaded_once_and_wrong_ones_are_refused(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
     assert load_whisper(folder, "cpu") is load_whisper(folder, "cpu")
     assert load_whisper(folder, "cpu").model.dtype == torch.float32  # the files are in half precision
     with pytest.raises(mmdec.InputError, match="`processor` must be left out"):
@@ -165,7 +165,7 @@ def test_models_on_disk(folder: Path, tmp_path: Path, tiny_model: Path) -> None:
         load_whisper(broken)
 
 
-def test_weights_that_are_absent_are_not_drawn(tmp_path: Path) -> None:
+def test_absent_weights_are_not_initialised_randomly(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     place = write(tmp_path / "half", with_heads=False)
@@ -176,7 +176,7 @@ def test_weights_that_are_absent_are_not_drawn(tmp_path: Path) -> None:
         load_whisper(place)
 
 
-def test_a_bad_one_does_not_lose_the_others(whisper: LoadedWhisper, tmp_path: Path) -> None:
+def test_a_bad_recording_does_not_lose_the_others(whisper: LoadedWhisper, tmp_path: Path) -> None:
     good = tmp_path / "good.wav"
     soundfile.write(good, buzz(0.6), RATE)
     with pytest.raises(mmdec.BatchError, match="1 of 3 recordings were refused, the first at index 1") as caught:

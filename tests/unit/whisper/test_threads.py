@@ -25,7 +25,7 @@ def until(happened: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
-def test_word_timestamps_change_nothing_that_others_see(whisper: LoadedWhisper) -> None:
+def test_word_timestamps_leave_other_threads_alone(whisper: LoadedWhisper) -> None:
     """They read the maps of a decoder of their own, so a call for words runs beside one that is in the model."""
     alone = [transcribe(model=whisper, language="en", timestamps=kind) for kind in ("word", None)]
     together = list[Any]()
@@ -45,7 +45,7 @@ def test_word_timestamps_change_nothing_that_others_see(whisper: LoadedWhisper) 
     assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 
-def test_a_replaced_forward_waits_until_nobody_else_is_in_the_model(loose: LoadedWhisper) -> None:
+def test_replacing_forward_waits_for_other_readers(loose: LoadedWhisper) -> None:
     """It reads the model's own attention, which is changed; a mask made for one kind is wrong for the other."""
     layer: Any = loose.model.model.decoder.layers[0].fc1
     layer.forward = layer.forward
@@ -76,7 +76,7 @@ def test_a_replaced_forward_waits_until_nobody_else_is_in_the_model(loose: Loade
     assert whisper.model.config._attn_implementation == "sdpa"
 
 
-def test_nobody_is_blamed_for_what_transformers_passes_itself(whisper: LoadedWhisper) -> None:
+def test_transformers_own_arguments_raise_no_warning(whisper: LoadedWhisper) -> None:
     """Recordings over a window, in two threads at once: no warning of deprecated arguments, no trace on the model."""
     heard = list[str]()
 

@@ -23,7 +23,7 @@ from tests.support.tiny_whisper import heads
 from tests.unit.whisper.short_transcripts import transcribe
 
 
-def test_every_kind_of_audio_is_the_same(whisper: LoadedWhisper, tmp_path: Path) -> None:
+def test_every_kind_of_audio_gives_the_same_text(whisper: LoadedWhisper, tmp_path: Path) -> None:
     whole = (np.round(buzz(0.6) * 32767)).astype(np.int16)
     soundfile.write(tmp_path / "a.wav", whole, RATE)
     wanted = transcribe(whole, model=whisper)
@@ -36,11 +36,11 @@ def test_every_kind_of_audio_is_the_same(whisper: LoadedWhisper, tmp_path: Path)
 
 
 @pytest.mark.parametrize("said", ["en", "English", "<|en|>", "ENGLISH"])
-def test_names_of_languages(whisper: LoadedWhisper, said: str) -> None:
+def test_languages_by_name_and_code(whisper: LoadedWhisper, said: str) -> None:
     assert transcribe(model=whisper, language=said).language == "en"
 
 
-def test_languages_of_a_batch(whisper: LoadedWhisper) -> None:
+def test_a_batch_may_mix_languages(whisper: LoadedWhisper) -> None:
     recordings = [buzz(0.5), buzz(1.2), buzz(0.6)]
     found = transcribe(recordings, model=whisper, language=["de", "en", "german"])
     assert [one.language for one in found] == ["de", "en", "de"]
@@ -48,7 +48,7 @@ def test_languages_of_a_batch(whisper: LoadedWhisper) -> None:
     assert {one.language for one in detected} <= {"de", "en"}
 
 
-def test_progress(whisper: LoadedWhisper) -> None:
+def test_progress_is_reported(whisper: LoadedWhisper) -> None:
     seen: list[tuple[float, float]] = []
     transcribe([buzz(2.4), buzz(0.5)], model=whisper, progress=lambda done, whole: seen.append((done, whole)))
     assert seen[0][0] == 0.0
@@ -57,7 +57,7 @@ def test_progress(whisper: LoadedWhisper) -> None:
     assert seen[-1] == (pytest.approx(2.9), pytest.approx(2.9))
 
 
-def test_rounds_are_heard(whisper: LoadedWhisper) -> None:
+def test_rounds_are_reported(whisper: LoadedWhisper) -> None:
     rounds: list[Round] = []
     out = transcribe(model=whisper, drafter="lookup", on_round=rounds.append)
     assert len(rounds) == out.rounds
@@ -114,7 +114,7 @@ def test_no_hook_is_left_after_an_error(whisper: LoadedWhisper) -> None:
     assert heads(whisper.model).config.heads == 3
 
 
-def test_silence_is_an_empty_transcript_that_says_so(
+def test_silence_is_an_empty_transcript_with_a_note(
     whisper: LoadedWhisper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and in a list, short and long; the model would make up words. Others are as without it."""
@@ -189,7 +189,7 @@ def test_a_confidence_says_whether_it_was_fitted(whisper: LoadedWhisper) -> None
 
 @pytest.mark.parametrize("drafter", [None, "lookup"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_text_that_was_cut_says_so(
+def test_truncated_text_is_noted(
     whisper: LoadedWhisper, drafter: str | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whisper with random weights does not end its text by itself so soon."""
@@ -203,7 +203,7 @@ def test_a_text_that_was_cut_says_so(
         assert out.to_dict()["finish_reason"] == "length"
 
 
-def test_a_text_that_ends_was_not_cut(loose: LoadedWhisper) -> None:
+def test_finished_text_is_not_noted_as_truncated(loose: LoadedWhisper) -> None:
     settings: Any = loose.model.generation_config
     first = mmdec.transcribe(buzz(0.7), sample_rate=RATE, model=loose, drafter=None, max_new_tokens=5).tokens[-1]
     settings.eos_token_id = [settings.eos_token_id, first]
@@ -211,7 +211,7 @@ def test_a_text_that_ends_was_not_cut(loose: LoadedWhisper) -> None:
     assert (out.finish_reason, out.note) == ("stop", "")
 
 
-def test_without_a_length_in_its_settings_a_window_has_room(loose: LoadedWhisper) -> None:
+def test_a_window_without_a_configured_length_has_room(loose: LoadedWhisper) -> None:
     """transformers would cut at 20 new tokens; the decoder has 64 positions."""
     settings: Any = loose.model.generation_config
     settings.max_length = settings.max_new_tokens = None
@@ -223,9 +223,7 @@ def test_without_a_length_in_its_settings_a_window_has_room(loose: LoadedWhisper
     assert out.confidence <= 0.4
 
 
-def test_a_length_that_nobody_asked_for_limits_the_confidence(
-    loose: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_default_length_limit_lowers_the_confidence(loose: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmdec.tasks.batch.CUT_CONFIDENCE", 0.0)
     settings: Any = loose.model.generation_config
     settings.max_length, settings.max_new_tokens = None, 5

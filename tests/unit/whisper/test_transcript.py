@@ -56,7 +56,7 @@ def test_subtitles_need_segments() -> None:
     assert transcript([], "").format("vtt") == "WEBVTT\n"  # nobody spoke
 
 
-def test_the_clock_rounds_and_carries() -> None:
+def test_times_are_rounded_with_carry() -> None:
     assert format_clock(59.9996) == "00:01:00.000"
     assert format_clock(-0.1, ",") == "00:00:00,000"
 
@@ -87,7 +87,7 @@ def test_words_begin_at_spaces_and_keep_their_marks() -> None:
     assert timed([]) == []
 
 
-def test_characters_of_several_tokens_are_whole() -> None:
+def test_characters_of_several_tokens_are_not_split() -> None:
     assert timed([101, 102, 103, 11, 12], spaced=False) == [("\u4f60", 0, 3), ("\u4f60\u3002", 3, 5)]
     assert timed([1, 101, 102]) == [(" He\ufffd", 0, 3)]  # the text ends within a character
 

@@ -14,7 +14,7 @@ from tests.conftest import buzz
 from tests.unit.whisper.short_transcripts import transcribe
 
 
-def test_times_are_what_was_spent(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reported_seconds_add_up(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that moves in the encoder's and the decoder's passes alone."""
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
@@ -85,7 +85,7 @@ def test_usage_is_counted_by_the_loop_itself(whisper: LoadedWhisper) -> None:
     assert meter.usage[0].prompts < meter.usage[1].prompts
 
 
-def test_equal_recordings_that_fall_back_share_alike(whisper: LoadedWhisper) -> None:
+def test_equal_recordings_that_fall_back_have_equal_usage(whisper: LoadedWhisper) -> None:
     """Rows that are decoded again are known by their features, in their order: equal ones must not be mistaken."""
     ladder: dict[str, Any] = {"temperature": (0.0, 1e-4), "logprob_threshold": -1.5, "max_new_tokens": None}
     same, other = buzz(1.2), buzz(1.4, 1)
@@ -96,9 +96,7 @@ def test_equal_recordings_that_fall_back_share_alike(whisper: LoadedWhisper) -> 
     assert any(one.windows > 2 for one in wanted)  # else nothing was decoded again
 
 
-def test_equal_recordings_that_were_sampled_cost_together_what_was_spent(
-    whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampled_recordings_usage_adds_up(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them may be decoded again and the other not: which one is not known, but each decoding is counted."""
     decoded, call = list[int](), UsageMeter.__call__
 

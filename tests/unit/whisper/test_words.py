@@ -39,14 +39,14 @@ def aligned(maps: Tensor, begins: list[bool]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("lead", LEADS)
-def test_words_are_where_their_sound_is(lead: int) -> None:
+def test_words_are_aligned_with_their_sound(lead: int) -> None:
     """However early or late the model looks: the two words without a pause between them tell."""
     starts, ends = aligned(looks(*SPOKEN, lead=lead), [True] * 3)
     assert np.abs(starts - [begin for begin, _ in SPOKEN]).max() <= 2
     assert np.abs(ends - [end for _, end in SPOKEN]).max() <= 2
 
 
-def test_a_pause_belongs_to_no_word_though_the_next_one_looks_at_it() -> None:
+def test_a_pause_belongs_to_no_word() -> None:
     maps = looks(SPOKEN[0], SPOKEN[1], (80, 160))
     starts, ends = aligned(maps, [True] * 3)
     assert abs(ends[1] - 80) <= 2
@@ -58,14 +58,14 @@ def test_a_word_of_several_tokens_has_no_gap_inside() -> None:
     assert ends[1] == starts[2]
 
 
-def test_a_hundred_tokens() -> None:
+def test_a_hundred_tokens_are_aligned_with_three_frames_each() -> None:
     starts, ends = align(np.kron(np.eye(100), np.ones(3)), np.ones(300), [True] * 100)
     assert starts.tolist() == list(range(0, 300, 3))
     assert ends.tolist() == list(range(3, 303, 3))
 
 
 @pytest.mark.parametrize("count", [1, 4, 5, 9])
-def test_more_tokens_than_frames(count: int) -> None:
+def test_more_tokens_than_frames_are_aligned(count: int) -> None:
     starts, ends = align(np.zeros((count, 5)), np.ones(5), [True] * count)
     assert starts[0] >= 0
     assert ends[-1] <= 5
@@ -119,7 +119,7 @@ class SimpleOutput(SimpleNamespace):
         return getattr(self, name)
 
 
-def test_the_noise_of_a_room_is_silence_beside_digital_silence() -> None:
+def test_room_noise_beside_digital_silence_counts_as_silence() -> None:
     """Two words, noise of a room between them, and digital silence before and after."""
     sound = torch.full((MELS, 2 * STATES), -1.5)
     noise = slice(2 * 40, 2 * 150)
@@ -134,7 +134,7 @@ def test_the_noise_of_a_room_is_silence_beside_digital_silence() -> None:
 
 
 @pytest.mark.parametrize("end", [160, 195])
-def test_no_word_before_a_pause_is_put_behind_it(end: int) -> None:
+def test_words_before_a_pause_stay_before_it(end: int) -> None:
     """Three words, the third of which is said again, after a long pause, at the end of the text."""
     said = ((10, 20), (20, 30), (30, 40))
     loud = loudness(features(*said, (165, 180)).numpy())

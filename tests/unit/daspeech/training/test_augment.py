@@ -39,7 +39,7 @@ def test_each_row_gets_a_mask_of_its_own():
     assert len({tuple((row == 0).all(0).tolist()) for row in made}) > 4
 
 
-def test_nothing_asked_for_nothing_done():
+def test_augmentation_of_zero_changes_nothing():
     features = torch.randn(3, 120, 80) * ones()
     made, lengths = Augmentation(frequency_masks=0, time_masks=0)(features, LENGTHS)
     assert torch.equal(made, features)
@@ -87,7 +87,7 @@ def test_the_stretch_moves_bands():
     torch.testing.assert_close(made[0, 15, :70], bands[0, 15, :70] * slope, atol=1e-4, rtol=0)
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_the_augmentation():
     augment, features = Augmentation(time_warp=0.1, frequency_warp=0.1), torch.randn(3, 120, 80)
     torch.manual_seed(7)
     first = augment(features, LENGTHS)

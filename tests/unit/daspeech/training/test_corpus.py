@@ -86,7 +86,7 @@ def test_features_of_an_interrupted_run_are_made_again(corpus: TinyCorpus, tmp_p
     assert len(again[14]) == again.lengths[14] > 0
 
 
-def test_a_recording_that_was_mended_is_heard(corpus: TinyCorpus, tmp_path: Path):
+def test_a_repaired_recording_is_used(corpus: TinyCorpus, tmp_path: Path):
     """As large as before, so its folder is the same."""
     clips = clips_of(corpus)
     whole = clips[1].read_bytes()
@@ -101,7 +101,7 @@ def test_a_recording_that_was_mended_is_heard(corpus: TinyCorpus, tmp_path: Path
     assert again.lengths[1] > 0
 
 
-def test_no_usable_recording_is_no_crash(tmp_path: Path):
+def test_unreadable_recordings_are_stored_with_their_reason(tmp_path: Path):
     (tmp_path / "a.mp3").write_text("nothing", encoding="utf-8")
     store = FeatureStore(tmp_path / "store", [tmp_path / "a.mp3"], jobs=1)
     assert store.lengths.tolist() == [0]

@@ -74,7 +74,7 @@ def test_forced_vertices_emit_their_token_for_sure():
     assert gradient[0, 3].any()
 
 
-def test_rows_that_do_not_fit_are_counted_and_harmless():
+def test_rows_that_do_not_fit_are_counted_and_skipped():
     lattice = random_lattice(torch.tensor([7, 2, 4]))
     loss = graph_loss(lattice, TARGETS, TARGET_LENGTHS)
     assert loss.invalid.item() == 1

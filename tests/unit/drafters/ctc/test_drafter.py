@@ -92,7 +92,7 @@ def run(made: Ctc, path: list[int], accepted: list[int], nodes: int = 12, timed:
     return draft.tokens[0, 1:].tolist()
 
 
-def test_what_is_heard_is_drafted_in_the_models_own_tokens() -> None:
+def test_drafts_are_in_the_models_own_tokens() -> None:
     made = drafter()
     space, t, h, e, a = (made.pieces.of_token(number)[0] for number in (0, 20, 8, 5, 1))
     path = [0, 0, a, a, 0, space, t, h, h, e, 0, 0]  # "a the", in letters
@@ -178,7 +178,7 @@ def test_a_refused_task_gets_no_drafts_and_no_row_is_heard_twice(monkeypatch: py
 
 @pytest.mark.parametrize("last", [300, 70_000], ids=["16 bits", "32 bits"])
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_a_tokenizers_tables_are_read_as_they_were(last: int, rows: int, tmp_path: Path) -> None:
+def test_stored_tokenizer_tables_are_read_unchanged(last: int, rows: int, tmp_path: Path) -> None:
     """Merged ids that are consecutive or not; a byte's id that is larger than all others; no merges at all."""
     alphabet = [*range(255), last]
     merges = Merges([(0, last, 400), (1, 400, 401), (2, 401, 450)][:rows], alphabet)
@@ -218,7 +218,7 @@ def test_segments_end_where_a_mark_is_heard() -> None:
     assert run(made, path, [1]) == [0, 5, EOT]
 
 
-def test_the_rest_of_a_word_that_was_misheard_is_left_out() -> None:
+def test_a_misheard_word_is_dropped_to_its_end() -> None:
     made = drafter()
     space, s, t, e, a = (made.pieces.of_token(number)[0] for number in (0, 19, 20, 5, 1))
     path = [space, s, t, 0, space, a, 0, 0]  # " st a"
@@ -261,7 +261,7 @@ def test_rare_tokens_are_taken_apart() -> None:
     assert frequent_tokens(texts, merges, 256, least=99) == [0, 1, 5, 8, 20]
 
 
-def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
+def test_a_folder_drafts_only_for_its_model(tmp_path: Path) -> None:
     made, model = ctc("random"), whisper()
     tokens = CtcTokenIds(TIMESTAMPS, EOT, VOCABULARY, "somebody/whisper", [7])
     folder = save_ctc(tmp_path / "ctc", made.head, made.pieces, tokens, trained="Trained on nothing.")
@@ -290,7 +290,7 @@ def test_a_folder_drafts_for_its_model_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("timestamps", [None, "segment"])
-def test_transcribe_takes_the_one_in_the_models_folder(tmp_path: Path, timestamps: str | None) -> None:
+def test_transcribe_finds_the_drafter_in_the_models_folder(tmp_path: Path, timestamps: str | None) -> None:
     folder = write(tmp_path / "whisper", with_heads=False)
     recording = 0.1 * torch.randn(40_000, generator=torch.Generator().manual_seed(0))
     options = {"sample_rate": 16000, "model": folder, "language": "en", "timestamps": timestamps}

@@ -14,7 +14,7 @@ def head(stride: int = 2) -> CtcHead:
 
 
 @pytest.mark.parametrize(("stride", "frames"), [(1, [9, 4, 1]), (2, [5, 2, 1]), (4, [3, 1, 1])])
-def test_a_row_is_the_same_alone_and_beside_longer_ones(stride: int, frames: list[int]) -> None:
+def test_a_row_alone_equals_a_row_beside_longer_ones(stride: int, frames: list[int]) -> None:
     network, states, lengths = head(stride), torch.randn(3, 9, 12), torch.tensor([9, 4, 1])
     with torch.no_grad():
         logits, counts = network(states, lengths)
@@ -24,7 +24,7 @@ def test_a_row_is_the_same_alone_and_beside_longer_ones(stride: int, frames: lis
             torch.testing.assert_close(logits[row, : frames[row]], alone[0])
 
 
-def test_blanks_part_what_is_said_twice() -> None:
+def test_blanks_separate_repeated_pieces() -> None:
     best = torch.tensor([[0, 3, 3, 0, 3, 5, 5, 6], [2, 2, 2, 0, 0, 4, 4, 4]])
     assert collapse(best, torch.tensor([7, 5])) == [[3, 3, 5], [2]]
 
@@ -48,7 +48,7 @@ def test_the_best_pieces_of_each_place_are_those_of_the_collapsed_text() -> None
         assert (frames[1:] > frames[:-1]).all()
 
 
-def test_a_place_of_several_frames_is_their_mean_and_lies_at_the_surest() -> None:
+def test_merged_frames_are_averaged_and_placed_at_the_surest() -> None:
     chances = torch.tensor([[[0.2, 0.6, 0.2], [0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.3, 0.1, 0.6]]])
     heard = best_pieces(chances.log(), torch.tensor([4]), 2)
     assert heard.pieces.tolist() == [[[1, 2], [2, 1]]]

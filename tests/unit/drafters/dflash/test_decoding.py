@@ -47,7 +47,7 @@ def mapped(drafter: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 4])
-def test_the_cache_gives_what_recomputing_everything_gives(form: str, rows: int) -> None:
+def test_the_cache_equals_recomputing_everything(form: str, rows: int) -> None:
     """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
     model: Any = language_model(num_hidden_layers=5).double()
     checked = Checked(mapped(tree_growing("dflash", model, width=3, **FORMS[form])), model)
@@ -59,7 +59,7 @@ def test_the_cache_gives_what_recomputing_everything_gives(form: str, rows: int)
 
 @pytest.mark.parametrize("form", ["plain", "part", "anchor"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_greedy_and_sampled_texts_are_the_models_own(form: str, batch: int) -> None:
+def test_greedy_and_sampled_texts_equal_plain_decoding(form: str, batch: int) -> None:
     drafter, inputs = mapped(tree_growing("dflash", MODEL, **FORMS[form])), prompts(batch)
     wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
     sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}

@@ -42,6 +42,6 @@ def test_default_layers_are_the_published_ones(depth: int, count: int, layers: t
         ({"num_hidden_layers": 0}, "`num_hidden_layers`"),
     ],
 )
-def test_settings_that_cannot_be(changes: dict[str, Any], match: str) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         DFlashConfig(**SHAPE, **changes)

@@ -59,7 +59,7 @@ def published(folder: Path, state: dict[str, Tensor], config: dict[str, Any]) ->
     return folder
 
 
-def test_each_place_of_the_settings_is_one_network(tmp_path: Path) -> None:
+def test_every_config_layout_gives_one_network(tmp_path: Path) -> None:
     """`block_size` at the top or in `dflash_config`, tensors behind `model.`, mmdec's own folder."""
     state = tensors()
     own = {**ZLAB["dflash_config"], "block_size": 4}
@@ -92,7 +92,7 @@ def test_each_place_of_the_settings_is_one_network(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_the_config_says(tmp_path: Path, settings: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_options_are_read_from_the_config(tmp_path: Path, settings: dict[str, Any], fields: dict[str, Any]) -> None:
     config = read_network(published(tmp_path / "in", tensors(), {**ZLAB, **settings})).config
     assert {name: getattr(config, name) for name in fields} == fields
 
@@ -112,7 +112,7 @@ def test_what_the_config_says(tmp_path: Path, settings: dict[str, Any], fields: 
         ({"dflash_config": {"mask_token_id": 99, "target_layer_ids": [1, 2, 4]}}, "must be a token below"),
     ],
 )
-def test_what_it_cannot_be(tmp_path: Path, settings: dict[str, Any], match: str) -> None:
+def test_unsupported_folders_are_refused(tmp_path: Path, settings: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         read_network(published(tmp_path / "in", tensors(), {**ZLAB, **settings}))
 

@@ -69,7 +69,7 @@ def naive(module: DFlashModule, texts: list[TargetFeatures]) -> tuple[float, flo
 
 @pytest.mark.parametrize("changes", [{}, {"block_size": 6}, {"from_anchor": True}], ids=["4", "6", "anchor"])
 @torch.no_grad()
-def test_the_loss_is_the_naive_one(changes: dict[str, Any]) -> None:
+def test_the_loss_equals_the_naive_one(changes: dict[str, Any]) -> None:
     module = trainer_of(drafting(**changes), unroll_decay=0.7, anchors=3)
     texts = texts_of(module)
     parts = module.loss(texts)
@@ -81,7 +81,7 @@ def test_the_loss_is_the_naive_one(changes: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def test_all_anchors_are_all_roots() -> None:
+def test_every_position_is_an_anchor_unless_limited() -> None:
     module = trainer_of(drafting())
     texts = texts_of(module)
     wanted = module.loss(texts)["loss"]
@@ -104,7 +104,7 @@ def test_roots_are_drawn_without_repetition_within_each_row() -> None:
     assert set(often.flatten().tolist()) == set(range(9))
 
 
-def test_blocks_attend_as_a_mask_matrix_says() -> None:
+def test_blocks_attend_as_a_mask_matrix() -> None:
     torch.manual_seed(0)
     size, count, before = 3, 4, 7
     queries = torch.randn(2, 4, count * size, 6, requires_grad=True)
@@ -128,7 +128,7 @@ def gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad((output * weights).sum(), inputs, retain_graph=True)
 
 
-def test_simulated_chains_are_decoding() -> None:
+def test_simulated_chains_equal_decoding() -> None:
     """A network that training teaches one answer."""
     prompt = torch.tensor([[5, 6]])
     inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}

@@ -119,7 +119,7 @@ def test_another_picture_changes_what_a_step_reads(system: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
-def test_flashs_blocks_through_pictures_and_turns(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_blocks_equal_recomputation_over_pictures_and_turns(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds that accept some, drafts of several blocks, a second turn, and a row that is left of a batch.
     With one slot the weights explode, which is no warning."""
     model = vision_model("llava")
@@ -166,7 +166,7 @@ def test_flashs_chains_and_trees_share_a_cache(slots: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("system", ["eagle", "flash"])
-def test_a_step_is_looked_for_once_and_made_anew_for_each_run(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_built_once_for_each_run(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where none can be made; between two runs of a chat the weights may change."""
     model, asked = language_model(), []
     kind: Any = SlotStep if system == "flash" else DraftStep
@@ -194,7 +194,7 @@ def test_a_step_is_looked_for_once_and_made_anew_for_each_run(system: str, monke
 
 
 @pytest.mark.parametrize("system", ["eagle", "flash"])
-def test_under_autocast_and_with_gradients_torch_does_it(system: str) -> None:
+def test_autocast_and_gradients_use_torch(system: str) -> None:
     model = language_model()
     drafter, roots = tree_growing(system, model), torch.tensor(ROOTS[:1])
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
@@ -204,7 +204,7 @@ def test_under_autocast_and_with_gradients_torch_does_it(system: str) -> None:
     assert int(drafter.propose(start_drafter(model, drafter, PROMPTS[:1], ROOTS[:1]), roots, Plan(4, 4)).size[0]) == 5
 
 
-def test_a_network_that_fuses_in_its_own_way_is_no_step() -> None:
+def test_a_network_with_its_own_fusion_has_no_fast_step() -> None:
     class Squashed(type(tree_growing("eagle", language_model()).network)):  # type: ignore[misc]
         def fuse(self, embeds: torch.Tensor, features: torch.Tensor, carry: Any = None) -> torch.Tensor:
             return super().fuse(embeds, features, carry).tanh()

@@ -19,7 +19,7 @@ from tests.unit.drafters.eagle.compressing_drafters import ROWS, SYSTEMS, rounds
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("row", range(len(ROWS)))
-def test_the_cache_gives_what_recomputing_everything_gives(system: str, row: int) -> None:
+def test_the_cache_equals_recomputing_everything(system: str, row: int) -> None:
     """Through rejections and plain rounds: every draft, in float64; chains longer than the slots are of two blocks."""
     model = vision_model("llava")
     with torch.no_grad():

@@ -37,7 +37,7 @@ def step_of(net: DraftNetwork, carry: Tensor | None = None, bias: bool = True) -
     ],
 )
 @torch.inference_mode()
-def test_steps_are_the_networks(system: str, changes: dict[str, Any]) -> None:
+def test_cpu_steps_equal_the_network(system: str, changes: dict[str, Any]) -> None:
     net = network(system, **changes)
     carry = torch.randn(1, 1, 24) if system == "vispec" else None
     step, embedding, output = step_of(net, carry, bias="layers" in changes)
@@ -62,7 +62,7 @@ def test_steps_are_the_networks(system: str, changes: dict[str, Any]) -> None:
 
 
 @torch.inference_mode()
-def test_huge_numbers_are_no_warning() -> None:
+def test_huge_numbers_do_not_warn() -> None:
     """Warnings are errors in the tests: an overflow of the exponential would be one."""
     net = network("eagle")
     net.layers[0].mlp.gate_proj.weight.mul_(1e4)  # type: ignore[union-attr, operator]
@@ -74,7 +74,7 @@ def test_huge_numbers_are_no_warning() -> None:
 @pytest.mark.parametrize(
     "changes", [{"qk_norm": True}, {"output_bias": True}, {"mask_token": 3}, {"num_hidden_layers": 2}]
 )
-def test_what_eagle3s_step_cannot_do(changes: dict[str, Any]) -> None:
+def test_unsupported_eagle3_networks_have_no_cpu_step(changes: dict[str, Any]) -> None:
     assert step_of(network("eagle3", **changes))[0] is None
 
 
@@ -96,7 +96,7 @@ def odd_layers(case: str, net: DraftNetwork, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("case", ["fc_norm", "flash", "double", "large", "scaled"])
-def test_what_it_cannot_do_is_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_networks_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network("flash" if case == "flash" else "eagle", fc_norm=case == "fc_norm")
     embedding, output = odd_layers(case, net, monkeypatch)
     assert DraftStep.of(net, net.packed(), None, embedding, output) is None
@@ -129,7 +129,7 @@ def flash(**changes: Any) -> FlashNetwork:
 )
 @pytest.mark.parametrize(("tokens", "begin"), [([5], 0), ([5, 30, 0, 5], 40), ([7, 7], WIDTH)])
 @torch.inference_mode()
-def test_blocks_are_the_networks(changes: dict[str, Any], tokens: list[int], begin: int) -> None:
+def test_cpu_blocks_equal_the_network(changes: dict[str, Any], tokens: list[int], begin: int) -> None:
     """At any number of slots; what lies in the cache before the new columns stays."""
     net = flash(**changes)
     step, embedding, output = slots_of(net, bias="slots" in changes)
@@ -153,7 +153,7 @@ def test_blocks_are_the_networks(changes: dict[str, Any], tokens: list[int], beg
 
 @pytest.mark.parametrize("refine", [True, False])
 @torch.inference_mode()
-def test_refiners_are_the_networks(refine: bool) -> None:
+def test_cpu_refiners_equal_the_network(refine: bool) -> None:
     net = flash(refine=refine)
     step, _, _ = slots_of(net)
     assert step is not None
@@ -181,7 +181,7 @@ def test_a_longer_text_has_a_longer_mask_and_more_rotations() -> None:
 
 
 @torch.inference_mode()
-def test_huge_numbers_of_slots_are_no_warning() -> None:
+def test_huge_numbers_in_slots_do_not_warn() -> None:
     """Warnings are errors in the tests."""
     net = flash()
     net.layers[0].mlp.gate_proj.weight.mul_(1e4)  # type: ignore[union-attr, operator]
@@ -193,7 +193,7 @@ def test_huge_numbers_of_slots_are_no_warning() -> None:
 
 
 @pytest.mark.parametrize("case", ["double", "large", "scaled"])
-def test_slots_that_it_cannot_do_are_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_slots_have_no_cpu_step(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = flash()
     embedding, output = odd_layers(case, net, monkeypatch)
     assert SlotStep.of(net, net.packed(), embedding, output) is None

@@ -35,7 +35,7 @@ NO_IMAGE = Context(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1), torch.ze
 
 @pytest.mark.parametrize("system", ["eagle", "msd"])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_the_cache_gives_what_recomputing_everything_gives(system: str, rows: int) -> None:
+def test_the_cache_equals_recomputing_everything(system: str, rows: int) -> None:
     """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
     model = language_model().double()
     checked = Checked(tree_growing(system, model, width=3), model)
@@ -55,7 +55,7 @@ def test_features_of_several_layers_are_read_together() -> None:
 
 
 @pytest.mark.parametrize("plan", [Plan(4, 4), Plan(9, 3), Plan(25, 5)])
-def test_ragged_rows_get_the_drafts_that_they_get_alone(plan: Plan) -> None:
+def test_ragged_rows_are_drafted_as_alone(plan: Plan) -> None:
     model = language_model().double()
     drafter = tree_growing("eagle", model, width=4)
     roots = [6, 14, 21, 33]
@@ -111,7 +111,7 @@ def test_a_draft_is_rolled_back_exactly() -> None:
         assert torch.equal(drafts[0].parents, drafts[1].parents)
 
 
-def test_ancestors_are_kept_and_ties_go_to_the_elder() -> None:
+def test_pruning_keeps_ancestors_and_breaks_ties_by_age() -> None:
     """A head of equal rows makes every token as likely as any other: all scores of a level are ties."""
     model = language_model()
     drafter, roots = tree_growing("eagle", model, width=3), torch.tensor([6])
@@ -151,7 +151,7 @@ def test_without_pruning_the_best_paths_of_all_are_kept() -> None:
     assert max(map(len, best)) == 2
 
 
-def test_order_follows_the_likeliest_path_first() -> None:
+def test_nodes_are_sorted_depth_first_by_likelihood() -> None:
     # kept 0, 1 below the root; 2 below 1 (number 1 is node 0); 3 below node 2's number
     tokens, parents = sort_depth_first([0, 4, 1, 7], [10, 20, 30, 40], [0, 1, 0, 5])
     assert tokens == [10, 20, 40, 30]
@@ -170,7 +170,7 @@ class Counting(torch.nn.Module):
         return self.embedding(tokens)
 
 
-def test_a_run_that_drafts_nothing_runs_nothing() -> None:
+def test_a_run_without_drafts_runs_no_network() -> None:
     model = language_model()
     counting = Counting(model.get_input_embeddings())
     drafter = NetworkDrafter(draft_network("eagle", model), counting, model.get_output_embeddings())  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_run_that_drafts_nothing_runs_nothing() -> None:
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("nodes", [3, (7, 3), (30, 6), None])
-def test_random_weights_leave_the_output_as_it_is(batch: int, nodes: Any) -> None:
+def test_random_weights_do_not_change_the_output(batch: int, nodes: Any) -> None:
     model = language_model()
     inputs = padded(PROMPTS[:batch])
     options = {"max_new_tokens": 20, "do_sample": False}
@@ -235,7 +235,7 @@ def test_a_drafter_of_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("system", ["eagle", "eagle3"])
-def test_a_drafter_that_knows_the_text_gains(system: str) -> None:
+def test_a_drafter_that_knows_the_text_saves_passes(system: str) -> None:
     """Trained on what the model writes, three steps ahead: more than three tokens a round."""
     model, ids = language_model(), torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
     options: Any = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": 60}

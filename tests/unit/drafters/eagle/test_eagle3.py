@@ -70,7 +70,7 @@ def drafted_logits(network: Eagle3, embeds: Tensor, features: Tensor, drafted: T
 
 @torch.no_grad()
 @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: "-".join(flags) or "plain")
-def test_every_option_gives_what_a_naive_reading_gives(flags: dict[str, Any]) -> None:
+def test_every_option_equals_a_naive_reading(flags: dict[str, Any]) -> None:
     network = eagle3(**flags)
     config = network.config
     embeds, features, drafted = (
@@ -136,7 +136,7 @@ def test_a_part_of_the_vocabulary() -> None:
     assert float(spread.sum()) == pytest.approx(1.0)
 
 
-def test_the_layers_where_none_are_named() -> None:
+def test_unnamed_layers_have_defaults() -> None:
     assert default_layers(32) == (1, 15, 28)  # boundaries 2, 16, 29
     assert default_layers(3) == (1, 0, 0)
     assert Eagle3Config(**SHAPE).for_depth(36).layers == (1, 17, 32)

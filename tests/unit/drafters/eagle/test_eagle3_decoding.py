@@ -43,7 +43,7 @@ def mapped(drafter: Any) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 4])
-def test_the_cache_gives_what_recomputing_everything_gives(form: str, rows: int) -> None:
+def test_the_cache_equals_recomputing_everything(form: str, rows: int) -> None:
     """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
     model: Any = language_model(num_hidden_layers=5).double()
     checked = Checked(mapped(tree_growing("eagle3", model, width=3, **FORMS[form])), model)
@@ -55,7 +55,7 @@ def test_the_cache_gives_what_recomputing_everything_gives(form: str, rows: int)
 
 @pytest.mark.parametrize("form", ["part", "layers", "parallel"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_greedy_and_sampled_texts_are_the_models_own(form: str, batch: int) -> None:
+def test_greedy_and_sampled_texts_equal_plain_decoding(form: str, batch: int) -> None:
     drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(batch)
     wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
     sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}
@@ -68,7 +68,7 @@ def test_greedy_and_sampled_texts_are_the_models_own(form: str, batch: int) -> N
 
 
 @torch.no_grad()
-def test_a_draft_is_told_in_the_targets_tokens_with_its_distribution() -> None:
+def test_drafts_are_mapped_to_the_targets_tokens_with_their_distribution() -> None:
     """Residual sampling accepts by p / q: q has no mass on tokens that cannot be drafted, and sums to 1."""
     drafter = mapped(tree_growing("eagle3", MODEL, **FORMS["part"]))
     memory = start_drafter(MODEL, drafter, PROMPTS[:2], [7, 9])
@@ -146,7 +146,7 @@ def test_pictures_stand_where_the_configuration_says(positions: str, pictures: s
 
 
 @torch.no_grad()
-def test_deepstack_is_in_the_states_that_are_read() -> None:
+def test_features_include_deepstack() -> None:
     model = vision_model("qwen3_vl")
     inputs = batch_of("qwen3_vl", [[[7, 8], Picture.random(1, (16, 16)), [9, 10, 11]]])
     seen: list[Any] = []
@@ -162,7 +162,7 @@ def test_deepstack_is_in_the_states_that_are_read() -> None:
 
 @pytest.mark.parametrize("scale", [-1.0, 0.0])
 @pytest.mark.parametrize("form", ["plain", "parallel-part"])
-def test_a_head_that_turned_against_the_model_changes_no_text(form: str, scale: float) -> None:
+def test_an_adversarial_head_changes_no_text(form: str, scale: float) -> None:
     """Least likely tokens first, or all alike: texts stay, drafts are rejected."""
     drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(4)
     with torch.no_grad():

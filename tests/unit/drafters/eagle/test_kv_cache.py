@@ -41,7 +41,7 @@ def accepted(out: mmdec.Generation) -> int:
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd"])
-def test_a_second_turn_goes_on_with_the_memory_of_the_first(system: str) -> None:
+def test_a_second_turn_continues_the_memory_of_the_first(system: str) -> None:
     first = plain(PROMPT)
     ids = torch.cat([first, MORE], 1)
     whole = plain(ids)
@@ -80,7 +80,7 @@ def test_drafts_of_a_second_turn_are_those_of_a_run_over_everything() -> None:
     torch.testing.assert_close(keys, alone.memories[-1].cache.accepted()[0], atol=1e-4, rtol=1e-4)
 
 
-def test_what_does_not_fit_begins_anew() -> None:
+def test_a_cache_that_does_not_fit_starts_a_new_memory() -> None:
     drafter = tree_growing("eagle", MODEL)
     other = tree_growing("eagle", MODEL, seed=1)
 
@@ -116,7 +116,7 @@ def test_what_does_not_fit_begins_anew() -> None:
     assert memories[0] is not memories[1]
 
 
-def test_nothing_travels_without_a_cache_or_in_a_batch() -> None:
+def test_no_memory_is_kept_without_a_cache_or_in_a_batch() -> None:
     watched = Watched(tree_growing("eagle", MODEL))
     cache = fresh()
     ids = turn(watched, PROMPT.expand(2, -1), cache).sequences
@@ -125,7 +125,7 @@ def test_nothing_travels_without_a_cache_or_in_a_batch() -> None:
     assert watched.previous_state == [None] * 3
 
 
-def test_a_memory_that_an_error_left_does_not_travel() -> None:
+def test_memory_left_by_an_error_is_dropped() -> None:
     watched, cache = Watched(tree_growing("eagle", MODEL)), fresh()
 
     def fails(*_: Any) -> None:

@@ -37,7 +37,9 @@ def numbered(length: int) -> Tensor:
         ([0, 0, 0], [1, 12], [1, 12]),  # EAGLE
     ],
 )
-def test_what_enters_the_layer(visual: list[int], following: list[int], own: list[int]) -> None:
+def test_the_layers_inputs_follow_the_visual_token_option(
+    visual: list[int], following: list[int], own: list[int]
+) -> None:
     """t for the embedding of token t itself, else embedding + 10 times the feature's column."""
     size, marks = len(visual), torch.tensor([visual]).bool()
     layouts: list[tuple[VisualToken, list[int]]] = [("next", following), ("own", own)]
@@ -46,7 +48,7 @@ def test_what_enters_the_layer(visual: list[int], following: list[int], own: lis
         assert states[0].tolist() == [[value, value] for value in wanted]
 
 
-def test_the_next_text_of_an_image_that_ends_a_row_is_its_own() -> None:
+def test_an_image_at_the_end_of_a_row_is_its_own_next_text() -> None:
     assert next_text(torch.tensor([[0, 1, 1]]).bool()).tolist() == [[0, 1, 2]]
 
 
@@ -58,7 +60,7 @@ def test_rows_of_a_batch_have_their_own_images(layout: Any, wanted: list[list[in
 
 
 @pytest.mark.parametrize(("layout", "wanted"), [("next", [1, 2, 23, 34]), ("own", [3, 1, 2, 34])])
-def test_the_prompt_is_the_whole_row(layout: Any, wanted: list[int]) -> None:
+def test_the_prompt_covers_the_whole_row(layout: Any, wanted: list[int]) -> None:
     visual = torch.tensor([0, 1, 1, 0, 0]).bool()
     prompted = network(layout).prompt(numbered(5)[0], numbered(5)[0], visual)
     assert prompted.states[:, 0].tolist() == wanted

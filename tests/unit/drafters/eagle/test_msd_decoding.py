@@ -37,7 +37,7 @@ def double_model() -> Any:
     + [(layout, [Picture.random(3), [20, 21]], False) for layout in LAYOUTS]
     + [("next", [[5, 6], Picture.random(1), Picture.random(2)], True)],  # ends with an image
 )
-def test_the_cache_gives_what_recomputing_everything_gives(layout: str, row: list[Any], begin: bool) -> None:
+def test_the_cache_equals_recomputing_everything(layout: str, row: list[Any], begin: bool) -> None:
     """Through rejections and plain rounds: every draft, in float64."""
     model, own = double_model(), batch_of("llava", [row], begin)
     pixels = {name: part.double() for name, part in own.items() if part.is_floating_point()}
@@ -82,7 +82,7 @@ def test_a_chat_with_pictures_is_one_row(layout: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_a_batch_get_the_columns_that_they_get_alone(layout: str) -> None:
+def test_batched_columns_equal_single_ones(layout: str) -> None:
     model = vision_model("llava")
     drafter, given = tree_growing("msd", model, visual_token=layout), torch.tensor([6, 14, 21])
     with torch.inference_mode():

@@ -39,7 +39,7 @@ def rows(net: DraftNetwork, embeds: Tensor, features: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_layer_is_llamas(bias: bool, packed: bool) -> None:
+def test_the_layer_equals_llamas(bias: bool, packed: bool) -> None:
     net = network(input_norm=True, attention_bias=bias, rope_theta=500.0)
     config = LlamaConfig(**SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, attention_bias=bias)
     config._attn_implementation = "eager"
@@ -59,7 +59,7 @@ def test_the_layer_is_llamas(bias: bool, packed: bool) -> None:
     torch.testing.assert_close(found, wanted[0] if isinstance(wanted, tuple) else wanted)
 
 
-def test_eagle_in_a_few_lines() -> None:
+def test_a_step_equals_eagle_written_out() -> None:
     """fc([embedding of t + 1; feature of t]), attention with no norm before it, MLP behind one, no norm at the end."""
     net = network(num_key_value_heads=4)
     embeds, features = inputs(1)
@@ -86,7 +86,7 @@ def test_eagle_in_a_few_lines() -> None:
     torch.testing.assert_close(rows(net, embeds, features)[0], wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_columns_at_once_or_one_after_another() -> None:
+def test_columns_at_once_equal_one_after_another() -> None:
     net = network(fc_norm=True)
     embeds, features = inputs()
     whole = rows(net, embeds, features)
@@ -149,6 +149,6 @@ def test_odd_settings_are_one_clear_error(changes: dict[str, Any]) -> None:
         DraftConfig(**{**SHAPE, **changes})
 
 
-def test_a_system_that_is_none() -> None:
+def test_unknown_systems_are_refused() -> None:
     with pytest.raises(InputError, match="`system` must be one of eagle3, eagle"):
         network_class("hawk")

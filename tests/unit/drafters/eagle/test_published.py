@@ -137,7 +137,7 @@ def hidden(network: DraftNetwork, embeds: Tensor, features: Tensor, visual: Tens
 
 @pytest.mark.parametrize("pickled", [True, False])
 @pytest.mark.parametrize("bias", [False, True])
-def test_eagle_gives_what_is_published(tmp_path: Path, pickled: bool, bias: bool) -> None:
+def test_a_converted_eagle_equals_a_naive_reading(tmp_path: Path, pickled: bool, bias: bool) -> None:
     state = layer(bias)
     config = {**BASE, "model_type": "llama", "rope_theta": 500000.0}
     network = read_network(convert(published(tmp_path / "in", state, config, pickled), tmp_path / "out"))
@@ -150,7 +150,7 @@ def test_eagle_gives_what_is_published(tmp_path: Path, pickled: bool, bias: bool
 
 @pytest.mark.parametrize("rounds", [0, 4])
 @pytest.mark.parametrize("qwen", [False, True])
-def test_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, rounds: int) -> None:
+def test_a_converted_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, rounds: int) -> None:
     """As its code does it, two images: embeddings and mask are moved by one, fc runs everywhere, then visual columns
     are overwritten. LLaVA's form has no first norm and no biases of attention; Qwen2-VL's has both, and one number for
     all three axes of a position. The last columns come as later rounds bring them, each over the cache."""
@@ -178,7 +178,7 @@ def test_msd_gives_the_published_logits(tmp_path: Path, qwen: bool, rounds: int)
 
 
 @pytest.mark.parametrize("qwen", [False, True])
-def test_vispec_gives_what_is_published(tmp_path: Path, qwen: bool) -> None:
+def test_a_converted_vispec_equals_a_naive_reading(tmp_path: Path, qwen: bool) -> None:
     state, config = vispec(qwen, 3), {**BASE, "model_type": "llava_next", "vision_config": {}}
     network = read_network(convert(published(tmp_path / "in", state, config), tmp_path / "out"))
     assert network.system == "vispec"
@@ -219,7 +219,7 @@ def test_a_published_drafter_leaves_the_text_as_it_is(tmp_path: Path, state: Any
     assert torch.equal(out.sequences, model.generate(**inputs, **options))
 
 
-def test_a_vocabulary_that_grew(tmp_path: Path) -> None:
+def test_a_smaller_published_vocabulary_needs_an_option(tmp_path: Path) -> None:
     """MSD's LLaVA has 32000 tokens, llava-hf's 64 more: an error that names both, and an option."""
     state, model = layer(), vision_model("llava")
     state["embed_tokens.weight"] = state["embed_tokens.weight"][:60]
@@ -258,7 +258,7 @@ def test_precision_is_kept_and_parts_of_the_target_are_left_behind(tmp_path: Pat
         ({"embed_tokens.weight": None}, {"vocab_size": None}, "vocab_size"),
     ],
 )
-def test_what_cannot_be_converted(
+def test_unconvertible_folders_are_refused(
     tmp_path: Path, change: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
     state = {name: value for name, value in (layer() | change).items() if value is not None}
@@ -273,7 +273,7 @@ class Evil:
         return (Path.touch, (Path("/tmp/mmdec-was-here"),))
 
 
-def test_bad_files(tmp_path: Path) -> None:
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json"):
         convert(tmp_path, tmp_path / "out")
     source = published(tmp_path / "in", layer(), LLAVA)
@@ -298,7 +298,7 @@ def test_bad_files(tmp_path: Path) -> None:
         convert(source, tmp_path / "out", system="medusa")  # type: ignore[arg-type] # what a caller may do
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_converts_a_folder(tmp_path: Path) -> None:
     source = published(tmp_path / "in", vispec(), LLAVA)
     result = CliRunner().invoke(app, ["drafter", str(source), str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
@@ -352,7 +352,7 @@ def eagle3(prefix: str = "midlayer.", features: int = 3, mask: bool = False) -> 
     return state | {"d2t": IDS - torch.arange(40), "t2d": known}
 
 
-def test_eagle3_in_every_flat_form_is_one_network(tmp_path: Path) -> None:
+def test_every_flat_eagle3_format_gives_one_network(tmp_path: Path) -> None:
     """SafeAILab's pickle, SpecForge's safetensors, NeMo's prefix, speculators' names, with tables of either kind."""
     state, table = eagle3(), torch.randn(TOKENS, SIZE)
     ids = {**state, "d2t": IDS}  # the tokens themselves, where others have offsets
@@ -394,12 +394,14 @@ def test_eagle3_in_every_flat_form_is_one_network(tmp_path: Path) -> None:
         ({"norm_before_residual": True, "norm_output": True}, {"norm_before_residual": True, "norm_output": True}),
     ],
 )
-def test_what_eagle3s_config_says(tmp_path: Path, settings: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_eagle3_options_are_read_from_the_config(
+    tmp_path: Path, settings: dict[str, Any], fields: dict[str, Any]
+) -> None:
     config = read_network(published(tmp_path / "in", eagle3(), {**EAGLE3, **settings})).config
     assert {name: getattr(config, name) for name in fields} == fields
 
 
-def test_peagle_flat(tmp_path: Path) -> None:
+def test_flat_peagle_folders_need_a_mask_token(tmp_path: Path) -> None:
     config = {**EAGLE3, "architectures": ["PEagleDraftModel"], "mask_token_id": 9}
     network = read_network(published(tmp_path / "in", eagle3(mask=True), config))
     assert getattr(network.config, "mask_token", None) == 9
@@ -430,7 +432,9 @@ def test_peagle_flat(tmp_path: Path) -> None:
         ({}, {"num_attention_heads": 5}, "heads"),
     ],
 )
-def test_what_eagle3_cannot_be(tmp_path: Path, change: dict[str, Any], settings: dict[str, Any], message: str) -> None:
+def test_unsupported_eagle3_folders_are_refused(
+    tmp_path: Path, change: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
     state = {name: value for name, value in (eagle3() | change).items() if value is not None}
     with pytest.raises(InputError, match=message):
         read_network(published(tmp_path / "in", state, {**EAGLE3, **settings}))
@@ -447,7 +451,7 @@ def test_what_eagle3_cannot_be(tmp_path: Path, change: dict[str, Any], settings:
         ({"speculators_model_type": "dflash2"}, "DFlash 2"),
     ],
 )
-def test_drafters_that_are_known_and_not_supported(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_unsupported_drafters_are_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     state = {"fc.weight": torch.zeros(SIZE, 3 * SIZE), "hidden_norm.weight": torch.ones(SIZE)}
     source = published(tmp_path / "in", state, {"num_attention_heads": 4, **settings})
     for load in (lambda: mmdec.load_drafter(source, language_model()), lambda: convert(source, tmp_path / "out")):

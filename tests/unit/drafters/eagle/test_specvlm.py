@@ -42,7 +42,7 @@ def row(images: tuple[tuple[int, int], ...] = IMAGES, length: int = LENGTH, seed
     return torch.randn(length, 16, generator=drawn), torch.randn(length, 16, generator=drawn), visual
 
 
-def test_the_gates_gradient_by_hand() -> None:
+def test_the_gates_gradient_equals_a_hand_computation() -> None:
     torch.manual_seed(3)
     logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
     choice, factor = top_choice(logits, 0.7, training=True)
@@ -58,13 +58,13 @@ def test_the_gates_gradient_by_hand() -> None:
     assert logits.grad.tolist() == pytest.approx(by_hand, abs=1e-6)
 
 
-def test_in_use_the_best_choice_wins_without_noise() -> None:
+def test_inference_takes_the_best_choice_without_noise() -> None:
     before = torch.random.get_rng_state()
     assert top_choice(torch.tensor([0.1, 0.4, 0.2]), 1.0, training=False) == (1, None)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_gumbels_choices_follow_the_softmax() -> None:
+def test_gumbel_samples_follow_the_softmax() -> None:
     torch.manual_seed(0)
     logits = torch.tensor([0.0, 1.0])
     share = sum(top_choice(logits, 1.0, training=True)[0] for _ in range(4000)) / 4000
@@ -81,7 +81,7 @@ def test_the_gate_learns_through_the_states() -> None:
 
 @pytest.mark.parametrize("name", ["prune", "pool", "conv", "resampler", "text-only"])
 @pytest.mark.parametrize("fc_norm", [False, True])
-def test_one_compressor_against_a_naive_prompt(name: str, fc_norm: bool) -> None:
+def test_one_compressor_equals_a_naive_prompt(name: str, fc_norm: bool) -> None:
     """All columns fused and then compressed; dropping, averaging and the depthwise convolution before."""
     model = network(compressors=(name,), grid=(8, 8), fc_norm=fc_norm)
     assert model.gate is None
@@ -132,7 +132,7 @@ def test_text_keeps_its_columns_and_images_their_places(
     assert len(found.kept) == int(visual.sum())
 
 
-def test_a_full_convolution_reads_what_fc_gives() -> None:
+def test_a_full_convolution_reads_the_output_of_fc() -> None:
     model = network(compressors=("conv",), depthwise=False)
     embeds, features, visual = row(((2, 66),))
     fused = model.fuse(embeds[1:], features[:-1])
@@ -193,7 +193,7 @@ def test_the_small_models_network_is_small() -> None:
     assert sum(part.numel() for part in model.parameters()) <= 600_000
 
 
-def test_expected_cost() -> None:
+def test_the_expected_kept_share_averages_the_choices() -> None:
     config = SpecVLMConfig(**SIZES)
     logits = torch.zeros(5)
     assert float(expected_kept_share(logits, config, 100)) == pytest.approx((0.05 + 0.05 + 1 / 3 + 0.02) / 5)

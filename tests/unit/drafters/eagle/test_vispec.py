@@ -61,7 +61,7 @@ def naive(model: ViSpec, embeds: torch.Tensor, features: torch.Tensor, visual: t
 
 @pytest.mark.parametrize("queries", [1, 2, 3])
 @pytest.mark.parametrize("images", [(), ((2, 12),), ((0, 9), (12, 20)), ((5, 24),)])
-def test_prompts_against_a_naive_reading(queries: int, images: tuple[tuple[int, int], ...]) -> None:
+def test_prompts_equal_a_naive_reading(queries: int, images: tuple[tuple[int, int], ...]) -> None:
     model = network(queries=queries)
     embeds, features, visual = row(images)
     found = model.prompt(embeds, features, visual)
@@ -80,7 +80,7 @@ def test_prompts_against_a_naive_reading(queries: int, images: tuple[tuple[int, 
     torch.testing.assert_close(later[0], by_hand)
 
 
-def test_mixing_by_hand() -> None:
+def test_mixing_equals_a_hand_computation() -> None:
     """img_fc begins as [I | 0]; with [I | 2 I] the global vector counts double."""
     model = ViSpec(ViSpecConfig(**SIZES))
     embeds, features = torch.randn(3, 16), torch.randn(3, 16)

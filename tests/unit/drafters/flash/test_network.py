@@ -41,7 +41,7 @@ def row(images: tuple[tuple[int, int], ...], length: int = 24, seed: int = 1) ->
     return torch.randn(length, 16, generator=drawn), torch.randn(length, 16, generator=drawn), visual
 
 
-def test_fusion_by_hand() -> None:
+def test_fusion_equals_a_hand_computation() -> None:
     model = network()
     embeds, features = torch.randn(16), torch.randn(16)
     x = torch.cat([embeds, features])
@@ -52,7 +52,7 @@ def test_fusion_by_hand() -> None:
 
 @pytest.mark.parametrize("plain_prefix", [False, True])
 @pytest.mark.parametrize("images", [(), ((3, 13),), ((0, 9), (12, 20)), ((5, 7),)])
-def test_prompts_against_a_naive_reading(images: tuple[tuple[int, int], ...], plain_prefix: bool) -> None:
+def test_prompts_equal_a_naive_reading(images: tuple[tuple[int, int], ...], plain_prefix: bool) -> None:
     model = network(plain_prefix=plain_prefix)
     embeds, features, visual = row(images)
     found = model.prompt(embeds, features, visual)
@@ -72,7 +72,7 @@ def test_prompts_against_a_naive_reading(images: tuple[tuple[int, int], ...], pl
     torch.testing.assert_close(found.states, torch.stack([states[column] for column in sorted(states)]))
 
 
-def test_slots_against_loops() -> None:
+def test_slots_equal_loops() -> None:
     """Slot (t, i) sees slot 0 of every earlier column and the slots up to i of its own, at RoPE positions t + i."""
     model, columns, count = network(), 5, 3
     states, features = torch.randn(columns, 16), torch.randn(16)
@@ -104,7 +104,7 @@ def test_slots_against_loops() -> None:
     torch.testing.assert_close(model.finish(hidden[0, -count:], features), torch.stack(wanted), rtol=1e-4, atol=1e-5)
 
 
-def test_refiners_by_hand() -> None:
+def test_refiners_equal_a_hand_computation() -> None:
     model = network()
     slot, told = torch.randn(16), torch.randn(16)
     refiner: Any = model.refiners[1]

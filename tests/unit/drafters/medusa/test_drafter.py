@@ -30,7 +30,7 @@ LINEAR = MedusaConfig(32, VOCABULARY, "linear", 3)
 heads = partial(medusa_heads, std=0.3)
 
 
-def test_sizes_are_those_of_the_published_heads() -> None:
+def test_sizes_equal_the_published_heads() -> None:
     with torch.device("meta"):
         made = MedusaHeads(MedusaConfig(1280, 51865, "block", 10, 20, 5120))
     assert sum(weight.numel() for weight in made.heads[0].parameters()) == 1_639_680
@@ -43,7 +43,7 @@ def test_new_heads_predict_what_the_model_predicts() -> None:
     torch.testing.assert_close(MedusaHeads(LINEAR)(hidden), hidden[:, :, None].expand(-1, -1, 3, -1))
 
 
-def test_the_blocks_layer_is_whispers() -> None:
+def test_the_block_layer_equals_whispers() -> None:
     config = WhisperConfig(d_model=32, decoder_attention_heads=2, decoder_ffn_dim=48)
     config._attn_implementation = "eager"
     layer = WhisperDecoderLayer(config, 0).eval()
@@ -122,7 +122,7 @@ def test_the_drafter_reads_what_training_reads() -> None:
                     live = [2, 0]
 
 
-def test_what_is_expected_of_heads_is_a_distribution() -> None:
+def test_expected_acceptance_is_a_distribution() -> None:
     for row in default_chances(10):
         assert len(row) == MAX_RANKS
         assert 0 < sum(row) < 1
@@ -145,7 +145,7 @@ def test_bad_arguments_are_named(make: Any, match: str) -> None:
         make()
 
 
-def test_heads_on_disk_draft_for_their_model_alone(tmp_path: Path) -> None:
+def test_heads_on_disk_draft_only_for_their_model(tmp_path: Path) -> None:
     model = whisper()
     made = heads(BLOCK)
     save_heads(tmp_path / "heads", made, ranks=[[0.7, 0.1]] * 3)
@@ -228,7 +228,7 @@ def test_published_heads_are_converted(tmp_path: Path, kind: str, shards: bool) 
     torch.testing.assert_close(loaded.heads.state_dict(), drafter.heads.state_dict(), rtol=0, atol=0)
 
 
-def test_what_cannot_be_converted_is_named(tmp_path: Path) -> None:
+def test_unconvertible_heads_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="config"):
         convert(tmp_path, tmp_path / "out")
     published(tmp_path / "in", "medusa_block", True)

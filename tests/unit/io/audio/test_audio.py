@@ -81,7 +81,7 @@ def test_mp3_and_ogg_read(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("read", [audio.load_audio, audio.sound_seconds])
-def test_what_is_said_of_a_recording_names_its_file(
+def test_errors_name_the_recordings_file(
     tmp_path: Path, read: Callable[[Path], object], value: float | None, rate: int, said: str
 ) -> None:
     path = tmp_path / "odd one.wav"
@@ -251,7 +251,7 @@ def hertz(samples: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("as_object", [False, True])
 @pytest.mark.parametrize("suffix", CODECS)
-def test_a_tone_comes_back(suffix: str, as_object: bool, tmp_path: Path) -> None:
+def test_a_saved_tone_is_read_back(suffix: str, as_object: bool, tmp_path: Path) -> None:
     content, path = contained(TONE, suffix), tmp_path / f"tone{suffix}"
     path.write_bytes(content)
     samples = audio.load_audio(io.BytesIO(content) if as_object else path)
@@ -298,7 +298,7 @@ def test_without_pyav_the_error_says_what_to_run(suffix: str, tmp_path: Path, mo
         ("", "Convert it to 16-bit PCM wav."),
     ],
 )
-def test_the_command(path: str, said: str) -> None:
+def test_the_suggested_ffmpeg_command_quotes_its_paths(path: str, said: str) -> None:
     assert conversion(path) == said
 
 
@@ -307,14 +307,14 @@ def test_the_command_overwrites_no_recording_that_is_there(tmp_path: Path) -> No
     assert conversion(f"{tmp_path / 'talk.m4a'}").endswith(f"{tmp_path / 'talk-converted.wav'}`.")
 
 
-def test_an_empty_file_is_told(tmp_path: Path) -> None:
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "talk.wav"
     path.touch()
     with pytest.raises(InputError, match=r"\(it is empty\)\. Name another\."):
         audio.load_audio(path)
 
 
-def test_what_is_longer_than_the_limit_is_refused(tmp_path: Path) -> None:
+def test_recordings_over_the_limit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tone.webm"
     path.write_bytes(contained(TONE, ".webm"))
     with pytest.raises(InputError, match="must last at most"):

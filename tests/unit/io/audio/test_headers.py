@@ -110,7 +110,7 @@ def test_a_right_header_is_not_touched(form: Format) -> None:
 
 
 @pytest.mark.parametrize("subtype", ["ULAW", "FLOAT", "PCM_U8", "IMA_ADPCM"])
-def test_other_encodings_of_wav(subtype: str) -> None:
+def test_other_wav_encodings_are_read(subtype: str) -> None:
     right = encoded(FORMATS[0], subtype)
     wanted = audio.load_audio(io.BytesIO(right))
     for change in LIES.values():
@@ -161,7 +161,7 @@ def through_pipe(content: bytes) -> np.ndarray:
     return np.concatenate([*stream_pieces(sound, stream)])
 
 
-def test_raw_samples_with_half_a_sample_are_still_refused() -> None:
+def test_raw_samples_with_half_a_sample_are_refused() -> None:
     with pytest.raises(InputError, match="whole sample of 2 bytes, but ends with 1 bytes"):
         list(stream_pieces(PipedSound(RATE, 1, "s16", None, b""), io.BytesIO(bytes(11))))
     assert len(decode_samples(bytes(10), "s16")) == 5

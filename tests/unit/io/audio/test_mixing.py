@@ -59,7 +59,7 @@ def test_channels_that_do_not_cancel_are_averaged(channels: list[np.ndarray]) ->
     assert mixer.note == ""
 
 
-def test_a_late_opposite_channel() -> None:
+def test_a_delayed_opposite_channel_is_inverted() -> None:
     for late in (1, 3, 8):
         mixed, _ = mix(np.stack([VOICE, -np.roll(VOICE, late)], 1), RATE)
         assert np.corrcoef(mixed, VOICE)[0, 1] > 0.9

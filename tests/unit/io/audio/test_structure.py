@@ -61,7 +61,7 @@ def test_sound_that_starts_late_is_late(kind: str, codec: str, pictures: bool) -
 
 
 @pytest.mark.parametrize(("kind", "codec"), TRACKS[:-1])
-def test_a_hole_is_silence(kind: str, codec: str) -> None:
+def test_gaps_become_silence(kind: str, codec: str) -> None:
     recording = read(film(FILM, kind, codec, hole=(3.0, 5.0)))
     assert_bursts(recording, [0.5, 1.5, 2.5, 8.5, 9.5, 10.5])
     assert recording.note == ""
@@ -86,7 +86,7 @@ def test_a_timestamp_of_hours_is_refused(kind: str, codec: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", CODECS)
-def test_a_whole_container_has_no_note(suffix: str) -> None:
+def test_an_undamaged_container_has_no_note(suffix: str) -> None:
     assert read(contained(FILM, suffix), strict=True).note == ""
 
 
@@ -159,14 +159,14 @@ def encoded(kind: str, seconds: int = 10) -> bytes:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_whole_file_has_no_note(kind: str) -> None:
+def test_an_undamaged_file_has_no_note(kind: str) -> None:
     recording = read(encoded(kind), strict=True)
     assert recording.note == ""
     assert len(recording.samples) == pytest.approx(10 * RATE, abs=10)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_cut_file_is_noted(kind: str) -> None:
+def test_a_truncated_file_is_noted(kind: str) -> None:
     content = encoded(kind)
     cut = content[: int(0.9 * len(content))]
     recording = read(cut)

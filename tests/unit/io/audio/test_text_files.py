@@ -15,7 +15,7 @@ TEXTS = ["Hello.\n", "<!DOCTYPE html>\r\n<p>404</p>", '{"error": "é"}', "\ufeff
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("named", [True, False])
-def test_text_is_no_sound(text: str, named: bool, tmp_path: Path) -> None:
+def test_text_files_are_refused_as_sound(text: str, named: bool, tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(text.encode())
     with pytest.raises(InputError, match="it is a text file") as caught:
         mmdec.transcribe(tmp_path / "a.wav" if named else io.BytesIO(text.encode()))

@@ -112,7 +112,7 @@ def test_a_window_keeps_what_surrounds_the_voice() -> None:
     assert places(windows(sound, [777])) == [(3 * RATE - LEAD * BLOCK, 5 * RATE + TAIL * BLOCK)]
 
 
-def test_a_short_pause_ends_nothing() -> None:
+def test_a_short_pause_ends_no_window() -> None:
     sound = talk([0.5, ("two_cities", 3.7), 0.3, ("two_cities", 3.7), 3.0])
     assert len(windows(sound, [1600])) == 1
     assert len(windows(sound, [1600], pause=0.5)) == 2
@@ -145,7 +145,7 @@ def test_memory_is_bounded() -> None:
     assert sum(block.untyped_storage().nbytes() for block in cutter._blocks) <= LEAD * 4 * RATE
 
 
-def test_open_says_whether_a_pause_has_begun() -> None:
+def test_an_open_window_says_whether_a_pause_has_begun() -> None:
     cutter = SpeechWindows(2.0, WHOLE)
     assert cutter.open() is None
     cutter.add(torch.from_numpy(buzz(3.0)))

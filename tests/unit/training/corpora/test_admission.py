@@ -35,7 +35,7 @@ def test_a_second_run_reads_nothing(paths: list[Path], tmp_path: Path, monkeypat
     assert seconds_of(paths, tmp_path / "kept") == FOUND
 
 
-def test_what_was_mended_is_read_again(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repaired_files_are_read_again(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds_of(paths, tmp_path)
     paths[2].write_bytes(sound(2, 2.0))
     read: list[Path] = []
@@ -49,21 +49,23 @@ def test_what_was_mended_is_read_again(paths: list[Path], tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("content", [b"", b"[[1, 2", b"[]", b"7", b"\xff", b"[1, 2, 3, 4]"])
-def test_a_damaged_file_of_what_was_found_is_written_anew(content: bytes, paths: list[Path], tmp_path: Path) -> None:
+def test_a_damaged_store_is_rewritten(content: bytes, paths: list[Path], tmp_path: Path) -> None:
     seconds_of(paths, tmp_path)
     (kept,) = tmp_path.glob(".recordings-*.json")
     kept.write_bytes(content)
     assert seconds_of(paths, tmp_path) == FOUND
 
 
-def test_many_are_read_by_several_processes(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_files_are_read_by_several_processes(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "MIN_PARALLEL_FILES", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert seconds_of(paths, None) == FOUND
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_sides_of_pictures(tmp_path: Path) -> None:
+def test_picture_sizes_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(picture(0, 6))
     assert sizes_of([path], tmp_path) == [36.0]

@@ -65,7 +65,7 @@ def changed(sound: np.ndarray, draw: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [-0.14, 0.0, 0.14])
-def test_a_mouth_of_another_size_at_the_same_pitch(size: float) -> None:
+def test_formants_shift_without_the_pitch(size: float) -> None:
     sound = voiced(125, 2000)
     made = changed(sound, Drawn(size))
     assert made.shape == sound.shape
@@ -79,7 +79,7 @@ def test_nothing_changes_where_nothing_is_drawn() -> None:
     np.testing.assert_allclose(changed(sound, Drawn(0.0))[512:-512], sound[512:-512], atol=1e-4)
 
 
-def test_a_muffled_microphone_hears_nothing_above_its_edge() -> None:
+def test_a_muffled_microphone_cuts_high_frequencies() -> None:
     sound = np.random.default_rng(0).standard_normal(COUNT).astype(np.float32) * 0.1
     before, after = power(sound), power(changed(sound, Drawn(0.0, muffled=True)))
     edge = sounds.DULLEST
@@ -100,7 +100,7 @@ def test_silence_stays_silence() -> None:
     assert np.abs(changed(np.zeros(8000, np.float32), np.random.default_rng(0))).max() < 1e-6
 
 
-def test_pace() -> None:
+def test_speed_changes_the_length() -> None:
     sound = voiced(100, 1000)
     quick = sounds.speed_perturb(sound, 1.25)
     assert len(quick) == round(len(sound) / 1.25)
@@ -108,7 +108,7 @@ def test_pace() -> None:
     assert frequency[np.convolve(power(quick), np.hanning(1601), "same").argmax()] == pytest.approx(1250, abs=60)
 
 
-def test_a_microphone_is_uneven() -> None:
+def test_a_microphone_colours_the_spectrum() -> None:
     """Gains of 4 dB up and down in turn, at 0, 200, 500, 1000 Hz and so on."""
     sound = np.random.default_rng(0).standard_normal(COUNT).astype(np.float32) * 0.1
     before, after = power(sound), power(changed(sound, Drawn(0.0, gain=1.0)))
@@ -117,7 +117,7 @@ def test_a_microphone_is_uneven() -> None:
         assert 10 * np.log10(after[near].mean() / before[near].mean()) == pytest.approx(4.0 * sign, abs=0.6)
 
 
-def test_noise_has_a_colour() -> None:
+def test_noise_has_the_given_spectrum() -> None:
     """The slope of its power lies between none (white) and -6 dB an octave (brown)."""
     slopes = []
     for seed in range(12):
@@ -128,7 +128,7 @@ def test_noise_has_a_colour() -> None:
     assert -1.5 < max(slopes) < 0.3
 
 
-def test_a_room_answers_and_falls_silent() -> None:
+def test_a_room_adds_reverberation_that_decays() -> None:
     click = np.zeros(SAMPLE_RATE, np.float32)
     click[1000] = 1.0
     made = sounds.reverberate(click, np.random.default_rng(3))
@@ -177,7 +177,7 @@ def test_noise_alone_is_bounded(count: int) -> None:
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_the_seed_decides_whatever_was_drawn_before(name: str) -> None:
+def test_results_depend_on_the_seed_alone(name: str) -> None:
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002
     first = RANDOM[name](7)
@@ -205,7 +205,7 @@ def test_global_generators_are_put_back_after_an_error() -> None:
     assert random.getstate() == before
 
 
-def test_another_process_makes_the_same() -> None:
+def test_augmentation_is_the_same_in_another_process() -> None:
     code = """
 import hashlib
 import numpy as np
@@ -250,7 +250,7 @@ def test_without_the_package_an_error_says_what_to_install(monkeypatch: pytest.M
     sounds._audiomentations.cache_clear()
 
 
-def test_voices_murmur() -> None:
+def test_babble_is_made_of_voices() -> None:
     sound = np.r_[voiced(120, 800), np.zeros(COUNT, np.float32)]
     added = sounds.add_babble(sound, 0.0, np.random.default_rng(0)) - sound
     assert np.mean(added[-COUNT:] ** 2) > 0.1 * np.mean(sound**2)  # in the pause, too

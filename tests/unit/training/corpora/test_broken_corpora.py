@@ -75,7 +75,7 @@ def rename(root: Path, layout: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_without_damage_it_is_taken(layout: str, copied: Callable[[str], Path]) -> None:
+def test_undamaged_corpora_are_accepted(layout: str, copied: Callable[[str], Path]) -> None:
     assert LAYOUTS[layout].take(copied(layout))
 
 
@@ -88,7 +88,7 @@ BYTES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", BYTES)
 @pytest.mark.parametrize("layout", TEXT)
-def test_bytes_that_are_not_utf8(layout: str, damage: str, copied: Callable[[str], Path]) -> None:
+def test_text_that_is_not_utf8_is_refused(layout: str, damage: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     content = file.read_bytes()
@@ -106,7 +106,7 @@ def test_a_byte_order_mark_is_passed_over(layout: str, copied: Callable[[str], P
 
 
 @pytest.mark.parametrize("layout", TEXT)
-def test_a_text_that_is_too_long(layout: str, copied: Callable[[str], Path]) -> None:
+def test_too_long_texts_are_refused(layout: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     content = file.read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ def test_a_text_that_is_too_long(layout: str, copied: Callable[[str], Path]) -> 
 
 @pytest.mark.parametrize(("damage", "said"), [("\0", "a NUL"), ("\r", "a carriage return")])
 @pytest.mark.parametrize("layout", LINES)
-def test_lines_that_are_no_text(layout: str, damage: str, said: str, copied: Callable[[str], Path]) -> None:
+def test_binary_lines_are_refused(layout: str, damage: str, said: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     lines = file.read_text(encoding="utf-8").split("\n")
@@ -128,7 +128,7 @@ def test_lines_that_are_no_text(layout: str, damage: str, said: str, copied: Cal
 
 @pytest.mark.parametrize("damage", ["missing", "folder", "empty"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_list_that_is_none(layout: str, damage: str, copied: Callable[[str], Path]) -> None:
+def test_missing_or_empty_lists_are_refused(layout: str, damage: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     file.unlink()
@@ -143,7 +143,7 @@ def test_a_list_that_is_none(layout: str, damage: str, copied: Callable[[str], P
 
 
 @pytest.mark.parametrize("layout", [name for name in TEXT if name not in LINES or name in ("json lines", "questions")])
-def test_json_that_is_cut(layout: str, copied: Callable[[str], Path]) -> None:
+def test_truncated_json_is_refused(layout: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     file.write_bytes(file.read_bytes()[:-5])
@@ -152,7 +152,7 @@ def test_json_that_is_cut(layout: str, copied: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("name", ["absolute", "../outside/stolen", "link"])
 @pytest.mark.parametrize("layout", NAMED)
-def test_names_that_lead_out(layout: str, name: str, copied: Callable[[str], Path]) -> None:
+def test_paths_outside_the_corpus_are_refused(layout: str, name: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     own = root / LAYOUTS[layout].file
     outside = root.parent / "outside" / f"stolen{own.suffix}"
@@ -178,14 +178,14 @@ def test_names_that_lead_out(layout: str, name: str, copied: Callable[[str], Pat
 
 @pytest.mark.parametrize("layout", [name for name in NAMED if LAYOUTS[name].listed.endswith(("json", "jsonl"))])
 @pytest.mark.parametrize("name", ["", ".", "a\0b", "\ud800"])
-def test_names_that_no_file_has(layout: str, name: str, copied: Callable[[str], Path]) -> None:
+def test_impossible_file_names_are_refused(layout: str, name: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     rename(root, layout, name)
     refused(layout, root, place(layout), Path(LAYOUTS[layout].listed).name)
 
 
 @pytest.mark.parametrize("layout", ["chapters", "manifest", "json lines", "questions", "textvqa", "vqav2"])
-def test_ids_that_come_twice(layout: str, copied: Callable[[str], Path]) -> None:
+def test_duplicate_ids_are_refused(layout: str, copied: Callable[[str], Path]) -> None:
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     if file.suffix == ".json":
@@ -198,7 +198,7 @@ def test_ids_that_come_twice(layout: str, copied: Callable[[str], Path]) -> None
 
 
 @pytest.mark.parametrize("table", ["train.tsv", "train.alignment.tsv", "train.references.tsv", "../cv/fr/train.tsv"])
-def test_rows_that_contradict_each_other(table: str, copied: Callable[[str], Path]) -> None:
+def test_contradicting_rows_are_refused(table: str, copied: Callable[[str], Path]) -> None:
     root = copied("pairs")
     file = root / "cvss_c" / table
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -217,7 +217,7 @@ def test_rows_that_contradict_each_other(table: str, copied: Callable[[str], Pat
         ("sounds/train-1.flac\tgood day\t", "has no `split`"),
     ],
 )
-def test_rows_of_a_manifest_that_lack_something(line: str, said: str, copied: Callable[[str], Path]) -> None:
+def test_incomplete_manifest_rows_are_refused(line: str, said: str, copied: Callable[[str], Path]) -> None:
     root = copied("manifest")
     lines = (root / "m.tsv").read_text(encoding="utf-8").splitlines()
     lines[2] = line
@@ -226,7 +226,7 @@ def test_rows_of_a_manifest_that_lack_something(line: str, said: str, copied: Ca
 
 
 @pytest.mark.parametrize("changes", [{"split": None}, {"split": ""}, {"split": 3}, {"text": None}, {"text": 5}])
-def test_rows_of_json_lines_that_lack_something(changes: dict[str, Any], copied: Callable[[str], Path]) -> None:
+def test_incomplete_json_rows_are_refused(changes: dict[str, Any], copied: Callable[[str], Path]) -> None:
     root = copied("json lines")
     lines = (root / "m.jsonl").read_text(encoding="utf-8").splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | changes)
@@ -235,7 +235,7 @@ def test_rows_of_json_lines_that_lack_something(changes: dict[str, Any], copied:
 
 
 @pytest.mark.parametrize("layout", ["manifest", "json lines"])
-def test_no_row_has_a_split(layout: str, copied: Callable[[str], Path]) -> None:
+def test_a_manifest_without_splits_is_refused(layout: str, copied: Callable[[str], Path]) -> None:
     """They are divided: what the run is measured with, it was not trained on."""
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
@@ -273,7 +273,7 @@ def test_nothing_is_trained_on_what_is_held_out(
 
 
 @pytest.mark.parametrize("layout", TRAINED)
-def test_one_file_is_in_both_splits(layout: str, copied: Callable[[str], Path]) -> None:
+def test_a_file_in_both_splits_is_refused(layout: str, copied: Callable[[str], Path]) -> None:
     """By a row that is listed in both, or by a link."""
     root = copied(layout)
     if layout in ("pairs", "english half"):
@@ -291,7 +291,7 @@ def test_one_file_is_in_both_splits(layout: str, copied: Callable[[str], Path]) 
     refused(layout, root, "for development than for training", "1 are in both", allow_absolute_paths=True)
 
 
-def test_a_question_held_out_of_one_list_is_not_trained_on(copied: Callable[[str], Path]) -> None:
+def test_questions_held_out_of_one_list_are_not_trained_on(copied: Callable[[str], Path]) -> None:
     root = copied("samples")
     rows = json.loads((root / "train.json").read_text())
     (root / "train.json").write_text(json.dumps([*rows, rows[0]]))
@@ -372,7 +372,7 @@ def test_one_bad_file_is_left_out_and_named(
 
 
 @pytest.mark.parametrize("layout", ["chapters", "manifest", "json lines"])
-def test_an_evaluation_is_left_with_a_missing_recording(layout: str, copied: Callable[[str], Path]) -> None:
+def test_an_evaluation_counts_a_missing_recording_as_empty(layout: str, copied: Callable[[str], Path]) -> None:
     """It counts as an empty transcript, and is named there; where all are missing, the corpus is another."""
     root = copied(layout)
     (root / LAYOUTS[layout].file).unlink()
@@ -387,5 +387,5 @@ def test_an_evaluation_is_left_with_a_missing_recording(layout: str, copied: Cal
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 @pytest.mark.parametrize("layout", TRAINED)
-def test_a_share_is_between_none_and_all(layout: str, share: float, copied: Callable[[str], Path]) -> None:
+def test_the_tolerated_share_is_between_zero_and_one(layout: str, share: float, copied: Callable[[str], Path]) -> None:
     refused(layout, copied(layout), "`max_bad_share` must be from 0 to 1", max_bad_share=share)

@@ -60,7 +60,7 @@ def test_pictures_lie_in_the_named_folder_or_in_images(tmp_path: Path) -> None:
         ({"question": "a", "image": "../x.png"}, "leads out"),
     ],
 )
-def test_what_is_wrong_is_named(row: Any, message: str, tmp_path: Path) -> None:
+def test_bad_rows_are_named_with_their_line(row: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message) as caught:
         read_chats(write(tmp_path / "a.jsonl", "", row))
     assert "ine 2 of" in str(caught.value)

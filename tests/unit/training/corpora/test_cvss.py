@@ -162,7 +162,7 @@ def test_canonical_takes_the_rendering_of_the_first_recording(corpus: TinyCorpus
         assert (row.translation, row.alignment, row.recording) == (first.translation, first.alignment, first.recording)
 
 
-def test_equal_sentences_meet_whatever_their_typography():
+def test_equal_sentences_match_whatever_their_typography():
     assert normalise("  C\u2019est  ICI, n'est-ce pas ?") == normalise("c'est ici n'est-ce pas")
     assert normalise("e\u0301te\u0301") == "été"
 
@@ -188,11 +188,11 @@ def test_phones_come_with_their_ends():
 
 
 @pytest.mark.parametrize("text", ["", "  ", "w", ":0.1", "w:x", "w:nan", "w:inf", "w:-0.1", "w:0.2 a:0.1"])
-def test_what_has_no_rising_finite_ends_is_refused(text: str):
+def test_phone_ends_must_be_finite_and_rise(text: str):
     with pytest.raises(InputError, match="`alignment` must"):
         parse_alignment(text)
 
 
-def test_names_leave_out_times_and_pauses_at_the_ends():
+def test_phone_names_omit_times_and_outer_pauses():
     assert phone_names("pau:0.1 w:0.2 pau:0.3 a:0.4 pau:0.5") == ["w", "pau", "a"]
     assert phone_names("pau:0.1") == phone_names("") == []

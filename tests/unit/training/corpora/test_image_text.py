@@ -72,7 +72,7 @@ def test_a_bad_row_is_named(tmp_path: Path, changes: dict[str, Any]) -> None:
         read_conversations(write(tmp_path, ["x"]))
 
 
-def test_a_list_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_lists_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="existing file"):
         read_conversations(tmp_path / "missing.json")
     for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000):
@@ -109,11 +109,11 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         ("red", "", False),
     ],
 )
-def test_what_is_right_in_other_words(answer: str, expected: str, right: bool) -> None:
+def test_paraphrases_count_as_right(answer: str, expected: str, right: bool) -> None:
     assert right_in_other_words(answer, expected) == right
 
 
-def test_what_a_right_answer_is() -> None:
+def test_right_answers_are_recognised() -> None:
     assert right_answer("in the  Top left", "In the top left.", "top left", "where")
     assert not right_answer("In the left.", "In the top left.", "top left", "where")
     assert not right_answer("In the top centre.", "In the centre.", "centre", "where")
@@ -171,7 +171,7 @@ def test_mmspec(tmp_path: Path) -> None:
     assert vqa.images == (tmp_path / "images" / "mmspec_001.jpg",)
 
 
-def test_a_list_of_ones_own(tmp_path: Path) -> None:
+def test_a_users_own_list(tmp_path: Path) -> None:
     rows = [
         {"image": ["a.png", "b/c.png"], "question": "Which is larger?", "answer": "The first"},
         {"question": "Say nothing.", "answers": ["-"] * 10, "task": "quiet"},
@@ -307,14 +307,14 @@ def test_pictures_are_swapped_within_a_task(tmp_path: Path) -> None:
         ("{", "must be JSON"),
     ],
 )
-def test_rows_that_are_none_are_named(tmp_path: Path, content: str, said: str) -> None:
+def test_broken_rows_are_named(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "q.jsonl").write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=said):
         read_questions(tmp_path / "q.jsonl")
 
 
 @pytest.mark.parametrize("content", ['{"data": [{"image_id": 1}]}', '{"questions": [{}]}', '{"a": 1}', "7"])
-def test_files_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "q.json").write_text(content, encoding="utf-8")
     with pytest.raises(InputError):
         read_questions(tmp_path / "q.json")

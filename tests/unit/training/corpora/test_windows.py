@@ -88,7 +88,7 @@ def test_utterances_of_both_layouts(corpus: Path, tmp_path: Path):
         ("m.tsv", "path\ttext\n", "must hold transcripts"),
     ],
 )
-def test_a_wrong_manifest_is_refused(tmp_path: Path, name: str, content: str, message: str):
+def test_wrong_manifests_are_refused(tmp_path: Path, name: str, content: str, message: str):
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         read_utterances(tmp_path / name)
@@ -151,7 +151,7 @@ def test_planned_windows_are_full(corpus: Path, tokenizer: WhisperTokenizer):
             assert loud[-1] / 16000 > length - 3.0  # at most the longest sentence is missing, and its pause
 
 
-def test_another_voice_says_the_same(corpus: Path, tokenizer: WhisperTokenizer):
+def test_another_voice_keeps_the_text(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     window = Window((0, 1), 5, 6.0)
     own, other = (compose(window, rows, tokenizer, replace(PLAIN, voice=voice)) for voice in (0.0, 1.0))
@@ -167,7 +167,7 @@ def test_a_window_of_noise_alone_has_no_text(corpus: Path, tokenizer: WhisperTok
     assert np.abs(made.sound).max() > 0
 
 
-def test_a_window_follows_from_its_seed(corpus: Path, tokenizer: WhisperTokenizer):
+def test_a_window_is_determined_by_its_seed(corpus: Path, tokenizer: WhisperTokenizer):
     rows = read_utterances(corpus, "train")
     items = [compose(Window((0, 1, 2), seed, 8.0), rows, tokenizer, Composition()) for seed in (1, 2, 2)]
     assert np.array_equal(items[2].sound, items[1].sound)

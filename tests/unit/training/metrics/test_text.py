@@ -32,7 +32,7 @@ def test_normalise(text: str, plain: str) -> None:
     assert metrics.normalise(plain) == plain
 
 
-def test_exact_means_any_rendering_whatever_the_marks() -> None:
+def test_exact_matches_ignore_punctuation_and_take_any_rendering() -> None:
     hypotheses = ["where is the station please", "Where's the station, please?", "Where is the hotel?"]
     assert metrics.exact(hypotheses, [STATION] * 3) == [True, True, False]
 
@@ -137,7 +137,7 @@ def test_asr_bleu_ignores_case_and_marks() -> None:
         ("", ""),
     ],
 )
-def test_texts_are_compared_as_they_are_heard(text: str, written: str) -> None:
+def test_texts_are_compared_by_their_sound(text: str, written: str) -> None:
     assert metrics.normalise_for_asr(text) == written
 
 

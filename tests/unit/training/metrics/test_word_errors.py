@@ -9,7 +9,7 @@ from mmdec.training.metrics.text import Edits, character_edits, rate, ratio, wor
 from tests.support.tiny_whisper import build_tokenizer
 
 
-def test_edits_are_told_apart() -> None:
+def test_edits_are_counted_by_kind() -> None:
     assert word_edits("a b c d", "a x c") == Edits(1, 1, 0, 4)
     assert word_edits("a  b ", "a b and c") == Edits(0, 0, 2, 2)
     assert character_edits("ab cd", "abcd") == Edits(0, 1, 0, 5)
@@ -18,14 +18,14 @@ def test_edits_are_told_apart() -> None:
     assert word_edits("a b", "") == Edits(0, 2, 0, 2)
 
 
-def test_a_rate_is_of_sums_and_not_of_means() -> None:
+def test_error_rates_are_ratios_of_sums() -> None:
     found = rate([Edits(1, 0, 0, 1), Edits(0, 0, 0, 9)])
     assert found["value"] == pytest.approx(0.1)
     assert (found["substitutions"], found["deletions"], found["insertions"], found["length"]) == (1, 0, 0, 10)
     assert rate([Edits(0, 0, 1, 0)])["value"] is None
 
 
-def test_the_interval_covers_what_it_should() -> None:
+def test_the_interval_is_1_96_standard_errors() -> None:
     """Half of 400 utterances of ten words have two errors: 0.1, give or take twice 0.1 / sqrt(400)."""
     value, low, high = ratio([2, 0] * 200, [10, 10] * 200)
     assert value == pytest.approx(0.1)

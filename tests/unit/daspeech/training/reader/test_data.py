@@ -42,7 +42,7 @@ def test_a_batch_holds_what_its_rows_say(folder: Path) -> None:
         assert (batch.units[row, batch.unit_lengths[row] :] == PAD).all()
 
 
-def test_an_epoch_follows_from_its_number_and_shares_its_folders(folder: Path) -> None:
+def test_an_epoch_is_determined_by_its_number_and_shares_its_folders(folder: Path) -> None:
     pairs = data(folder, batch_pieces=120, steps_per_epoch=2)
     pairs.setup("fit")
 
@@ -60,7 +60,7 @@ def test_an_epoch_follows_from_its_number_and_shares_its_folders(folder: Path) -
     assert 0.2 < few < 0.8  # the first folder has a tenth of the rows
 
 
-def test_all_references_are_trained_on_and_long_sentences_are_not(folder: Path) -> None:
+def test_training_takes_all_references_and_skips_long_sentences(folder: Path) -> None:
     pairs = data(folder, longest=25)
     pairs.setup("fit")
     pieces, units = pairs.folders[1]

@@ -29,7 +29,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "width"), [("whisper", 32), ("wav2vec2", 16)])
-def test_states_of_each_sound_are_its_own(models: Path, name: str, width: int) -> None:
+def test_batched_states_equal_single_ones(models: Path, name: str, width: int) -> None:
     encoder = load_speech_encoder(str(models / name))
     assert encoder.width == width
     states, lengths = encoder.read(SOUNDS, 0.2)
@@ -42,6 +42,6 @@ def test_states_of_each_sound_are_its_own(models: Path, name: str, width: int) -
         torch.testing.assert_close(alone[0], states[row, : count[0]], rtol=1e-4, atol=1e-4)
 
 
-def test_what_hears_nothing_is_refused(models: Path) -> None:
+def test_models_without_a_speech_encoder_are_refused(models: Path) -> None:
     with pytest.raises(InputError, match="`encoder` must be a Whisper or an encoder of speech"):
         load_speech_encoder(str(models / "llama"))

@@ -67,7 +67,7 @@ def test_a_transcript_is_what_plain_decoding_gives(folder: Path, data: Transcrip
         torch.testing.assert_close(data.store.get(window.name), whole[0, : len(states)], rtol=2e-2, atol=2e-2)
 
 
-def test_most_augmented_windows_have_little_silence_behind(folder: Path, data: TranscriptData, tmp_path: Path) -> None:
+def test_most_augmented_windows_end_with_little_silence(folder: Path, data: TranscriptData, tmp_path: Path) -> None:
     """Each fourth batch of augmented windows is padded to 30 s."""
     rows = read_utterances(folder / "manifest.tsv", "train")
     windows = [JoinedWindow((row,), "en", view) for row in rows for view in (1, 2, 3)]

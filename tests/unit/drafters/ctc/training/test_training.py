@@ -54,7 +54,7 @@ def test_each_distortion_changes_the_sound_and_follows_from_its_seed(part: str) 
     assert np.abs(changed / np.abs(changed).max() - plain / np.abs(plain).max()).max() > 1e-3
 
 
-def test_states_are_kept_once_and_those_of_new_recordings_are_added(folder: Path, tmp_path: Path) -> None:
+def test_states_are_stored_once_and_new_ones_added(folder: Path, tmp_path: Path) -> None:
     rows = [Utterance(folder / "clips" / f"{n}.wav", TEXTS[n], "x", "") for n in range(5)]
     encoder = load_speech_encoder(str(folder / "whisper"))
     keep_states([(row, 0) for row in rows[:3]], encoder, tmp_path, CLEAN)
@@ -71,7 +71,7 @@ def test_states_are_kept_once_and_those_of_new_recordings_are_added(folder: Path
     assert [state_name(row, 0) in names for row in rows] == [True] * 3 + [False] * 2
 
 
-def test_batches_hold_all_recordings_before_one_comes_again(folder: Path) -> None:
+def test_batches_hold_every_recording_before_any_repeats(folder: Path) -> None:
     sentences = data(folder)
     sentences.setup("fit")
     batches = sentences.group_by_length(list(sentences.texts), np.random.default_rng(0))
@@ -122,7 +122,7 @@ def test_top_layers_of_what_is_no_whisper_are_refused(folder: Path, tmp_path: Pa
         CtcModule(units=["a"], **SIZES, top=1)
 
 
-def test_a_head_goes_on_from_a_translators_folder(tmp_path: Path) -> None:
+def test_training_continues_from_a_translators_head(tmp_path: Path) -> None:
     made = write_translator(tmp_path / "model")
     sizes = json.loads((made / "config.json").read_text())["architecture"]["head"]
     units = [str(n) for n in range(sizes.pop("pieces"))]

@@ -81,7 +81,7 @@ def naive(module: Eagle3Module, texts: list[TargetFeatures], steps: list[Tensor]
 @pytest.mark.parametrize("size", [0, 40])
 @pytest.mark.parametrize("cells", [1 << 20, 100])
 @torch.no_grad()
-def test_the_loss_is_the_naive_one(size: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_equals_the_naive_one(size: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "CELLS", cells)
     monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.CELLS", cells)
     module = trainer_of(drafting(size), unroll=4, unroll_decay=0.8)
@@ -94,7 +94,7 @@ def test_the_loss_is_the_naive_one(size: int, cells: int, monkeypatch: pytest.Mo
     assert float(parts["round"]) == pytest.approx(rounds)
 
 
-def test_pieces_have_the_gradient_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_gradients_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = []
     for cells in (1 << 20, 100):
         monkeypatch.setattr("mmdec.drafters.eagle.training.eagle3.CELLS", cells)
@@ -105,7 +105,7 @@ def test_pieces_have_the_gradient_of_the_whole(monkeypatch: pytest.MonkeyPatch) 
     assert gradients[0].abs().max() > 0
 
 
-def test_simulated_chains_are_decoding() -> None:
+def test_simulated_chains_equal_decoding() -> None:
     """A network that knows one answer, with a draft vocabulary that lacks some of its tokens."""
     prompt = torch.tensor([[5, 6]])
     whole = MODEL.generate(input_ids=prompt, do_sample=False, max_new_tokens=30)
@@ -153,7 +153,7 @@ def test_the_configuration_stores_the_convention(options: dict[str, Any], expect
 
 
 @pytest.mark.parametrize("wrong", [{"columns": "both"}, {"draft_vocab": -1}])
-def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+def test_meaningless_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="must be"):
         Eagle3Module(**wrong)
 
@@ -163,7 +163,7 @@ def test_all_tokens_are_drafted_where_the_vocabulary_is_not_larger() -> None:
     assert config.draft_vocab_size == 0
 
 
-def test_unrolled_steps_are_those_of_the_loss() -> None:
+def test_unrolled_steps_equal_the_loss() -> None:
     """`depth` steps are compared, of a network that was made for more."""
     module = trainer_of(drafting(), unroll=2)
     texts = texts_of(module)

@@ -33,14 +33,14 @@ def taken(made: DraftData, epoch: int, rank: int = 0, world: int = 1) -> list[st
     return [samples[number].name for batch in batches for number in batch]
 
 
-def test_the_ramp_decides_the_share_of_pictures() -> None:
+def test_the_ramp_sets_the_share_of_pictures() -> None:
     made = data(20, 10, steps_per_epoch=5, ramp=Ramp(8))
     for epoch in range(8):
         share = sum(name.startswith("v") for name in taken(made, epoch)) / 20
         assert share == pytest.approx(Ramp(8).share(epoch), abs=0.025)
 
 
-def test_without_texts_of_its_own_the_same_questions_lose_their_pictures() -> None:
+def test_text_samples_default_to_questions_without_pictures() -> None:
     made = data(20, 0, steps_per_epoch=5, ramp=Ramp(8))
     assert {name.endswith("/text") for name in taken(made, 0)} == {True}
     assert {name.endswith("/text") for name in taken(made, 7)} == {False}
@@ -48,7 +48,7 @@ def test_without_texts_of_its_own_the_same_questions_lose_their_pictures() -> No
     assert not data(20, 0).text_samples()
 
 
-def test_every_sample_comes_once_before_any_comes_again() -> None:
+def test_every_sample_comes_once_before_any_repeats() -> None:
     made = data(20, 0, steps_per_epoch=2)  # 8 of 20 in an epoch
     names = [name for epoch in range(5) for name in taken(made, epoch)]
     assert len(set(names[:16])) == 16
@@ -92,7 +92,7 @@ def test_a_corpus_too_small_for_what_is_held_out_is_refused(monkeypatch: pytest.
         _ = made.samples
 
 
-def test_the_papers_forty_epochs() -> None:
+def test_forty_epochs_as_in_the_paper() -> None:
     ramp = Ramp(40)
     shares = [ramp.share(epoch) for epoch in range(40)]
     assert shares[:20] == [0.0] * 20
@@ -102,7 +102,7 @@ def test_the_papers_forty_epochs() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7, 12])
-def test_any_number_of_epochs(epochs: int) -> None:
+def test_shares_of_pictures_rise_to_one_over_any_number_of_epochs(epochs: int) -> None:
     shares = [Ramp(epochs).share(epoch) for epoch in range(epochs)]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -151,7 +151,7 @@ def test_questions_are_chosen_by_kind(tmp_path: Path) -> None:
     assert len(read_samples(corpus, "train", Questions(), Choice(100, 0.5))) == 30
 
 
-def test_a_kind_that_is_rare_gives_way() -> None:
+def test_rare_kinds_are_filled_up_by_others() -> None:
     samples = [Sample(str(n), "?", words=30 if n < 2 else 1) for n in range(10)]
     found = choose(iter(samples), Choice(8, 0.5))
     assert sum(one.words >= 20 for one in found) == 2
@@ -179,7 +179,7 @@ def test_frames_are_spread_over_the_video(tmp_path: Path) -> None:
         ({"image": "none.png"}, "must hold its pictures"),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_missing_files_are_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_samples(write(tmp_path, [row(0, "Yes.", **fields)]), "train", Questions(frames=3))
     with pytest.raises(InputError, match=r"must hold dev\.json"):
@@ -196,7 +196,7 @@ def test_held_out_questions_are_answered_among_the_others(held: int, others: int
     assert held != 2 or (mixed[0], mixed[10]) == (dev[0], dev[1])
 
 
-def test_a_qwen_asks_without_torchvision(tmp_path: Path) -> None:
+def test_qwen_prompts_need_no_torchvision(tmp_path: Path) -> None:
     """As `describe`: its video processor alone needs that package, and frames are then shown as pictures."""
     model, processor = qwen()
     model.save_pretrained(tmp_path / "qwen")
@@ -210,7 +210,7 @@ def test_a_qwen_asks_without_torchvision(tmp_path: Path) -> None:
     assert "image_grid_thw" in shown or "video_grid_thw" in shown
 
 
-def test_prompts_without_pictures_are_made_once(tmp_path: Path) -> None:
+def test_prompts_without_pictures_are_built_once(tmp_path: Path) -> None:
     _, processor = qwen()
     processor.save_pretrained(tmp_path)
     qwen()[0].config.save_pretrained(tmp_path)

@@ -36,7 +36,7 @@ def prompts(kind: str) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_read_as_its_rows_alone(kind: str) -> None:
+def test_a_batch_equals_its_rows_alone(kind: str) -> None:
     model = vision_model(kind)
     teacher = Teacher(model)
     asked = prompts(kind)
@@ -70,7 +70,7 @@ def test_answers_are_those_of_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_are_those_that_decoding_reads(kind: str) -> None:
+def test_training_reads_the_layers_of_decoding(kind: str) -> None:
     """Also within Qwen3-VL's DeepStack, and the last layer before the final norm: what a drafter reads while decoding;
     placeholders have their own embeddings where the drafter reads these; positions are the target's."""
     model = vision_model(kind)
@@ -99,7 +99,7 @@ CONVENTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("stored", [False, True])
-def test_training_reads_columns_as_decoding_does(convention: dict[str, Any], stored: bool, tmp_path: Path) -> None:
+def test_training_columns_equal_decoding(convention: dict[str, Any], stored: bool, tmp_path: Path) -> None:
     """EAGLE-3's columns of a text with pictures: the layer's inputs and positions that the drafter's cache is made of,
     by each convention; features in half precision where they are stored."""
     model = vision_model("qwen2_5_vl")
@@ -126,7 +126,7 @@ def test_training_reads_columns_as_decoding_does(convention: dict[str, Any], sto
     torch.testing.assert_close(columns.embeds[0], teacher.embed(torch.tensor(ANSWERS[2][:-1])))
 
 
-def test_kept_readings_are_those_that_were_made(tmp_path) -> None:
+def test_stored_readings_equal_fresh_ones(tmp_path) -> None:
     teacher = Teacher(vision_model("llava"))
     asked = prompts("llava")
     store = FeatureStore(tmp_path, teacher, LAST, False)
@@ -149,7 +149,7 @@ def test_kept_readings_are_those_that_were_made(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("system", ["eagle", "msd"])
-def test_simulated_chains_are_decoding(system: str) -> None:
+def test_simulated_chains_equal_decoding(system: str) -> None:
     """Rounds counted from the ranks are those that decoding takes, text by text."""
     model = vision_model("llava")
     teacher, depth = Teacher(model), 3

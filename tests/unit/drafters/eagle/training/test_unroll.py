@@ -104,7 +104,7 @@ def whole_mask(prompts: Tensor, length: int, step: int) -> Tensor:
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (3, 1)])
 @pytest.mark.parametrize("step", [1, 3])
-def test_the_diagonal_is_attention_under_the_whole_mask(heads: int, groups: int, step: int) -> None:
+def test_diagonal_attention_equals_the_full_mask(heads: int, groups: int, step: int) -> None:
     """Forward, and the gradients of queries, keys and values."""
     draw = torch.Generator().manual_seed(step)
     prompts, length = torch.tensor([[True] * 3, [True, False, False]]), 6
@@ -134,7 +134,7 @@ def test_the_diagonal_is_attention_under_the_whole_mask(heads: int, groups: int,
         torch.testing.assert_close(one, other)
 
 
-def test_gradients_stop_between_steps_if_they_are_told_to() -> None:
+def test_gradients_stop_between_steps_when_detached() -> None:
     network = draft_network("eagle", vision_model("llava")).double()
     columns = unroll_inputs(network, TEXTS[:1])
     gradients = []
@@ -146,7 +146,7 @@ def test_gradients_stop_between_steps_if_they_are_told_to() -> None:
     assert not torch.allclose(*gradients)
 
 
-def test_noise_is_eagles() -> None:
+def test_noise_follows_eagle() -> None:
     network = draft_network("eagle", vision_model("llava")).double()
     torch.manual_seed(0)
     plain, noisy = unroll_inputs(network, TEXTS), unroll_inputs(network, TEXTS, 0.1)
@@ -175,7 +175,7 @@ def slots_of(network: FlashNetwork, text: TargetFeatures, root: int) -> list[Ten
     return found
 
 
-def test_slots_are_the_networks_own() -> None:
+def test_unrolled_slots_equal_a_pass_per_column() -> None:
     """FLASH's slots of the answer equal those of a pass for each column alone."""
     network = draft_network("flash", vision_model("llava"), slots=3, latents=2).double()
     assert isinstance(network, FlashNetwork)
@@ -225,7 +225,7 @@ def naive(said: Tensor, wanted: Tensor, head: Tensor) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("cells", [1 << 20, 40])
-def test_losses_are_the_naive_ones(cells: int) -> None:
+def test_losses_equal_naive_ones(cells: int) -> None:
     torch.manual_seed(0)
     said, wanted, head = torch.randn(7, 6).requires_grad_(), torch.randn(7, 6), torch.randn(20, 6)
     found = losses(said, wanted, lambda states: states @ head.T, ALL, cells)
@@ -236,7 +236,7 @@ def test_losses_are_the_naive_ones(cells: int) -> None:
     assert float(found["loss"].detach()) == pytest.approx(total, rel=1e-4)
 
 
-def test_pieces_have_the_gradient_of_the_whole() -> None:
+def test_chunked_gradients_equal_the_whole() -> None:
     torch.manual_seed(1)
     wanted, head = torch.randn(9, 6).double(), torch.randn(20, 6).double()
     gradients = []
@@ -248,7 +248,7 @@ def test_pieces_have_the_gradient_of_the_whole() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_what_weighs_nothing_is_not_shown() -> None:
+def test_losses_of_zero_weight_are_not_logged() -> None:
     said = torch.randn(3, 4)
     found = losses(said, said, lambda states: states @ torch.eye(4), LossWeights())
     assert set(found) == {"loss", "features", "tokens", "right"}
@@ -257,6 +257,6 @@ def test_what_weighs_nothing_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"features": -1.0}, {"features": 0.0, "tokens": 0.0}])
-def test_weights_that_train_nothing_are_refused(wrong: dict[str, Any]) -> None:
+def test_loss_weights_that_train_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="`weights` must be"):
         LossWeights(**wrong)

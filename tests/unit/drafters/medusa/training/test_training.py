@@ -42,7 +42,7 @@ def test_the_loss_is_cross_entropy_and_divergence(weight: float, cells: int) -> 
     assert ranks.tolist() == [row.index(target) for row, target in zip(order.tolist(), targets.tolist(), strict=True)]
 
 
-def test_no_places_no_loss() -> None:
+def test_the_loss_of_no_positions_is_zero() -> None:
     states = torch.zeros(0, 4, requires_grad=True)
     loss, _ = head_loss(states, torch.ones(5, 4), torch.zeros(0, dtype=torch.long))
     loss.backward()
@@ -68,7 +68,7 @@ def test_rounds_are_simulated() -> None:
     assert [seen.hits[0][1], seen.hits[1][0]] == [1, 1]
 
 
-def test_chances_shape_the_tree_that_they_come_from() -> None:
+def test_acceptance_rates_shape_the_tree() -> None:
     texts = [torch.tensor([[1, 0, NEVER]] * 60)]
     chain, tree, chances = measure(texts, 3, 6)
     assert chain == 1
@@ -82,7 +82,7 @@ def test_chances_shape_the_tree_that_they_come_from() -> None:
     assert spread([right], 1, (1,)) == [1.0]
 
 
-def test_labels_survive_a_line_cut_off(tmp_path: Path) -> None:
+def test_labels_survive_a_truncated_line(tmp_path: Path) -> None:
     TokenStore(tmp_path).add({"a": [1, 2]})
     TokenStore(tmp_path, 1).add({"b": [3]})
     with open(tmp_path / "0.jsonl", "a", encoding="utf-8") as file:
@@ -94,7 +94,7 @@ def test_labels_survive_a_line_cut_off(tmp_path: Path) -> None:
     assert TokenStore(None).get("a") is None
 
 
-def test_states_are_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_states_are_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     first = {"a": ([4, 5], torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])), "b": ([], torch.zeros(0, 3))}
     HiddenStateStore(tmp_path, 3).add(first)
     HiddenStateStore(tmp_path, 3, rank=1).add({"c": ([6], torch.full((1, 3), 0.1))})
@@ -118,7 +118,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("nodes", [0, 4, 7])
-def test_own_text_is_what_generate_gives(nodes: int) -> None:
+def test_labels_equal_generate(nodes: int) -> None:
     """Both modes in one batch, drafted or not; a prompt of text before moves nothing in the other rows."""
     model, sounds = whisper(seed=3), features(6)["input_features"]
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_own_text_is_what_generate_gives(nodes: int) -> None:
             assert len(found[row]) == 30 or found[row][-1] == 60
 
 
-def test_another_model_has_another_mark() -> None:
+def test_different_models_have_different_fingerprints() -> None:
     one, other = whisper(seed=1), whisper(seed=1)
     assert fingerprint(one) == fingerprint(other)
     other.generation_config.suppress_tokens = [4]
@@ -208,7 +208,7 @@ def test_a_new_block_is_the_decoders_last_layer() -> None:
     assert (made.config.mels, made.config.base) == (80, "name")
 
 
-def test_a_copied_model_is_the_same_one() -> None:
+def test_a_copied_model_has_the_same_fingerprint() -> None:
     model = whisper()
     here, model.config._name_or_path = fingerprint(model), "elsewhere"
     assert fingerprint(model) == here
