@@ -27,6 +27,24 @@ from tests.support.naive_dflash import naive_block
 from tests.support.toy_target import padded
 
 Path = tuple[int, ...]
+BLOCK: dict[str, Any] = {"block_size": 5, "mask_token": 3, "num_hidden_layers": 2}
+FORMS_OF: dict[str, dict[str, dict[str, Any]]] = {  # system -> name -> settings of its network
+    "eagle3": {
+        "plain": {},
+        "part": {"draft_vocab_size": 40, "norm_output": True, "fc_norm": True},
+        "layers": {"num_hidden_layers": 3, "norm_before_residual": True, "qk_norm": True},
+        "parallel": {"mask_token": 3, "num_hidden_layers": 2},
+        "parallel-part": {"mask_token": 3, "draft_vocab_size": 40, "norm_before_fc": True},
+        "two": {"layers": (3, 0), "features": 2, "own_embedding": True},
+    },
+    "dflash": {
+        "plain": BLOCK,
+        "one-layer": {**BLOCK, "num_hidden_layers": 1, "block_size": 2},
+        "part": {**BLOCK, "draft_vocab_size": 40, "own_head": True, "own_embedding": True},
+        "anchor": {**BLOCK, "from_anchor": True, "layers": (3, -1, 0)},
+        "bias": {**BLOCK, "attention_bias": True, "num_hidden_layers": 3},
+    },
+}
 
 
 def draft_network(system: str, model: Any, seed: int = 0, **changes: Any) -> DraftNetwork:
@@ -45,6 +63,14 @@ def tree_growing(system: str, model: Any, seed: int = 0, width: int = 10, **chan
     network = draft_network(system, model, seed, **changes)
     kind: Any = Flash if isinstance(network, FlashNetwork) else NetworkDrafter
     return kind(network, model.get_input_embeddings(), model.get_output_embeddings(), width)
+
+
+def scatter_vocabulary(drafter: Any) -> Any:
+    """Let a drafter of a part of the vocabulary draft other tokens than the first."""
+    if drafter.network.config.has_draft_vocabulary:
+        ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
+        drafter.network.d2t.copy_(ids - torch.arange(40))
+    return drafter
 
 
 def overfitted(system: str, model: Any, text: Tensor, steps: int = 80) -> NetworkDrafter:
@@ -81,8 +107,6 @@ def from_scratch(drafter: Any, context: Context, features: Tensor, text: list[in
     """
     network, embedding = drafter.network, drafter.embedding
     with torch.inference_mode():
-        if isinstance(network, DFlash):
-            return dflash_scores(drafter, features, text[-1])[len(path)]
         embeds = embedding(torch.tensor(text))
         visual = torch.zeros(len(text), dtype=torch.bool)
         if context.embeds is not None and context.media is not None:
@@ -247,6 +271,10 @@ class Checked(ForwardingDrafter):
         layers, known = self.needs.layers, dict[Path, Tensor]()
         states = self.model(torch.tensor([text]), **self.images, output_hidden_states=True).hidden_states
         features = torch.cat([states[n if n < 0 else n + 1][0, :-1] for n in layers], -1)
+        if isinstance(self.drafter.network, DFlash):  # a block has the scores of every depth at once
+            with torch.inference_mode():
+                depths = dflash_scores(self.drafter, features, text[-1])
+            return lambda path: depths[len(path)]
 
         def score(path: Path) -> Tensor:
             if path not in known:

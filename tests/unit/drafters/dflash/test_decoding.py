@@ -1,8 +1,7 @@
-"""Tests DFlash: each draft equals one recomputed from scratch, and texts equal plain decoding, also with pictures."""
+"""Tests what DFlash alone has: the distributions of its blocks, trees no deeper than a block, and chats."""
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
@@ -11,66 +10,21 @@ from transformers import DynamicCache
 
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.errors import InputError
 from mmdec.types import Plan
 from tests.support.draft_networks import (
+    FORMS_OF,
     PROMPTS,
-    Checked,
     dflash_scores,
     paths,
-    rounds_of,
+    scatter_vocabulary,
     start_drafter,
-    texts,
     tree_growing,
 )
 from tests.support.tiny_text import language_model, prompts
-from tests.support.toy_target import Changing
 
-BASE: dict[str, Any] = {"block_size": 5, "mask_token": 3, "num_hidden_layers": 2}
-FORMS: dict[str, dict[str, Any]] = {
-    "plain": BASE,
-    "one-layer": {**BASE, "num_hidden_layers": 1, "block_size": 2},
-    "part": {**BASE, "draft_vocab_size": 40, "own_head": True, "own_embedding": True},
-    "anchor": {**BASE, "from_anchor": True, "layers": (3, -1, 0)},
-    "bias": {**BASE, "attention_bias": True, "num_hidden_layers": 3},
-}
+FORMS = FORMS_OF["dflash"]
+BASE = FORMS["plain"]
 MODEL: Any = language_model(num_hidden_layers=5)
-
-
-def mapped(drafter: Any) -> Any:
-    """Gives a part of the vocabulary tables that are not the first tokens."""
-    if drafter.network.config.has_draft_vocabulary:
-        ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
-        drafter.network.d2t.copy_(ids - torch.arange(40))
-    return drafter
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [1, 4])
-def test_the_cache_equals_recomputing_everything(form: str, rows: int) -> None:
-    """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
-    model: Any = language_model(num_hidden_layers=5).double()
-    checked = Checked(mapped(tree_growing("dflash", model, width=3, **FORMS[form])), model)
-    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 12)
-    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 12)
-    assert checked.compared > 5
-    assert texts(rounds, rows) == texts(plain, rows)
-
-
-@pytest.mark.parametrize("form", ["plain", "part", "anchor"])
-@pytest.mark.parametrize("batch", [1, 4])
-def test_greedy_and_sampled_texts_equal_plain_decoding(form: str, batch: int) -> None:
-    drafter, inputs = mapped(tree_growing("dflash", MODEL, **FORMS[form])), prompts(batch)
-    wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
-    sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}
-    drawn = mmdec.generate(MODEL, inputs, None, **sampling).sequences
-    for nodes in (3, (9, 3)):
-        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=16, do_sample=False)
-        assert torch.equal(found.sequences, wanted)
-        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
-        assert torch.equal(found.sequences, drawn)
-    options: dict[str, Any] = {"rule": "residual", "seed": 2, "num_speculative_tokens": 6, "max_new_tokens": 12}
-    assert mmdec.generate(MODEL, inputs, drafter, **options).lossless
 
 
 @torch.no_grad()
@@ -78,7 +32,7 @@ def test_greedy_and_sampled_texts_equal_plain_decoding(form: str, batch: int) ->
 def test_drawn_children_have_the_marginals_they_were_drawn_from(form: str) -> None:
     """Residual sampling accepts by p / q: q of each node is the naive reading's distribution of its depth."""
     model: Any = language_model(num_hidden_layers=5).double()
-    drafter = mapped(tree_growing("dflash", model, **FORMS[form]))
+    drafter = scatter_vocabulary(tree_growing("dflash", model, **FORMS[form]))
     memory = start_drafter(model, drafter, [PROMPTS[0]], [7])
     draft = drafter.propose(memory, torch.tensor([7]), Plan(9, 3, 1.0, torch.Generator().manual_seed(0)))
     assert draft.probs is not None
@@ -116,9 +70,3 @@ def test_a_chat_continues_the_memory() -> None:
     second = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     found = mmdec.generate(MODEL, second, drafter, **{CACHE_ARGUMENT: cache}, **options).sequences
     assert torch.equal(found, MODEL.generate(**second, max_new_tokens=8, do_sample=False))
-
-
-def test_another_models_drafter_is_refused() -> None:
-    drafter = tree_growing("dflash", MODEL, **BASE)
-    with pytest.raises(InputError, match="must fit a model"):
-        mmdec.generate(language_model(num_hidden_layers=5, vocab_size=70), prompts(1), drafter, max_new_tokens=4)

@@ -1,9 +1,8 @@
-"""Tests EAGLE-3 and P-EAGLE: each draft equals one recomputed from scratch, and texts equal plain decoding."""
+"""Tests what EAGLE-3 alone has: its vocabulary, the states it reads, pictures, chats, and heads that are wrong."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -16,61 +15,26 @@ from mmdec.errors import InputError
 from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
 from mmdec.types import Needs, Plan, Verdict
-from tests.support.draft_networks import PROMPTS, Checked, Watched, rounds_of, start_drafter, texts, tree_growing
+from tests.support.draft_networks import (
+    FORMS_OF,
+    PROMPTS,
+    Watched,
+    scatter_vocabulary,
+    start_drafter,
+    tree_growing,
+)
 from tests.support.tiny_text import VOCABULARY, language_model, prompts
 from tests.support.tiny_vlm import Picture, batch_of, vision_model
-from tests.support.toy_target import Changing
 from tests.support.vision_drafters import eagle3
 
-FORMS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "part": {"draft_vocab_size": 40, "norm_output": True, "fc_norm": True},
-    "layers": {"num_hidden_layers": 3, "norm_before_residual": True, "qk_norm": True},
-    "parallel": {"mask_token": 3, "num_hidden_layers": 2},
-    "parallel-part": {"mask_token": 3, "draft_vocab_size": 40, "norm_before_fc": True},
-    "two": {"layers": (3, 0), "features": 2, "own_embedding": True},
-}
+FORMS = FORMS_OF["eagle3"]
 MODEL: Any = language_model(num_hidden_layers=5)
-
-
-def mapped(drafter: Any) -> Any:
-    """Gives a part of the vocabulary tables that are not the first tokens."""
-    if drafter.network.config.has_draft_vocabulary:
-        ids = torch.arange(40) + torch.arange(40).div(2, rounding_mode="floor")
-        drafter.network.d2t.copy_(ids - torch.arange(40))
-    return drafter
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [1, 4])
-def test_the_cache_equals_recomputing_everything(form: str, rows: int) -> None:
-    """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
-    model: Any = language_model(num_hidden_layers=5).double()
-    checked = Checked(mapped(tree_growing("eagle3", model, width=3, **FORMS[form])), model)
-    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 16)
-    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 16)
-    assert checked.compared > 5
-    assert texts(rounds, rows) == texts(plain, rows)
-
-
-@pytest.mark.parametrize("form", ["part", "layers", "parallel"])
-@pytest.mark.parametrize("batch", [1, 4])
-def test_greedy_and_sampled_texts_equal_plain_decoding(form: str, batch: int) -> None:
-    drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(batch)
-    wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
-    sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}
-    drawn = mmdec.generate(MODEL, inputs, None, **sampling).sequences
-    for nodes in (3, (9, 3)):
-        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=16, do_sample=False)
-        assert torch.equal(found.sequences, wanted)
-        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
-        assert torch.equal(found.sequences, drawn)
 
 
 @torch.no_grad()
 def test_drafts_are_mapped_to_the_targets_tokens_with_their_distribution() -> None:
     """Residual sampling accepts by p / q: q has no mass on tokens that cannot be drafted, and sums to 1."""
-    drafter = mapped(tree_growing("eagle3", MODEL, **FORMS["part"]))
+    drafter = scatter_vocabulary(tree_growing("eagle3", MODEL, **FORMS["part"]))
     memory = start_drafter(MODEL, drafter, PROMPTS[:2], [7, 9])
     plan = Plan(6, 3, temperature=1.0, generator=torch.Generator().manual_seed(0))
     draft = drafter.propose(memory, torch.tensor([7, 9]), plan)
@@ -82,12 +46,6 @@ def test_drafts_are_mapped_to_the_targets_tokens_with_their_distribution() -> No
     torch.testing.assert_close(draft.probs[:, 0].sum(-1), torch.ones(2))
     for row in range(2):
         assert set(draft.tokens[row, 1 : int(draft.size[row])].tolist()) <= set(ids.tolist())
-
-
-def test_another_models_drafter_is_refused() -> None:
-    drafter = tree_growing("eagle3", MODEL)
-    with pytest.raises(InputError, match="must fit a model"):
-        mmdec.generate(language_model(num_hidden_layers=5, vocab_size=70), prompts(1), drafter, max_new_tokens=4)
 
 
 def test_states_are_read_before_the_final_norm() -> None:
@@ -164,7 +122,7 @@ def test_features_include_deepstack() -> None:
 @pytest.mark.parametrize("form", ["plain", "parallel-part"])
 def test_an_adversarial_head_changes_no_text(form: str, scale: float) -> None:
     """Least likely tokens first, or all alike: texts stay, drafts are rejected."""
-    drafter, inputs = mapped(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(4)
+    drafter, inputs = scatter_vocabulary(tree_growing("eagle3", MODEL, **FORMS[form])), prompts(4)
     with torch.no_grad():
         drafter.network.lm_head.weight.mul_(scale)
     wanted = MODEL.generate(**inputs, max_new_tokens=12, do_sample=False)

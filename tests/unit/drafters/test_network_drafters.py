@@ -1,0 +1,68 @@
+"""Tests EAGLE-3, P-EAGLE and DFlash: each draft equals one recomputed from scratch, and texts equal plain decoding."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import mmdec
+from mmdec.errors import InputError
+from tests.support.draft_networks import (
+    FORMS_OF,
+    PROMPTS,
+    Checked,
+    rounds_of,
+    scatter_vocabulary,
+    texts,
+    tree_growing,
+)
+from tests.support.tiny_text import language_model, prompts
+from tests.support.toy_target import Changing
+
+MODEL: Any = language_model(num_hidden_layers=5)
+
+
+@pytest.mark.parametrize(("system", "form"), [(system, form) for system, forms in FORMS_OF.items() for form in forms])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_cache_equals_recomputing_everything(system: str, form: str, rows: int) -> None:
+    """Through rejections, plain rounds, ragged rows and rows that end: every draft, in float64."""
+    model: Any = language_model(num_hidden_layers=5).double()
+    drafter = scatter_vocabulary(tree_growing(system, model, width=3, **FORMS_OF[system][form]))
+    checked = Checked(drafter, model)
+    rounds = rounds_of(model, checked, Changing(Random(rows)), PROMPTS[:rows], 16)
+    plain = rounds_of(model, None, Changing(Random(rows), 0), PROMPTS[:rows], 16)
+    assert checked.compared > 5
+    assert texts(rounds, rows) == texts(plain, rows)
+
+
+@pytest.mark.parametrize(
+    ("system", "form"),
+    [
+        *(("eagle3", form) for form in ("part", "layers", "parallel")),
+        *(("dflash", form) for form in ("plain", "part", "anchor")),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_greedy_and_sampled_texts_equal_plain_decoding(system: str, form: str, batch: int) -> None:
+    drafter = scatter_vocabulary(tree_growing(system, MODEL, **FORMS_OF[system][form]))
+    inputs = prompts(batch)
+    wanted = MODEL.generate(**inputs, max_new_tokens=16, do_sample=False)
+    sampling: dict[str, Any] = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "seed": 3}
+    drawn = mmdec.generate(MODEL, inputs, None, **sampling).sequences
+    for nodes in (3, (9, 3)):
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, max_new_tokens=16, do_sample=False)
+        assert torch.equal(found.sequences, wanted)
+        found = mmdec.generate(MODEL, inputs, drafter, num_speculative_tokens=nodes, **sampling)
+        assert torch.equal(found.sequences, drawn)
+    options: dict[str, Any] = {"rule": "residual", "seed": 2, "num_speculative_tokens": 6, "max_new_tokens": 12}
+    assert mmdec.generate(MODEL, inputs, drafter, **options).lossless
+
+
+@pytest.mark.parametrize("system", FORMS_OF)
+def test_another_models_drafter_is_refused(system: str) -> None:
+    drafter = tree_growing(system, MODEL, **FORMS_OF[system]["plain"])
+    with pytest.raises(InputError, match="must fit a model"):
+        mmdec.generate(language_model(num_hidden_layers=5, vocab_size=70), prompts(1), drafter, max_new_tokens=4)
