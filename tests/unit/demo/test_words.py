@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mmdec.core.loop import Round
 from mmdec.demo import samples
-from mmdec.demo.html import UNEXPECTED, confidence_html, error_sentence, require, status
+from mmdec.demo.html import UNEXPECTED, confidence_html, error_sentence, status
 from mmdec.demo.race import compare_with_plain, pieces, round_listener, steps
 from mmdec.errors import InputError, MmdecError
 
@@ -74,12 +74,6 @@ def test_confidence_in_words() -> None:
     assert "".join(low.itertext()).startswith(
         "The model is unsure of this: it may well be wrong. Confidence 31 %, as the"
     )
-
-
-def test_require_raises_only_on_false() -> None:
-    require(True, "never")
-    with pytest.raises(InputError, match="because"):
-        require(False, "because")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

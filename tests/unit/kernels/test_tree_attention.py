@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from mmdec.core.tree import ancestors
 from mmdec.kernels.tree_attention import TreeMask, tree_attention, tree_attention_reference, tree_mask
@@ -67,11 +66,6 @@ def test_masks_are_finite_and_rows_of_them_begin_aligned(dtype: torch.dtype) -> 
     assert additive.isfinite().all()
     assert additive.stride(2) % 8 == 0
     assert mask(9, dtype).packed(2).shape == (3, 1, 12, 15)
-
-
-def test_the_registered_name_is_in_both_registries() -> None:
-    assert TREE_ATTENTION in AttentionInterface()
-    assert TREE_ATTENTION in AttentionMaskInterface()
 
 
 @pytest.mark.parametrize("key_heads", [2, 4])
