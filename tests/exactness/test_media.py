@@ -82,7 +82,7 @@ def test_the_drop_in_gives_what_generate_gives(family: str) -> None:
 
 @pytest.mark.parametrize("family", ONE_AXIS)
 def test_a_chat_goes_on_from_its_cache(family: str) -> None:
-    """Two turns, the second with text alone, beside transformers' own two turns."""
+    """Two turns, the second with text alone, compared with transformers' own two turns."""
     model = media_model(family + FOR)
     inputs = media_inputs(model, [1], seed=2)
     options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": None, "do_sample": False, "suppress_tokens": HELD}
@@ -100,7 +100,7 @@ def test_a_chat_goes_on_from_its_cache(family: str) -> None:
 
 @pytest.mark.parametrize("family", AXES)
 def test_a_chat_of_three_axes_goes_on_from_its_cache(family: str) -> None:
-    """The second turn beside the whole chat from scratch: transformers keeps positions on the model between turns."""
+    """The second turn equals the whole chat from scratch: transformers keeps positions on the model between turns."""
     model = media_model(family + FOR)
     inputs = media_inputs(model, [1], seed=2)
     options: dict[str, Any] = {"max_new_tokens": 9, "eos_token_id": None, "do_sample": False, "suppress_tokens": HELD}
@@ -155,7 +155,7 @@ def test_the_page_lists_the_families() -> None:
 
 @pytest.mark.parametrize("name", UNSUPPORTED_CLASSES)
 def test_other_families_are_refused_by_name(name: str) -> None:
-    """Of a whole model nothing but its class is looked at: none needs to be made."""
+    """Only a model's class is looked at, so no model is built."""
     model = object.__new__(getattr(transformers, name))
     model.__dict__["training"] = False
     with pytest.raises(InputError, match=re.escape(f"{name}: {UNSUPPORTED_CLASSES[name]}")):

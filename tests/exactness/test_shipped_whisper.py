@@ -135,7 +135,7 @@ def test_other_languages_are_refused(sounds: dict[str, Tensor]):
 
 
 def test_timestamps_do_not_change_the_confidence(whisper: LoadedWhisper) -> None:
-    """Tokens of time are no part of the text: what they cost is no evidence of it."""
+    """Timestamp tokens are not part of the text, so their probabilities do not count."""
     paths = [SAMPLES / "austen.flac", SAMPLES / "two_cities.flac"]
     plain = mmdec.transcribe(paths, model=whisper)
     timed = mmdec.transcribe(paths, model=whisper, timestamps="segment")

@@ -59,7 +59,7 @@ def test_concurrent_language_model_runs_keep_their_texts() -> None:
 
 
 def test_concurrent_whisper_runs_share_a_drafter() -> None:
-    """Medusa's trees follow what a run learns: of the runs beside it it must not notice anything."""
+    """Medusa's trees follow what a run learns; concurrent runs must not affect it."""
     shared = [Medusa(heads(kind), MODELS[80].proj_out) for kind in ("linear", "block")]
     drafters: list[Drafter | str] = [*shared, "lookup"]
     works = [speech(drafter, nodes, batch) for drafter in drafters for nodes, batch in ((4, 2), ((12, 3), 1))]

@@ -170,7 +170,7 @@ def test_equals_stock(whisper: LoadedWhisper, name: str, drafter: str | None) ->
 
 
 def test_the_grid_covers_windows_segments_and_drafts(whisper: LoadedWhisper) -> None:
-    """Else the grid would show nothing: several windows, texts that end, segments, drafts of several kinds."""
+    """Otherwise the grid would prove nothing: several windows, texts that end, segments, drafts of several kinds."""
     windows = [{float(one["start"]) // 1 for one in row} for row in stock(whisper, "long segments").values()]
     assert max(map(len, windows)) >= 3
     assert any(len(row) > 1 for row in stock(whisper, "segments").values())

@@ -121,7 +121,7 @@ def test_each_system_trains_and_decodes_without_loss(system: str, base: Path, co
 
 @pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
 def test_options_of_large_recipes_exist(path: Path) -> None:
-    """Their models are not at hand: only the options are read."""
+    """Their models are not available here, so only the options are read."""
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert f"fit --config recipes/base.yaml --config {path.relative_to(ROOT)}" in path.read_text(encoding="utf-8")
     module = import_class(recipe["model"]["class_path"])(**recipe["model"]["init_args"])

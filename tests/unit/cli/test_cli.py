@@ -216,7 +216,7 @@ def test_help_names_the_verbs_and_the_exit_codes() -> None:
     "verb", [verb for verb in VERBS if verb not in ("", "train", "eval", "bench", "convert", "export", "demo")]
 )
 def test_every_finite_verb_has_json(verb: str) -> None:
-    """But `demo`, which serves until it is stopped."""
+    """All but `demo`, which serves until it is stopped."""
     assert "--json" in CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*verb.split(), "--help"]).stdout
 
 

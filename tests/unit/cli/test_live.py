@@ -94,7 +94,7 @@ def test_another_file_is_read_whole(call, model: Path) -> None:
 
 
 def test_rate_and_encoding_of_samples(call) -> None:
-    """Named, they are believed, whatever the first bytes look like."""
+    """Given explicitly, they are trusted, whatever the first bytes look like."""
     slow = np.repeat(VOICE, 3)
     assert len(lines(call(slow.astype("<f4").tobytes(), "--rate", 48_000, "--encoding", "f32"))) == 2
     assert lines(call(b"RIFF\0\0\0\0WAVE" + bytes(RATE), "--rate", 16_000)) == []

@@ -252,7 +252,7 @@ def test_what_is_lost_on_fewer_rows_is_counted() -> None:
 
 
 def test_another_drafter_is_not_known_by_what_the_target_was_timed_with() -> None:
-    """Its price is its own to show."""
+    """Its cost must be measured anew."""
     Batch(planner(drafter="cheap", prior=[0.9] * 8), cliff, 4).run(8, 30)
     dear = Batch(planner(drafter="dear"), cliff, 0, price=3.0)
     plans = dear.run(1, 12)
@@ -278,7 +278,7 @@ def test_acceptance_of_a_starved_round_is_learned() -> None:
 
 
 def test_a_machine_that_is_always_busy_drafts_too() -> None:
-    """Nothing was ever timed in calm: the processor's own seconds stand in, and drafting is found to pay."""
+    """No round was ever undisturbed: CPU seconds are used instead, and drafting pays."""
     budget, plans = planner(), list[Plan]()
     for _ in range(40):
         plans.append(plan := budget.plan(1))

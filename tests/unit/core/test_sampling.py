@@ -93,7 +93,7 @@ def test_suppressed_tokens_of_all_positions_at_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_most_probable_of_all_positions_are_those_of_each(dtype: torch.dtype) -> None:
-    """Of equals the first; and what the plain loop's float32 makes equal is equal."""
+    """Ties go to the first; scores that are equal in the plain loop's float32 are ties."""
     text = Sequences(PROMPT, Stop(99))
     logits = torch.randint(-3, 4, (2, 50, 17), generator=torch.Generator().manual_seed(0)).to(dtype)
     logits[0, 0] = 1 + 1e-12 * torch.arange(17, dtype=torch.float64)

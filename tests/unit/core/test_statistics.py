@@ -188,7 +188,7 @@ def run(model: LlamaForCausalLM, learned: DecodingStatistics | None, **options: 
 
 
 def test_two_models_of_one_class_learn_independently() -> None:
-    """On a budget's own words: what the first was timed with says nothing of the second."""
+    """What the first was timed with says nothing about the second."""
     learned = DecodingStatistics()
     first, second = llama(), llama(1)
     run(first, learned)

@@ -72,7 +72,7 @@ def worked(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_round_that_waited_for_a_processor(
     worked_seconds: tuple[float, float], learned: tuple[float, float, bool], clock: list[float], worked: list[float]
 ) -> None:
-    """Each stage's own seconds of the processor stand in for those of the wall clock."""
+    """Each stage's CPU seconds replace those of the wall clock."""
     watch = RoundTimer(torch.device("cpu"))
     clock[0], worked[0] = 3.0, 10.0 + worked_seconds[0]
     watch.lap("target")

@@ -177,7 +177,7 @@ def test_typical_takes_the_best_of_the_probable_children() -> None:
 
 
 def test_verify_asks_the_rule_whatever_its_kind() -> None:
-    """Also one that is a greedy rule but for its walk: no rule is a case of its own."""
+    """Also a greedy rule with another walk: no rule is special-cased."""
     draft = chains(torch.tensor([1]), [[2, 3]])
     verdict = verify(draft, scores([[5, 5, 5]]), AlwaysAccept(), text(1))
     assert verdict.path.tolist() == [[0, 1, 2]]

@@ -77,7 +77,7 @@ def test_greedy_equals_a_naive_loop_alone_and_in_a_batch(seed: int, least: int):
 
 
 def test_sentences_end_at_different_lengths():
-    """So that the test above is about something."""
+    """Otherwise the test above would prove nothing."""
     lengths = {len(row) for seed in range(4) for row in tiny(seed, units=9).generate(states(seed), LENGTHS, 8)}
     assert len(lengths) > 1
 

@@ -64,7 +64,7 @@ def test_what_is_read_goes_into_a_manifest_and_is_not_read_again(
 
 
 def test_other_languages_keep_their_own_r(monkeypatch: pytest.MonkeyPatch) -> None:
-    """French alone has it in the throat."""
+    """Only the French r is uvular."""
     asked: list[str] = []
 
     def espeak(clauses: list[str], language: str) -> list[str]:

@@ -146,7 +146,7 @@ def test_ranges_are_rounded_alike() -> None:
     ("baseline", "speed"), [(0.2, "2.0 times faster"), (0.05, "2.0 times slower"), (0.1, "as fast")]
 )
 def test_only_a_gain_is_marked_as_good(baseline: float, speed: str, equal: bool | None, brief: bool) -> None:
-    """Whatever the outputs are: that they are equal is said apart, and without a mark."""
+    """Equality of the outputs is said elsewhere, without a mark."""
     lane = Lane("x", "", run_of(0.1), baseline=baseline, output="the output", equal=equal, brief=brief)
     root = ElementTree.fromstring(race_html([lane], "pieces"))
     spans = {(at.text or ""): (at.get("class") or "").split() for at in root.iter("span")}

@@ -152,7 +152,7 @@ WHOLE = bool(os.environ.get("MMDEC_ALL"))
 def test_a_wrong_rope_base_is_named(
     trained_with: float, config_says: float, texts: list[OwnText], tmp_path: Path
 ) -> None:
-    """The usual base, the target's, and one that nothing names."""
+    """The usual base, the target's, and an arbitrary one."""
     folder = published_eagle3(trained(rope_theta=trained_with), tmp_path / "faulty", rope_theta=config_says)
     cost = share(read(published_eagle3(trained(rope_theta=trained_with), tmp_path / "right")), texts)
     cost -= share(read(folder), texts)
@@ -173,7 +173,7 @@ def test_a_rope_base_between_those_of_the_grid_is_found(texts: list[OwnText], tm
 
 
 def test_a_lost_head_is_named_alone(sound: Path, texts: list[OwnText], tmp_path: Path) -> None:
-    """The model's rows stand for the drafter's, beside a second fault."""
+    """The model's rows replace the drafter's, together with a second fault."""
 
     def change(described: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
         outputs(described, state)

@@ -160,7 +160,7 @@ def test_the_verbs_print_and_write_json(corpus: Path, whisper: LoadedWhisper, mo
 
 
 def test_the_cheapest_assistant_is_compared(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of the test's own: in its first call, which nobody counts, each is slow."""
+    """On a simulated clock; each method is slow in its first call, which is not counted."""
     helpers, called = assistants(whisper.model, None), list[str]()
     spends = {helpers[0].name: 2.0, helpers[1].name: 1.0}
 

@@ -71,7 +71,7 @@ def test_heads_in_the_model_s_folder_come_first(shipped: Path, bare: Path) -> No
 def test_shipped_ones_are_found_for_every_copy(
     shipped: Path, bare: Path, tmp_path: Path, dtype: torch.dtype, through: torch.dtype
 ) -> None:
-    """Whatever dtype the weights are stored in and loaded in, wherever they lie."""
+    """In any stored and loaded dtype and any folder."""
     model: Any = read_model(bare)
     model.to(through)
     model.save_pretrained(tmp_path / "copy")

@@ -188,7 +188,7 @@ def test_a_failed_generator_releases_its_lock() -> None:
 
 @pytest.mark.parametrize("door", ["generate", "custom_generate", "transcribe", "translate_speech"])
 def test_every_call_reads_its_model_and_its_drafters(door: str, tiny_model: Path) -> None:
-    """Nobody changes a model between two rounds, whichever call they are from."""
+    """No model is changed between two rounds of any call."""
     seen: list[list[bool]] = []
 
     class Watching(torch.nn.Module):

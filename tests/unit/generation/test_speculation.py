@@ -122,7 +122,7 @@ def test_a_custom_loop_goes_to_a_worker_process(copied: Any, drafter: Any) -> No
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_pieces_of_a_head_go_to_a_worker_process(copied: Any) -> None:
-    """Their caches stay behind."""
+    """Their caches are not sent."""
     merges = Merges([(104, 105, 256)], list(range(256)))
     pieces = TokenPieces(merges, [*range(256), 256])
     assert merges.words(b"hi") == (256,)

@@ -295,7 +295,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def test_pixels_are_bounded_before_they_are_decoded() -> None:
-    """The picture has no data: who decoded it would find it cut off."""
+    """The picture has no data, so decoding it would fail as truncated."""
     assert len(bomb(2000, 2000)) < 100
     with pytest.raises(InputError, match=r"must have at most 3999999 pixels .* but is 2000 x 2000"):
         read_image(bomb(2000, 2000), max_pixels=3_999_999)

@@ -95,7 +95,7 @@ def test_figures_are_read_as_words(text: str, words: str) -> None:
 
 @given(st.integers(0, 10**15 - 1))
 def test_every_cardinal_is_said_in_listed_words(number: int) -> None:
-    """And says the number: its words add and multiply to it."""
+    """Its words add and multiply to the number."""
     total = part = 0
     for word in cardinal(number).split():
         assert word in NUMBER_WORDS

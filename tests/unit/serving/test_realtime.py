@@ -140,7 +140,7 @@ def test_errors_are_reported_and_the_session_goes_on(engines: dict[str, Any]) ->
 
 
 def test_an_early_disconnect_frees_its_place(engines: dict[str, Any]) -> None:
-    """The texts that were told to nobody do not keep the session."""
+    """Unsent texts do not keep the session open."""
     server, gone = Server(engines, ServerLimits()), asyncio.Event()
     app = build(server)
 

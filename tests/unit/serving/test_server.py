@@ -191,7 +191,7 @@ def test_rows_that_are_read_again_end_together() -> None:
 
 
 def test_shutdown_finishes_running_and_waiting_requests(engines: dict[str, Any], folder: Path) -> None:
-    """Neither what is decoded nor what waits: the server's end begins before the model is free."""
+    """The shutdown begins while the model is still busy."""
     sounds = [wav(0.6, seed) for seed in range(3)]
     with ThreadPoolExecutor(3) as pool, ExitStack() as held:
         with served(engines) as (client, server):
@@ -268,7 +268,7 @@ def test_two_threads_divide_a_batch() -> None:
 
 
 def test_a_thread_takes_only_its_share() -> None:
-    """One request came first: seven more are not all the second thread's."""
+    """After a first request, the second thread must not take all of seven more."""
     began, both, batches = threading.Event(), threading.Barrier(3, timeout=60), list[int]()
 
     class Engine:

@@ -84,7 +84,7 @@ def test_every_public_call_refuses_its_pictures() -> None:
 
 
 def test_chameleon_is_refused_for_its_pictures() -> None:
-    """Its vocabulary holds what it draws: two small layers cannot have it."""
+    """Its vocabulary contains image tokens, which two small layers cannot have."""
     tokens = {f"IMGIMG{chr(65 + index % 8)}{chr(65 + index // 8)}Z": 20 + index for index in range(64)}
     vq: dict[str, Any] = {"num_embeddings": 64, "embed_dim": 16, "base_channels": 32, "latent_channels": 16}
     vq |= {"resolution": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1}

@@ -162,7 +162,7 @@ def test_torchs_default_number_is_recognised(count: int, environment: dict[str, 
     [("0.37 1.12 0.56 13/108 12975\n", 13), ("", None), ("0.37 1.12 0.56", None), ("a b c d/e f", None)],
 )
 def test_running_processes_are_counted(content: str, running: int | None) -> None:
-    """Not the averages, which lag by minutes."""
+    """Not load averages, which lag by minutes."""
     assert running_processes(content) == running
 
 

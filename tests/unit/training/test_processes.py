@@ -41,7 +41,7 @@ def start(code: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    """Killed without a word, it leaves a file behind and no lock."""
+    """A killed process leaves a file behind, but no lock."""
     holder = start(
         "import time\nfrom pathlib import Path\nfrom mmdec.training.processes import lock_folder\n"
         f"with lock_folder(Path({str(tmp_path)!r}), 'mmdec train drafter'):\n"

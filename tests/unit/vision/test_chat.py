@@ -35,7 +35,7 @@ def whole_text(chat: mmdec.Chat, processor: Any) -> str:
 @pytest.mark.parametrize("drafter", ["recycling", "lookup", None])
 @pytest.mark.parametrize("length", [None, 6])
 def test_turns_are_those_of_generate(loaded: tuple[Any, Any], drafter: str | None, length: int | None) -> None:
-    """length: of an answer, at most: answers that end by themselves and those that are cut are both in it."""
+    """length: an answer's limit; some answers end by themselves, some are cut."""
     model, processor = loaded
     options = {} if length is None else {"max_new_tokens": length}
     chat = mmdec.Chat(model=model, processor=processor, drafter=drafter, num_speculative_tokens=3, **options)

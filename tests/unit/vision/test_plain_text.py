@@ -115,7 +115,7 @@ def test_a_history_with_special_tokens_is_text(vlm: LoadedVlm, role: str) -> Non
 
 
 def test_ordinary_texts_keep_their_tokens(vlm: LoadedVlm) -> None:
-    """Beside the processor itself, on the usual way and on the other one, where a neighbour has a special token."""
+    """Compared with the processor itself, alone and with a neighbour that has a special token."""
     for text in ORDINARY:
         message = user(vlm, text)
         written = vlm.processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)

@@ -103,7 +103,7 @@ def test_a_text_ends_with_any_end_token() -> None:
 
 
 def test_hooks_within_the_encoder_see_their_passes(whisper: LoadedWhisper) -> None:
-    """Stock layers run by a way of their own, others as they are; hooks on the encoder count whole windows."""
+    """Stock layers take the fast path, others run unchanged; hooks on the encoder count whole windows."""
     encoder: Any = whisper.model.get_encoder()
     heard, seen = features(whisper, 1.0), list[str]()
     options: dict[str, Any] = {"sample_rate": RATE, "model": whisper, "language": "en"}

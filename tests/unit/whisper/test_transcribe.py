@@ -155,7 +155,7 @@ def test_opposite_channels_give_the_text_of_one_and_a_note(
 
 
 def test_dicts_and_bytes_are_recordings(whisper: LoadedWhisper) -> None:
-    """In a list beside others; a broken one costs no neighbour."""
+    """In a list with others; a broken one fails alone."""
     sound = buzz(0.6)
     file = io.BytesIO()
     soundfile.write(file, sound, RATE, subtype="FLOAT", format="WAV")
@@ -170,7 +170,7 @@ def test_dicts_and_bytes_are_recordings(whisper: LoadedWhisper) -> None:
 
 
 def test_the_shipped_model_names_another_where_it_is_unsure() -> None:
-    """A voice that it knows has no note."""
+    """A familiar voice has no note."""
     noisy = mmdec.transcribe(buzz(1.0), sample_rate=RATE, device="cpu")
     assert noisy.confidence < 0.5
     assert 'model="openai/whisper-base"' in noisy.note

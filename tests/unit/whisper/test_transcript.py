@@ -126,7 +126,7 @@ def test_segments_begin_with_their_first_word_and_end_with_their_last() -> None:
     )
 )
 def test_times_that_agree_never_overlap(given_times: list[tuple[float, float, list[tuple[float, float]]]]) -> None:
-    """Whatever the model and its attention say."""
+    """For any model and attention."""
     segments = [said(start, end, *(Word(" x", *one) for one in words)) for start, end, words in given_times]
     at = 0.0
     for before, after in zip(segments, reconcile_times(segments), strict=True):

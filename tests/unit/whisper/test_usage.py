@@ -97,7 +97,7 @@ def test_equal_recordings_that_fall_back_have_equal_usage(whisper: LoadedWhisper
 
 
 def test_sampled_recordings_usage_adds_up(whisper: LoadedWhisper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them may be decoded again and the other not: which one is not known, but each decoding is counted."""
+    """One of them may be decoded again and the other not; every decoding is counted."""
     decoded, call = list[int](), UsageMeter.__call__
 
     def counted(meter: UsageMeter, model: Any, input_ids: torch.Tensor, **inputs: Any) -> Any:

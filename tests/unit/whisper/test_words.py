@@ -40,7 +40,7 @@ def aligned(maps: Tensor, begins: list[bool]) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("lead", LEADS)
 def test_words_are_aligned_with_their_sound(lead: int) -> None:
-    """However early or late the model looks: the two words without a pause between them tell."""
+    """However early or late the model attends; two words without a pause reveal the shift."""
     starts, ends = aligned(looks(*SPOKEN, lead=lead), [True] * 3)
     assert np.abs(starts - [begin for begin, _ in SPOKEN]).max() <= 2
     assert np.abs(ends - [end for _, end in SPOKEN]).max() <= 2

@@ -167,7 +167,7 @@ def test_flashs_chains_and_trees_share_a_cache(slots: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("system", ["eagle", "flash"])
 def test_a_step_is_built_once_for_each_run(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where none can be made; between two runs of a chat the weights may change."""
+    """Also where none can be built; weights may change between two runs of a chat."""
     model, asked = language_model(), []
     kind: Any = SlotStep if system == "flash" else DraftStep
     made = kind.of.__func__

@@ -88,7 +88,7 @@ def test_drafts_are_well_formed(nodes: int, depth: int, temperature: float | Non
 
 
 def test_a_draft_is_rolled_back_exactly() -> None:
-    """Whatever was drafted, the next draft is that of a run which never drafted it."""
+    """After any draft, the next one equals that of a run that never made it."""
     model = language_model().double()
     drafter, roots = tree_growing("eagle", model), torch.tensor([6, 14])
     with torch.inference_mode():

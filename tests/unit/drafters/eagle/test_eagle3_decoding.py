@@ -133,7 +133,7 @@ def test_an_adversarial_head_changes_no_text(form: str, scale: float) -> None:
 
 @torch.no_grad()
 def test_turns_of_a_chat_continue_the_drafters_columns() -> None:
-    """Over a cache: the second turn's drafts come from a memory that holds the first turn's columns of all layers."""
+    """Over a cache, the second turn drafts from the first turn's columns of all layers."""
     drafter, cache = tree_growing("eagle3", MODEL, **FORMS["layers"]), DynamicCache()
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     first = mmdec.generate(

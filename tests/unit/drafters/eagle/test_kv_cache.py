@@ -70,7 +70,7 @@ def test_the_memory_holds_the_whole_text_once() -> None:
 
 
 def test_drafts_of_a_second_turn_are_those_of_a_run_over_everything() -> None:
-    """The memory that travels is the one that one long run would have."""
+    """The memory equals that of one long run."""
     watched, cache = Watched(tree_growing("eagle", MODEL)), fresh()
     ids = torch.cat([turn(watched, PROMPT, cache).sequences, MORE], 1)
     drafted = [one.drafted for one in turn(watched, ids, cache).rounds]

@@ -114,7 +114,7 @@ def test_files_arrays_and_pipes_agree(kind: str) -> None:
 
 
 def test_one_quiet_voice_among_dead_channels_is_no_silence() -> None:
-    """Silence is judged by channels: the mean of eight is 18 dB below the voice."""
+    """Silence is judged channel by channel: the mean of eight is 18 dB below the voice."""
     channels = np.stack([1e-3 * VOICE, *[NOTHING] * 7], 1).astype(np.float32)  # a peak of -64 dB
     found = read_audio(channels, RATE)
     assert float(found.abs().max()) == pytest.approx(float(np.abs(channels).max()), rel=0.01)

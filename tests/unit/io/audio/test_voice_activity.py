@@ -119,7 +119,7 @@ def test_a_short_pause_ends_no_window() -> None:
 
 
 def test_full_windows_are_cut_in_a_pause_and_lose_nothing() -> None:
-    """Of speech without long pauses nothing is dropped between two windows."""
+    """Nothing is dropped between two windows of speech without long pauses."""
     sound = talk([("two_cities", None), ("two_cities", None)])
     found = windows(sound, [1600], pause=5.0, most=10 * RATE)
     assert len(found) >= 5

@@ -236,7 +236,7 @@ def test_incomplete_json_rows_are_refused(changes: dict[str, Any], copied: Calla
 
 @pytest.mark.parametrize("layout", ["manifest", "json lines"])
 def test_a_manifest_without_splits_is_refused(layout: str, copied: Callable[[str], Path]) -> None:
-    """They are divided: what the run is measured with, it was not trained on."""
+    """Rows are divided so that no run is measured on its training data."""
     root = copied(layout)
     file = root / LAYOUTS[layout].listed
     content = file.read_text(encoding="utf-8")
