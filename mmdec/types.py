@@ -59,13 +59,13 @@ class Prior:
 
     # ranks[depth][k]: probability that the drafter's k-th best token at this depth is right, if its parent is right
     ranks: tuple[tuple[float, ...], ...]
-    measured: bool = True  # False: assumed values, which are used for tree shapes but not for draft sizes
+    is_measured: bool = True  # False: assumed values, which are used for tree shapes but not for draft sizes
 
     @property
     def chain(self) -> tuple[float, ...]:
         """Return the acceptance probability at each depth of a chain of best tokens; () if the values were not
         measured."""
-        return tuple(row[0] for row in self.ranks) if self.measured else ()
+        return tuple(row[0] for row in self.ranks) if self.is_measured else ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
 
@@ -30,7 +30,7 @@ class ToyDrafter:
                 token = following[token]
                 tail.append(token)
             tails.append(tail)
-        return chains(roots, tails)
+        return chain_drafts(roots, tails)
 
     def update(self, memory: list[list[int]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """The round's new tokens; the last of them is the next root."""

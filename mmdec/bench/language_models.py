@@ -100,9 +100,9 @@ class LanguageHarness(Harness[EncodedPrompt]):
             passes = stack.enter_context(count_passes(cast(Any, self.model).get_decoder()))
             mask = torch.ones_like(prompt.ids)
             stopwatch = Stopwatch(self.model.device)
-            processor = stopwatch.processor()
+            processor = stopwatch.cpu_time()
             found = generate(prompt.ids, attention_mask=mask, do_sample=False, max_new_tokens=most, **options)
-            wall, processor = stopwatch.lap(), stopwatch.processor() - processor
+            wall, processor = stopwatch.lap(), stopwatch.cpu_time() - processor
         later = rounds[1:]
         return Measurement(
             tokens=found[:, prompt.ids.shape[1] :].tolist(),

@@ -156,7 +156,7 @@ class Budget:
         if self._constant is not None:
             return
         with self._lock:
-            self._measured.starved = starved
+            self._measured.waited_for_cpu = starved
             target, chain, tree = self._curves(batch)
             columns, plan, acceptance = max(draft_sizes), self._plan, self._acceptance
             target.add(columns, target_seconds)
@@ -187,31 +187,31 @@ class Budget:
 
     @property
     def _ledger(self) -> dict[int, tuple[float, float]]:
-        return self._starved_ledger if self._measured.starved else self.ledger
+        return self._starved_ledger if self._measured.waited_for_cpu else self.ledger
 
     @property
     def _other_ledger(self) -> dict[int, tuple[float, float]]:
-        return self.ledger if self._measured.starved else self._starved_ledger
+        return self.ledger if self._measured.waited_for_cpu else self._starved_ledger
 
     def _curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return three cost curves for batches of `batch` rows, of the last round's clock: the seconds of a target pass
         by its number of tokens; the drafter's seconds for a chain by its depth; the drafter's seconds for a tree by its
         depth."""
-        return self._measured.costs((batch - 1).bit_length(), self._measured.starved)
+        return self._measured.costs((batch - 1).bit_length(), self._measured.waited_for_cpu)
 
     def _best_curves(self, batch: int) -> tuple[CostCurve, CostCurve, CostCurve]:
         """Return the cost curves (target's passes, drafter's chains, drafter's trees) for choosing a draft size. If
         batches of this size were seldom timed, the curves of the other clock or of a larger batch size are taken."""
         own, measured, least = self._curves(batch), self._measured, (batch - 1).bit_length()
         if own[0].timed < MIN_ROUNDS_AT_BATCH_SIZE or not own[0].samples(1):
-            for starved in (measured.starved, not measured.starved):
+            for starved in (measured.waited_for_cpu, not measured.waited_for_cpu):
                 for power in measured.powers(starved):
-                    if power > least or (power == least and starved is not measured.starved):
+                    if power > least or (power == least and starved is not measured.waited_for_cpu):
                         target, chain, tree = measured.costs(power, starved)
                         if (
                             target.timed >= MIN_ROUNDS_AT_BATCH_SIZE
                             and target.samples(1)
-                            and (chain.reach or tree.reach)
+                            and (chain.max_timed or tree.max_timed)
                         ):
                             return target, chain, tree
         return own
@@ -224,20 +224,20 @@ class Budget:
 
         starved: whether to return CPU time as measured while the thread waited for a CPU; None: as in the last round.
         """
-        if starved is not None and starved is not self._measured.starved:
+        if starved is not None and starved is not self._measured.waited_for_cpu:
             return self._measured.costs((batch - 1).bit_length(), starved)[0].at(1)
         own = self._curves(batch)[0]
-        if own.samples(1) or not own.reach:
+        if own.samples(1) or not own.max_timed:
             return own.at(1)
         near = self._best_curves(batch)[0]
-        longer = near.at(own.reach)
-        return own.pessimistic_estimate(own.reach) * near.at(1) / longer if longer else 0.0
+        longer = near.at(own.max_timed)
+        return own.pessimistic_estimate(own.max_timed) * near.at(1) / longer if longer else 0.0
 
     def _threshold(self, batch: int) -> float:
         """Return the acceptance chance below which a chain's next node is expected to cost more time than it saves.
-        Returns `UNTIMED` if too little was timed."""
+        Returns `DEFAULT_STOP_PROBABILITY` if too little was timed."""
         target, chain, _ = self._best_curves(batch)
-        nodes = min(target.reach - 1, chain.reach, NODE_COST_CHAIN_LENGTH)
+        nodes = min(target.max_timed - 1, chain.max_timed, NODE_COST_CHAIN_LENGTH)
         if nodes < INITIAL_MAX_NODES:
             return DEFAULT_STOP_PROBABILITY
         seconds = (target.at(nodes + 1) - target.at(2) + chain.at(nodes) - chain.at(1)) / (nodes - 1)
@@ -249,14 +249,14 @@ class Budget:
         pass over two tokens, divided by the time of a pass over one token; 0 until such passes were timed."""
         target, _, _ = self._best_curves(batch)
         plain = target.at(1)
-        return max(0.0, target.capped_estimate(2, plain) / plain - 1) if plain and target.reach > 1 else 0.0
+        return max(0.0, target.capped_estimate(2, plain) / plain - 1) if plain and target.max_timed > 1 else 0.0
 
     def _max_loss(self, plain: float) -> float:
         """Return how many seconds the next round may take longer than plain decoding. The limit grows with the tokens
         decoded so far. plain: seconds of a target pass over one token."""
         lost = sum(spent - gained * self.plain_seconds(batch) for batch, (spent, gained) in self._ledger.items())
         for batch, (spent, gained) in self._other_ledger.items():  # in passes, as the other clock measured them
-            other = self.plain_seconds(batch, not self._measured.starved)
+            other = self.plain_seconds(batch, not self._measured.waited_for_cpu)
             lost += (spent / other - gained) * self.plain_seconds(batch) if other else 0.0
         return (self._patience + LOSS_PER_TOKEN * self._tokens) * plain - max(lost, -LOSS_OF_GAINS * plain)
 
@@ -276,7 +276,7 @@ class Budget:
         plans = [(plan, gains[plan.nodes - 1], chain) for plan in CHAIN_PLANS if plan.nodes < reach]
         if acceptance.chains_only < 2:
             plans += [
-                (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.reach else chain)
+                (plan, acceptance.tree(plan.nodes, plan.depth, chances), tree if tree.max_timed else chain)
                 for plan in TREE_PLANS
                 if plan.nodes < reach
             ]
@@ -306,7 +306,7 @@ class Budget:
         chances = acceptance.chain()
         first = INITIAL_MAX_NODES_WITH_PRIOR if has_prior or self._stops else INITIAL_MAX_NODES
         # the first draft has one node, because the drafter's cost is not known yet
-        reach = max(first + 1, 2 * target.reach) if chain.reach else 2
+        reach = max(first + 1, 2 * target.max_timed) if chain.max_timed else 2
         rated = self._rate_plans(target, chain, tree, chances, reach)
         self._rate = rated[0][0]
 
@@ -347,7 +347,7 @@ class Budget:
         tried = [plan for _, _, plan in ((best, most, chosen), *able) if plan.nodes <= MAX_TRIAL_NODES]
         if self._waited < acceptance.gap or not best:
             chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]
-            if self._stops and chains and chain.reach and chain.at(1) <= NEGLIGIBLE_LOSS * plain:
+            if self._stops and chains and chain.max_timed and chain.at(1) <= NEGLIGIBLE_LOSS * plain:
                 return max(chains, key=lambda plan: plan.nodes), False
             return no_draft, False
         chains = [plan for plan in tried if plan.nodes == plan.depth >= 1]

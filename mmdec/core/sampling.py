@@ -167,7 +167,7 @@ class Sequences:
         return self._ids[row : row + 1, :end]
 
     def only_suppresses(self, row: int) -> bool:
-        """Return whether `suppressed` gives the same logits as the logits processors of one batch row, at this position
+        """Return whether `suppress` gives the same logits as the logits processors of one batch row, at this position
         and all later ones. row: index of the batch row."""
         if self._suppressions is None:
             return False

@@ -192,7 +192,7 @@ class CostCurve:
         self._quartiles: dict[int, tuple[float, float]] = {}
         # the points (tokens or depth, seconds) between which the curve is linear
         self._points: list[tuple[float, float]] = [*self._start]
-        self.reach = 0  # the largest count that was timed
+        self.max_timed = 0  # the largest count that was timed
         self.timed = 0  # number of timings so far
 
     def samples(self, count: int) -> int:
@@ -206,7 +206,7 @@ class CostCurve:
         window = self.windows.setdefault(bucket, deque(maxlen=MAX_BUCKET_TIMINGS))
         window.append((seconds, count))
         self._summarise(bucket)
-        self.reach = max(self.reach, count)
+        self.max_timed = max(self.max_timed, count)
         self._connect()
 
     def _summarise(self, bucket: int) -> None:
@@ -251,11 +251,11 @@ class CostCurve:
         own = self._quartiles.get((count - 1).bit_length())
         if own:
             return own[1]
-        largest = self._quartiles.get((self.reach - 1).bit_length()) if count > self.reach else None
-        return max(self.at(count), largest[1] * (count / self.reach) ** 0.5) if largest else self.at(count)
+        largest = self._quartiles.get((self.max_timed - 1).bit_length()) if count > self.max_timed else None
+        return max(self.at(count), largest[1] * (count / self.max_timed) ** 0.5) if largest else self.at(count)
 
     def capped_estimate(self, count: int, plain: float) -> float:
-        """Return the cautious estimate of `pessimistic`, but at most `count` times `plain`.
+        """Return the cautious estimate of `pessimistic_estimate`, but at most `count` times `plain`.
 
         The limit is needed because the first pass over a new shape may be much slower than later ones.
 
@@ -288,7 +288,7 @@ class PairStatistics:
     chains: dict[int, CostCurve] = field(default_factory=lambda: {})
     trees: dict[int, CostCurve] = field(default_factory=lambda: {})  # the same for a tree
     accuracy: HeadAccuracy | None = None  # only for drafters that guess each depth independently (`Needs.prior`)
-    starved: bool = False  # whether the thread waited for a CPU in the last round
+    waited_for_cpu: bool = False  # whether the thread waited for a CPU in the last round
     # power -> CPU seconds of rounds that waited for a CPU: of the target's passes, the drafter's chains, its trees
     starved_costs: dict[int, tuple[CostCurve, CostCurve, CostCurve]] = field(default_factory=lambda: {})
 

@@ -62,7 +62,7 @@ class Stopwatch:
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - _clock_correction.waited
 
-    def processor(self) -> float:
+    def cpu_time(self) -> float:
         """Return the CPU time of this thread in seconds. Only differences of two such times have a meaning.
 
         For a GPU it returns wall-clock time, because the GPU's work takes no CPU time. It does so on Windows, too,
@@ -130,15 +130,15 @@ class RoundTimer:
         self.seconds = {"target": 0.0, "drafter": 0.0, "core": 0.0}
         self._worked = dict(self.seconds)  # stage -> CPU seconds of this thread in this round
         self._stopwatch.lap()
-        self._processor = self._stopwatch.processor()
+        self._cpu_time = self._stopwatch.cpu_time()
 
     def lap(self, stage: Literal["target", "drafter", "core"]) -> None:
         """Add the time since the last call of `lap` or `start` to the seconds of one stage: "target", "drafter", or
         "core" (everything else)."""
-        processor = self._stopwatch.processor()
+        cpu_time = self._stopwatch.cpu_time()
         self.seconds[stage] += self._stopwatch.lap()
-        self._worked[stage] += processor - self._processor
-        self._processor = processor
+        self._worked[stage] += cpu_time - self._cpu_time
+        self._cpu_time = cpu_time
 
     def round_costs(self) -> tuple[float, float, bool]:
         """Return the target's and the drafter's seconds in this round, and whether the thread waited for a free CPU.

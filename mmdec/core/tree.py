@@ -77,7 +77,7 @@ def height(draft: Draft) -> int:
     return max(max(depths(parents[:size])) for parents, size in rows)
 
 
-def chains(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
+def chain_drafts(roots: Tensor, tails: Sequence[Sequence[int]]) -> Draft:
     """Make a draft with a chain in each batch row.
 
     roots: (B,), first token of each chain. tails: for each row, the other tokens of its chain; may be empty.

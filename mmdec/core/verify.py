@@ -39,7 +39,7 @@ class RowTree:
     children: list[list[int]]
     logits: Tensor  # (N, V), the target's raw logits after each node
     probs: Tensor | None  # (N, V), the distributions that children were drawn from; None: nothing was drawn
-    likeliest: Callable[[], list[int]]  # each node's most probable next token; called only if `Sequences.alike` is True
+    likeliest: Callable[[], list[int]]  # each node's most probable next token; needs `Sequences.only_suppresses`
 
     def draft_distribution(self, node: int) -> Tensor | None:
         """Return the probabilities (V,) float64 from which the drafter sampled the children of a node; zeros if the

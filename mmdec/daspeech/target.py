@@ -72,7 +72,7 @@ class UnitTarget:
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.mask_and_positions(draft, session.cache.table.dtype)
         mask = None if tree is None else tree.additive
-        rows.wait(draft.tokens.shape[1])
+        rows.record_draft(draft.tokens.shape[1])
         return Scores(self.decoder.extend(draft.tokens, torch.tensor(positions, device=device), session.cache, mask))
 
     def commit(self, session: UnitSession, verdict: Verdict) -> None:

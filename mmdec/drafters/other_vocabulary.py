@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.drafters.small_model import keep_columns
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
@@ -100,7 +100,7 @@ class OtherVocabulary:
         depth = min(plan.depth, plan.nodes)
         none: list[list[int]] = [[] for _ in memory.texts]
         if depth < 1 or memory.restarts > RESTARTS:
-            return chains(roots, none)
+            return chain_drafts(roots, none)
         written = [self._decode(self._target_tokenizer, text) for text in memory.texts]
         encoded = [self._tokenizer(text.rstrip(UNDECODED))["input_ids"] for text in written]
         able = [len(ids) > 1 and not text.endswith(UNDECODED) for text, ids in zip(written, encoded, strict=True)]
@@ -114,14 +114,14 @@ class OtherVocabulary:
         if self._positions is not None:
             steps = min(steps, self._positions - max(map(len, read)))
         if steps < 1 or not any(able) or not self._follow(memory, read):
-            return chains(roots, none)
+            return chain_drafts(roots, none)
         threshold = plan.threshold if plan.nodes <= plan.depth else 0.0
         added = self._continue_texts(memory, read, able, steps, threshold)
         drafted = [
             self._to_target_tokens(text, ids, new)[:depth] if new else []
             for text, ids, new in zip(memory.texts, read, added, strict=True)
         ]
-        return chains(roots, drafted)
+        return chain_drafts(roots, drafted)
 
     def _follow(self, memory: OtherVocabularyState, read: list[list[int]]) -> bool:
         """Make the small model's cache hold the beginning of each batch row's text. If the cache holds other tokens, it
@@ -169,7 +169,7 @@ class OtherVocabulary:
         for _ in range(steps):
             pending = [ids[len(kept) :] + new for kept, ids, new in zip(memory.kept, read, added, strict=True)]
             firsts = torch.tensor([row[0] for row in pending], device=self._model.device)
-            logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in pending])).logits
+            logits = self._model.score(memory.session, chain_drafts(firsts, [row[1:] for row in pending])).logits
             last = torch.tensor([len(row) - 1 for row in pending], device=logits.device)
             ends = logits[torch.arange(len(last), device=logits.device), last].float()
             # remove the new tokens and the text's last `UNCACHED_TOKENS` tokens from the cache

@@ -23,7 +23,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import chains, trees_from_lists
+from mmdec.core.tree import chain_drafts, trees_from_lists
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict
 
@@ -262,7 +262,7 @@ class SmallModel:
         """Run the small model over the accepted tokens that its cache lacks. Returns the logits (B, 1, V) after the
         last one."""
         firsts = torch.tensor([row[0] for row in memory.pending], device=self._model.device)
-        logits = self._model.score(memory.session, chains(firsts, [row[1:] for row in memory.pending])).logits
+        logits = self._model.score(memory.session, chain_drafts(firsts, [row[1:] for row in memory.pending])).logits
         memory.scored = [{(node, token): node + 1 for node, token in enumerate(row[1:])} for row in memory.pending]
         last = torch.tensor([len(row) - 1 for row in memory.pending], device=logits.device)
         return logits[torch.arange(len(last), device=logits.device), last][:, None]

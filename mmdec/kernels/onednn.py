@@ -36,7 +36,7 @@ def is_usable(*tensors: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation = "none") -> Tensor:
     """Apply a linear layer and its activation. x: (..., I). weight: (O, I). bias: (O,). Returns (..., O).
 
-    If `takes` is False, torch's own layer computes it.
+    If `is_usable` is False, torch's own layer computes it.
     """
     if not is_usable(x, weight):
         product = F.linear(x, weight, bias)
@@ -52,8 +52,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Compute attention without a mask: queries (B, heads, N, D), already scaled, over keys and values (B, heads, S,
     D). Returns (B, heads, N, D).
 
-    A row's result does not depend on the other rows. For few queries, or if `takes` is False, torch's own attention is
-    used.
+    A row's result does not depend on the other rows. Few queries, and tensors that are not `is_usable`, go to torch's
+    own attention.
     """
     if not is_usable(queries, keys, values) or queries.shape[2] < MIN_QUERIES:
         return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)

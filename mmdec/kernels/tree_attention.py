@@ -43,18 +43,19 @@ class TreeMask:
     window: int | None = None  # number of positions that a node sees, its own included; None: no limit
     # whether the fields above define the whole mask; only then can the Triton kernel, which reads them, be used
     kernel: bool = True
-    _packed: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)  # cache of `packed`: group -> mask
-    # cache of `bits`; empty before the first call
-    _bits: list[PackedTree] = field(default_factory=lambda: [], repr=False)
+    # results of `grouped_mask`: group -> mask
+    _grouped_masks: dict[int, Tensor] = field(default_factory=lambda: {}, repr=False)
+    # the result of `packed_tree`; empty before the first call
+    _packed_tree: list[PackedTree] = field(default_factory=lambda: [], repr=False)
 
-    def packed(self, group: int) -> Tensor:
+    def grouped_mask(self, group: int) -> Tensor:
         """Repeat `additive` along the query axis, once for each of the `group` query heads of a key head: (B, 1, group
         * N, S + N)."""
         if group == 1:
             return self.additive
-        if group not in self._packed:
-            self._packed[group] = self.additive.repeat(1, 1, group, 1)
-        return self._packed[group]
+        if group not in self._grouped_masks:
+            self._grouped_masks[group] = self.additive.repeat(1, 1, group, 1)
+        return self._grouped_masks[group]
 
     def within(
         self, size: int, *, chunks: bool = False, first: int = 0, counted: tuple[Tensor, Tensor] | None = None
@@ -82,13 +83,13 @@ class TreeMask:
         plain = not chunks and counted is None
         return TreeMask(starts, ends, self.ancestors, additive, size if plain else None, plain)
 
-    def bits(self) -> PackedTree:
+    def packed_tree(self) -> PackedTree:
         """Return the tree in the Triton kernel's format. It is computed at the first call only."""
         from mmdec.kernels.tree_attention_triton import PackedTree
 
-        if not self._bits:
-            self._bits.append(PackedTree.of(self.starts, self.ends, self.ancestors))
-        return self._bits[0]
+        if not self._packed_tree:
+            self._packed_tree.append(PackedTree.of(self.starts, self.ends, self.ancestors))
+        return self._packed_tree[0]
 
 
 def tree_mask(
@@ -143,10 +144,10 @@ def tree_attention(
     if tree is not None and fits and runs_on(q.device):
         from mmdec.kernels.tree_attention_triton import tree_attention_triton
 
-        return tree_attention_triton(q, k, v, tree.bits(), scaling, window=tree.window)
+        return tree_attention_triton(q, k, v, tree.packed_tree(), scaling, window=tree.window)
     group = heads // k.shape[1]
     packed = q.reshape(batch, k.shape[1], group * nodes, width)
-    mask = None if tree is None else tree.packed(group)
+    mask = None if tree is None else tree.grouped_mask(group)
     if sinks is not None:
         each = sinks.view(1, k.shape[1], group, 1).expand(-1, -1, -1, nodes).reshape(1, k.shape[1], group * nodes, 1)
         k, v, mask = with_sinks(k, v, mask, each.expand(batch, -1, -1, -1))

@@ -208,7 +208,7 @@ def tree_attention_triton(
     """Compute the attention output (B, Hq, N, E) on a GPU.
 
     q: (B, Hq, N, D). k: (B, Hkv, S + N, D). v: (B, Hkv, S + N, E). All may have any strides.
-    tree: the mask; it has at most `NODES` nodes. scaling: factor on scores.
+    tree: the mask; it has at most `MAX_KERNEL_NODES` nodes. scaling: factor on scores.
     window: number of positions that a node sees, its own included; None: no limit.
     splits: number of splits of the text before the tree; None: enough to use the whole GPU.
     """

@@ -58,7 +58,7 @@ class TextPrompt:
     positions: Tensor  # (B, C) position ids of cached and new tokens
     cache: DynamicCache | None
     past: int  # number of tokens per batch row in the caller's cache, padding included
-    holes: bool  # whether a batch row has padding after its first token
+    has_inner_padding: bool  # whether a batch row has padding after its first token
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any]) -> TextPrompt:
@@ -111,8 +111,10 @@ class TextPrompt:
                 [positions[:, : mask.shape[1] - given_positions.shape[1]], given_positions.expand(len(ids), -1)], 1
             )
         starts = mask.long().argmax(1)
-        holes = bool((counted[:, -1] + starts != mask.shape[1]).any())
-        return cls(ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, holes)
+        has_inner_padding = bool((counted[:, -1] + starts != mask.shape[1]).any())
+        return cls(
+            ids, fresh, mask, None if bool(mask.all()) else given_mask, positions, cache, past, has_inner_padding
+        )
 
     def run_cache(self, config: PreTrainedConfig) -> DynamicCache:
         """Return the cache to decode with. It is the caller's cache if there is one, and only one batch row, without
@@ -140,7 +142,7 @@ class TextPrompt:
                     f"`{CACHE_ARGUMENT}` must be this model's own, but holds {len(cache.layers)} layers of "
                     f"{sorted(lengths)} columns. Begin with an empty cache."
                 )
-        shared = len(self.ids) > 1 or self.holes
+        shared = len(self.ids) > 1 or self.has_inner_padding
         # A new cache. If the caller gave an empty cache, but there are several rows, padding between tokens or no
         # attention layers, `extend` fills the caller's cache at the end.
         if cache is None or ((shared or not attention_layers(full_cache(config))) and not self.past):
@@ -250,7 +252,7 @@ class DecoderTarget(HfTarget, ABC):
         extra: Mapping[str, Any],
         last: bool,
     ) -> Scores:
-        """Run the model over ids (B, N); return logits and features. layers: whose hidden states to return; `INPUTS`:
+        """Run the model over ids (B, N); return logits and features. layers: whose hidden states to return; -2:
         the first layer's inputs. extra: further inputs. last: whether to compute only the last token's logits."""
         more = {**extra, "output_hidden_states": True} if -1 in layers else dict(extra)
         if last and self._keeps:
@@ -288,7 +290,7 @@ class DecoderTarget(HfTarget, ABC):
         prompt = self._read(inputs)
         text, cache = prompt.text, prompt.text.run_cache(self.model.config)
         reader = DraftReader(self.model) if self.needs_chains else None
-        if reader is not None and text.past and text.holes:
+        if reader is not None and text.past and text.has_inner_padding:
             raise InputError(
                 f"`attention_mask` must be 1 after a row's first token with `{CACHE_ARGUMENT}` of a model with "
                 "recurrent "
@@ -297,10 +299,10 @@ class DecoderTarget(HfTarget, ABC):
         own = self if reader is None else self._with(reader.model_after(cache))
         read = (*needs.layers, *[FIRST_LAYER_INPUTS] * needs.embeds)
         scores = own._run(text.new_ids, text.mask_given, prompt.positions, cache, read, prompt.extra, last=True)
-        gaps = Gaps.of(text.mask) if text.holes and self.windows is not None else None
+        gaps = Gaps.of(text.mask) if text.has_inner_padding and self.windows is not None else None
         store = KVPool(cache) if reader is None else RecurrentCache(cache, len(text.ids), reader.steps)
         session = DecoderSession(cache, store, text.rows(), needs.layers, prompt.offsets, gaps, reader)
-        if text.holes:
+        if text.has_inner_padding:
             columns = [row.nonzero()[:, 0].tolist() for row in text.mask]
             session.store.commit(columns, session.rows.starts, session.rows.width)
         if text.cache is not None and prompt.offsets is not None:
@@ -348,7 +350,7 @@ class DecoderTarget(HfTarget, ABC):
 
     def _chain(self, session: DecoderSession, draft: Draft) -> Scores:
         reader = cast(DraftReader, session.reader)
-        reader.fit(draft.tokens.shape[1])
+        reader.set_chunk_size(draft.tokens.shape[1])
         return self._with(reader.model)._tree(session, draft)
 
     def _with(self, model: PreTrainedModel) -> Self:
@@ -368,10 +370,10 @@ class DecoderTarget(HfTarget, ABC):
         if session.offsets is not None:
             positions = positions + session.offsets[:, :, None]
         if windows is not None:
-            session.store.show([firsts.get(window, 0) if window else 0 for window in windows.layers])
+            session.store.set_first_visible([firsts.get(window, 0) if window else 0 for window in windows.layers])
         counted = None if session.gaps is None else session.gaps.places(rows.width)
         scores = self._draft(session.layers, firsts, counted, draft.tokens, tree, positions, session.cache)
-        rows.wait(draft.tokens.shape[1])
+        rows.record_draft(draft.tokens.shape[1])
         return scores
 
     def _draft(

@@ -42,7 +42,7 @@ class EncodedPrompt:
     mask: Tensor  # (B, P) bool, False at padding of `ids`
     mask_given: Tensor | None  # (B, P) the caller's mask of `ids`; None: there was none
     positions: Tensor  # (B, P) position ids of `ids`
-    holes: bool  # whether a batch row has padding after its first token
+    has_inner_padding: bool  # whether a batch row has padding after its first token
 
     @classmethod
     def of(cls, inputs: Mapping[str, Any], most: int | None, columns: bool) -> EncodedPrompt:
@@ -81,8 +81,8 @@ class EncodedPrompt:
         positions = torch.arange(width, device=ids.device).expand(len(ids), -1)
         if given is not None and not columns:
             positions = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 0)
-        holes = bool((mask[:, :-1] & ~mask[:, 1:]).any())
-        return cls(ids, encoded, inputs.get("attention_mask"), mask, given, positions, holes)
+        has_inner_padding = bool((mask[:, :-1] & ~mask[:, 1:]).any())
+        return cls(ids, encoded, inputs.get("attention_mask"), mask, given, positions, has_inner_padding)
 
 
 @dataclass
@@ -162,17 +162,17 @@ class EncodedTarget(HfTarget, ABC):
         prompt = EncodedPrompt.of(inputs, self.positions, self.counts_padding)
         ids, mask, positions = prompt.ids, prompt.mask, prompt.positions
         # the caller's cache can be filled while decoding only if there is one row, without padding between its tokens
-        own = len(ids) == 1 and not prompt.holes
+        own = len(ids) == 1 and not prompt.has_inner_padding
         cache = (inputs.get(CACHE_ARGUMENT) if own else None) or EncoderDecoderCache(DynamicCache(), DynamicCache())
         rows, closed = RowLayout.of_prompt(mask, positions), positions.clone()
-        for row, seen in enumerate(mask if prompt.holes else ()):
+        for row, seen in enumerate(mask if prompt.has_inner_padding else ()):
             closed[row, rows.starts[row] : rows.ends[row]] = positions[row, seen]
         reader = self._reader(prompt, cache, needs.layers)
         encoded = encoder_output(prompt.encoded)
         session = EncodedSession(cache, encoded, prompt.encoder_mask, needs.layers, closed, rows, reader)
         scores = self._begin(prompt, session)
         session.store = KVPool(cache)
-        if prompt.holes:
+        if prompt.has_inner_padding:
             session.store.commit([row.nonzero()[:, 0].tolist() for row in mask], rows.starts, rows.width)
         last = positions[:, -1]
         context = Context(
@@ -196,7 +196,7 @@ class EncodedTarget(HfTarget, ABC):
         rows, device = session.rows, draft.tokens.device
         tree, positions = rows.mask_and_positions(draft, self.model.dtype)
         scores = self._draft(session, draft.tokens, tree, torch.tensor([positions], device=device), session.cache)
-        rows.wait(draft.tokens.shape[1])
+        rows.record_draft(draft.tokens.shape[1])
         return scores
 
     @torch.no_grad()

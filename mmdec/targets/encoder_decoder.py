@@ -154,7 +154,7 @@ class EncoderDecoderTarget(EncodedTarget):
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
-        """Return whether the model is an encoder-decoder of one of `FAMILIES`, which tests cover."""
+        """Return whether the model is an encoder-decoder of a family that tests cover."""
         return any(kind.__name__ in CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__)
 
     def __init__(self, model: PreTrainedModel) -> None:

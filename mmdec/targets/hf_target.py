@@ -155,7 +155,7 @@ def recording(decoder: nn.Module, count: int, layers: Sequence[int]) -> Generato
     context.
 
     decoder: the module that contains the layers. count: its number of layers. layers: indices to record, from 0, or
-        `INPUTS` for the first layer's inputs.
+        `FIRST_LAYER_INPUTS`.
     Raises: InputError if the list of the decoder's layers cannot be found.
     """
     if not layers:

@@ -89,7 +89,7 @@ class PoolSpec:
     dtype: torch.dtype
     device: torch.device
 
-    def pool(self, rows: int, columns: int) -> Tensor:
+    def allocate(self, rows: int, columns: int) -> Tensor:
         """Allocate uninitialised memory for keys or values (members, rows, heads, columns, size). columns: number of
         tokens."""
         shape = len(self.members), rows, self.heads, columns, self.size
@@ -101,7 +101,7 @@ class PoolSpec:
 @final
 class KVPool:
     """Holds the keys and values of one `generate` call, after the pass over the prompt. There is a pool (members, B, H,
-    C, D) for each `Kind`: C columns, of which the first `length` are used."""
+    C, D) for each `PoolSpec`: C columns, of which the first `length` are used."""
 
     def __init__(self, cache: Cache) -> None:
         """Move the keys and values of a cache into pools. The cache's layers then read the pools.
@@ -123,7 +123,7 @@ class KVPool:
             for is_keys, states in ((True, cast(Tensor, old.keys)), (False, cast(Tensor, old.values))):
                 held.setdefault((states.shape, states.dtype, states.device), []).append((index, is_keys, states))
         self.length, self._pools = given.get_seq_length(), list[Tensor]()
-        self._kinds = [
+        self._specs = [
             PoolSpec(tuple((index, is_keys) for index, is_keys, _ in members), shape[1], shape[3], dtype, device)
             for (shape, dtype, device), members in held.items()
         ]
@@ -156,7 +156,7 @@ class KVPool:
                 pool[:, :, :, : before.shape[3]] = before
             self._share_pools()
 
-    def show(self, firsts: Sequence[int]) -> None:
+    def set_first_visible(self, firsts: Sequence[int]) -> None:
         """Hide cached tokens from layers with an attention window, until `crop` is called. firsts: [i]: index along the
         sequence axis of the first token that layer i sees."""
         for index, layer in self._live_layers():
@@ -168,8 +168,8 @@ class KVPool:
         layers = dict(self._live_layers())
         for layer in layers.values():
             layer.first = 0
-        for kind, pool in zip(self._kinds, self._pools, strict=True):
-            for states, (index, is_keys) in zip(pool[:, :, :, :length].unbind(0), kind.members, strict=True):
+        for spec, pool in zip(self._specs, self._pools, strict=True):
+            for states, (index, is_keys) in zip(pool[:, :, :, :length].unbind(0), spec.members, strict=True):
                 if index in layers:
                     layers[index].set_view(states, is_keys)
 
@@ -201,12 +201,12 @@ class KVPool:
         if self._pools:
             width = self.width
             columns = width if length <= width else max(columns, width + min(width, MAX_POOL_GROWTH))
-        return [kind.pool(rows, columns) for kind in self._kinds]
+        return [spec.allocate(rows, columns) for spec in self._specs]
 
     def _share_pools(self) -> None:
         layers = dict(self._live_layers())
-        for kind, pool in zip(self._kinds, self._pools, strict=True):
-            for states, (index, is_keys) in zip(pool.unbind(0), kind.members, strict=True):
+        for spec, pool in zip(self._specs, self._pools, strict=True):
+            for states, (index, is_keys) in zip(pool.unbind(0), spec.members, strict=True):
                 if index in layers:
                     setattr(layers[index], "all_keys" if is_keys else "all_values", states)
 
@@ -307,7 +307,7 @@ class RowLayout:
             for links, size, end, shift in trees
         ]
 
-    def wait(self, nodes: int, first: int | None = None) -> None:
+    def record_draft(self, nodes: int, first: int | None = None) -> None:
         """Record that a draft of `nodes` nodes was scored and waits for its verification. first: index of the root's
         column; None: `width`, the first column after the longest row."""
         self.tree, self.first = nodes, self.width if first is None else first

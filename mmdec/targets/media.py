@@ -345,7 +345,7 @@ class MediaTarget(DecoderTarget):
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
-        """Return whether this is a model of one of `FAMILIES`, which tests cover."""
+        """Return whether this is a model of a family that tests cover."""
         return any(
             kind.__name__ in SUPPORTED_CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__
         )

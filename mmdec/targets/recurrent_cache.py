@@ -36,7 +36,7 @@ from transformers.cache_utils import (
 )
 
 from mmdec.compat import CACHE_ARGUMENT
-from mmdec.core.tree import chains, int_list, int_rows
+from mmdec.core.tree import chain_drafts, int_list, int_rows
 from mmdec.errors import InputError
 from mmdec.targets.kv_cache import KVPool, RowLayout, empty_cache, stock_layer
 from mmdec.types import Draft, Scores
@@ -183,7 +183,7 @@ class RecurrentCache:
                 f"`model` must keep its states in `{CACHE_ARGUMENT}`, but keeps them elsewhere: drafts cannot be taken "
                 "back. Choose another model."
             )
-        self.cut = not any(any(layer.is_recurrent_states_initialized.values()) for layer in states)
+        self.accepts_any_prefix = not any(any(layer.is_recurrent_states_initialized.values()) for layer in states)
         attention = empty_cache()
         attention.layers += [_attention(layer) for layer in layers]
         self.pool = KVPool(attention) if attention_layers(attention) else None
@@ -206,7 +206,7 @@ class RecurrentCache:
         sizes, parents = int_list(draft.size), int_rows(draft.parents)
         if any(links[1:size] != list(range(size - 1)) for links, size in zip(parents, sizes, strict=True)):
             raise InputError("`draft` must be a chain for a model with recurrent layers, but is a tree. Draft chains.")
-        while not self.cut and max(map(len, self.backlogs)) > MAX_BACKLOG:
+        while not self.accepts_any_prefix and max(map(len, self.backlogs)) > MAX_BACKLOG:
             self._catch_up(rows, run)
         tokens = [row[:size] for row, size in zip(int_rows(draft.tokens), sizes, strict=True)]
         scores = self._pass([old + new for old, new in zip(self.backlogs, tokens, strict=True)], draft.tokens, run)
@@ -247,11 +247,11 @@ class RecurrentCache:
         if self.pool is not None:
             self.pool.commit(columns, begins, length)
 
-    def show(self, firsts: Sequence[int]) -> None:
+    def set_first_visible(self, firsts: Sequence[int]) -> None:
         """In the next pass, hide cached tokens from layers with an attention window. firsts: [i]: index along the
         sequence axis of the first token that layer i sees."""
         if self.pool is not None:
-            self.pool.show(firsts)
+            self.pool.set_first_visible(firsts)
 
     def select(self, rows: Tensor, length: int) -> None:
         """Keep only the batch rows with the indices `rows` (K,) int64, in that order: their states, their backlogs, and
@@ -290,7 +290,7 @@ class RecurrentCache:
         for layer in self.states:
             layer.begin(self._steps or width == 1)
         firsts = like.new_tensor([row[0] for row in tokens])
-        return run(chains(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
+        return run(chain_drafts(firsts, [[*row[1:], *row[-1:] * (width - len(row))] for row in tokens]))
 
     def _keep(self, rows: RowLayout, accepted: list[list[int]]) -> None:
         """End a pass: update the states of each batch row. A row whose tokens were all accepted takes the new states.
@@ -299,7 +299,7 @@ class RecurrentCache:
         accepted: each row's accepted tokens, the old backlog included.
         """
         width = rows.tree
-        kept = [len(tokens) if self.cut or len(tokens) == width else 0 for tokens in accepted]
+        kept = [len(tokens) if self.accepts_any_prefix or len(tokens) == width else 0 for tokens in accepted]
         self.backlogs = [[] if count else tokens for count, tokens in zip(kept, accepted, strict=True)]
         for layer in self.states:
             layer.keep(kept, width)
@@ -353,7 +353,7 @@ def cached_length(cache: DynamicCache) -> int:
 
 
 @final
-class Projected(nn.Module):
+class PrecomputedProjection(nn.Module):
     """Replaces a linear projection whose output for all tokens, `states` (B, N, D), is already computed. Each call
     returns the output for the next token, (B, 1, D)."""
 
@@ -368,14 +368,14 @@ class Projected(nn.Module):
 
 
 @final
-class Stepwise(nn.Module):
+class StepwiseMixer(nn.Module):
     """Replaces a recurrent layer whose scan cannot continue from a state. This module reads tokens one by one. The
     layer's input and output projections are applied to all tokens at once."""
 
     def __init__(self, mixer: Any) -> None:
         """mixer: a copy of the layer. Its two projections are replaced, so it must not be used otherwise."""
         super().__init__()
-        self.first, self.last, self.projected = mixer.in_proj, mixer.out_proj, Projected()
+        self.first, self.last, self.projected = mixer.in_proj, mixer.out_proj, PrecomputedProjection()
         mixer.in_proj, mixer.out_proj = self.projected, nn.Identity()
         self.mixer = mixer
 
@@ -405,7 +405,7 @@ class DraftReader:
         states = any(isinstance(layer, LinearAttentionLayer) and layer.has_previous_state[0] for layer in cache.layers)
         return self.model if self.steps and states else self._own
 
-    def fit(self, columns: int) -> None:
+    def set_chunk_size(self, columns: int) -> None:
         """Prepare the model's copy for a pass over `columns` tokens: its scans get chunks of this length."""
         size = columns if self.model.device.type == "cpu" else max(MIN_SCAN_CHUNK, 1 << (columns - 1).bit_length())
         for scan, most in self._chunked:
@@ -428,6 +428,6 @@ class DraftReader:
             if "time_step_limit" in vars(found):
                 found.time_step_limit = (0.0, math.inf)
         if stepped:
-            found, self.steps = Stepwise(found), True
+            found, self.steps = StepwiseMixer(found), True
         done[id(part)] = found
         return found

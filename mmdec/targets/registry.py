@@ -35,7 +35,7 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         )
     for target in target_classes():
         if target.supports(model):
-            return target(cast(Any, model))  # `takes` has checked its type
+            return target(cast(Any, model))  # `supports` has checked its type
     if model.config.is_encoder_decoder:
         raise InputError(
             f"`model` must be an encoder-decoder of a tested family, but is {type(model).__name__}. These work: "

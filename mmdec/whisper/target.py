@@ -83,7 +83,7 @@ class WhisperTarget(EncodedTarget):
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[EncodedSession, Context, Draft, Scores]:
         """Run the decoder over the prompt, as `EncodedTarget.prefill` does.
 
-        If recordings share passes (`Together`), the thread that called `Together.run` computes this pass.
+        If recordings share passes (`PassBatcher`), the thread that called `PassBatcher.run` computes this pass.
         """
         if self._together is not None:
             return self._together.run_alone(partial(WhisperTarget(self.model).prefill, inputs, needs))
@@ -92,7 +92,7 @@ class WhisperTarget(EncodedTarget):
     def score(self, session: EncodedSession, draft: Draft) -> Scores:
         """Return the logits after each node of a draft.
 
-        If recordings share passes (`Together`), this draft is scored in one pass with the drafts of other recordings.
+        If recordings share passes (`PassBatcher`), the drafts of several recordings are scored in one pass.
         """
         if self._together is None:
             return super().score(session, draft)
@@ -122,7 +122,7 @@ class WhisperTarget(EncodedTarget):
         scores = vocabulary_scores(self.model.proj_out, states)
         parts = zip(scores.split(sizes, 1), states.split(sizes, 1), strict=True)
         for (session, _), size in zip(drafts, sizes, strict=True):
-            session.rows.wait(size)
+            session.rows.record_draft(size)
         return [
             Scores(logits, dict.fromkeys(session.layers, last))
             for (session, _), (logits, last) in zip(drafts, parts, strict=True)

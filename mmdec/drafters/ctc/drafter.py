@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmdec.checks.fingerprint import fingerprint
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.network import CtcHead
 from mmdec.drafters.ctc.tokens import BLANK, FIRST, MARK, TokenPieces
 from mmdec.errors import InputError
@@ -232,8 +232,8 @@ class Ctc:
         chance that all its tokens are right falls below `plan.threshold`."""
         depth = min(plan.nodes, plan.depth)
         if depth < 1:
-            return chains(roots, [[] for _ in memory.rows])
-        return chains(roots, [row.head.chain(row, depth, plan.threshold) for row in memory.rows])
+            return chain_drafts(roots, [[] for _ in memory.rows])
+        return chain_drafts(roots, [row.head.chain(row, depth, plan.threshold) for row in memory.rows])
 
     def update(self, memory: CtcState, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Store the accepted tokens. They are aligned before the next draft."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdec.core.tree import (
-    chains,
+    chain_drafts,
     int_list,
     int_rows,
     level_parents,
@@ -236,7 +236,7 @@ class BlockLevels(Levels):
         if threshold:
             below = logits.float().softmax(-1).amax(-1).cumprod(1).mean(0) < threshold
             tokens = tokens[:, : int_list(below.nonzero()[:1, 0] + 1)[0] if bool(below.any()) else depth]
-        return chains(roots, int_rows(tokens))
+        return chain_drafts(roots, int_rows(tokens))
 
     def tree(self, roots: Tensor, hidden: Tensor, plan: Plan) -> Draft:
         """Draft the `plan.nodes` nodes whose paths have the highest products of probabilities (DDTree). Each depth

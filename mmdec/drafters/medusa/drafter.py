@@ -81,7 +81,7 @@ class Medusa:
                 f"`heads` must be for a model of at least {width} tokens, one for each rank that is looked at, but are "
                 f"for {config.vocab_size}. Draft with another drafter."
             )
-        self._prior = Prior(tuple(map(tuple, chances)), measured=ranks is not None)
+        self._prior = Prior(tuple(map(tuple, chances)), is_measured=ranks is not None)
         self.needs = Needs(layers=(-1,), memory=config.kind == "block", prior=self._prior)
 
     @property

@@ -34,7 +34,7 @@ def test_curve_is_monotone_and_needs_more_than_one_timing() -> None:
 
 def test_nothing_is_known_at_first() -> None:
     curve = curve_of()
-    assert (curve.at(5), curve.pessimistic_estimate(5), curve.samples(5), curve.timed, curve.reach) == (
+    assert (curve.at(5), curve.pessimistic_estimate(5), curve.samples(5), curve.timed, curve.max_timed) == (
         0.0,
         0.0,
         0,

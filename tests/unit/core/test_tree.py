@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmdec.core import tree as trees
-from mmdec.core.tree import ancestors, chains, depths, height, root_only, trees_from_lists
+from mmdec.core.tree import ancestors, chain_drafts, depths, height, root_only, trees_from_lists
 from tests.support.trees import is_chain
 
 
@@ -22,9 +22,9 @@ def test_trees_are_built_from_lists() -> None:
     assert height(draft) == 3
     assert not is_chain(draft)
     assert is_chain(root_only(torch.tensor([3, 4])))
-    assert is_chain(chains(torch.tensor([1, 2, 3]), [[4, 5], [], [6]]))
+    assert is_chain(chain_drafts(torch.tensor([1, 2, 3]), [[4, 5], [], [6]]))
     assert height(root_only(torch.tensor([3]))) == 0
-    assert chains(torch.tensor([1, 2]), [[], []]).tokens.tolist() == [[1], [2]]
+    assert chain_drafts(torch.tensor([1, 2]), [[], []]).tokens.tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9, 40])

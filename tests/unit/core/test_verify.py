@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmdec.core.sampling import KeyedSample, Sequences, Stop
-from mmdec.core.tree import chains, root_only, trees_from_lists
+from mmdec.core.tree import chain_drafts, root_only, trees_from_lists
 from mmdec.core.verify import (
     LOSSY_RULES,
     MatchRule,
@@ -94,7 +94,7 @@ def test_the_first_of_equal_siblings_is_taken() -> None:
 def test_ties_are_broken_as_in_plain_decoding() -> None:
     logits = torch.zeros(1, 2, VOCAB)
     logits[..., 3] = logits[..., 5] = 1.0
-    verdict = verify(chains(torch.tensor([1]), [[5]]), Scores(logits), MatchRule(), text(1))
+    verdict = verify(chain_drafts(torch.tensor([1]), [[5]]), Scores(logits), MatchRule(), text(1))
     assert verdict.tokens.tolist() == [[3]]
 
 
@@ -115,7 +115,7 @@ def test_forbidden_tokens_never_come() -> None:
     state = Sequences(torch.ones(rows, 1, dtype=torch.long), Stop(99), [only_three])
     probs = torch.zeros(rows, 4, VOCAB)
     probs[:, :, 4:] = 0.25
-    draft = chains(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
+    draft = chain_drafts(torch.ones(rows, dtype=torch.long), [[4, 1, 5]] * rows)
     draft = replace(draft, probs=probs)
     verify(draft, Scores(torch.zeros(rows, 4, VOCAB)), ResidualRule(SamplingState(0)), state)
     said = {token for row in state.tokens for token in row}
@@ -178,7 +178,7 @@ def test_typical_takes_the_best_of_the_probable_children() -> None:
 
 def test_verify_asks_the_rule_whatever_its_kind() -> None:
     """Also a greedy rule with another walk: no rule is special-cased."""
-    draft = chains(torch.tensor([1]), [[2, 3]])
+    draft = chain_drafts(torch.tensor([1]), [[2, 3]])
     verdict = verify(draft, scores([[5, 5, 5]]), AlwaysAccept(), text(1))
     assert verdict.path.tolist() == [[0, 1, 2]]
     assert verify(draft, scores([[5, 5, 5]]), MatchRule(), text(1)).path.tolist() == [[0]]

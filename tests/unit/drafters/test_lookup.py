@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.drafters.lookup import Lookup
 from mmdec.errors import InputError
 from mmdec.types import Context, Plan, Scores, Verdict
@@ -54,7 +54,7 @@ def verdict(emitted: Sequence[Sequence[int]]) -> Verdict:
 def advance(drafter: Lookup, memory: object, emitted: Sequence[Sequence[int]]) -> torch.Tensor:
     """A round that emitted these; returns the roots."""
     roots = torch.tensor([row[-1] for row in emitted])
-    none = chains(roots, [[] for _ in emitted])
+    none = chain_drafts(roots, [[] for _ in emitted])
     drafter.update(memory, none, Scores(torch.zeros(len(emitted), 1, 4)), verdict(emitted))  # type: ignore[arg-type]
     return roots
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mmdec
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.tokens import Merges, TokenPieces
 from mmdec.drafters.lookup import Lookup
 from mmdec.errors import InputError
@@ -160,7 +160,7 @@ class Fixed:
         pass
 
     def propose(self, memory: Any, roots: torch.Tensor, plan: Any) -> Any:
-        return chains(roots, [[] if self.token is None else [self.token]] * len(roots))
+        return chain_drafts(roots, [[] if self.token is None else [self.token]] * len(roots))
 
 
 def notes(model: Any, drafter: Any, tokens: int = 24) -> list[str]:

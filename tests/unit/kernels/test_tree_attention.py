@@ -65,7 +65,7 @@ def test_masks_are_finite_and_rows_of_them_begin_aligned(dtype: torch.dtype) -> 
     assert additive.dtype == dtype
     assert additive.isfinite().all()
     assert additive.stride(2) % 8 == 0
-    assert mask(9, dtype).packed(2).shape == (3, 1, 12, 15)
+    assert mask(9, dtype).grouped_mask(2).shape == (3, 1, 12, 15)
 
 
 @pytest.mark.parametrize("key_heads", [2, 4])

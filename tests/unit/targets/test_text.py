@@ -29,7 +29,7 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.lookup import Lookup
 from mmdec.errors import InputError
@@ -172,7 +172,7 @@ def test_features_are_those_of_the_layers_asked_for(model: LlamaForCausalLM) -> 
     assert context.embeds is not None
     assert torch.equal(context.embeds, states[0])
     torch.testing.assert_close(model.lm_head(scores.features[-1]), scores.logits)
-    scores = target.score(session, chains(torch.tensor([3, 4, 5]), [[6, 7], [8], []]))
+    scores = target.score(session, chain_drafts(torch.tensor([3, 4, 5]), [[6, 7], [8], []]))
     assert sorted(scores.features) == [-1, 0, 1]
     torch.testing.assert_close(model.lm_head(scores.features[-1]), scores.logits)
 
@@ -182,11 +182,11 @@ def test_two_runs_share_a_target(model: LlamaForCausalLM) -> None:
     target = TextTarget(model)
     roots = torch.tensor([3, 4, 5])
     one, _, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
-    want = target.score(one, chains(roots, [[6], [7], [8]])).logits
+    want = target.score(one, chain_drafts(roots, [[6], [7], [8]])).logits
     first, _, _, _ = target.prefill({"input_ids": ids, "attention_mask": mask}, Needs())
     second, _, _, _ = target.prefill({"input_ids": ids.flip(0), "attention_mask": mask.flip(0)}, Needs())
-    target.score(second, chains(roots, [[6], [7], [8]]))
-    assert torch.equal(target.score(first, chains(roots, [[6], [7], [8]])).logits, want)
+    target.score(second, chain_drafts(roots, [[6], [7], [8]]))
+    assert torch.equal(target.score(first, chain_drafts(roots, [[6], [7], [8]])).logits, want)
 
 
 def test_plain_rounds_without_padding_need_no_mask(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_plain_rounds_without_padding_need_no_mask(model: LlamaForCausalLM, monk
 
         with monkeypatch.context() as patch:
             patch.setattr(model, "forward", spy)
-            target.score(session, chains(torch.tensor([3, 4, 5]), [[], [], []]))
+            target.score(session, chain_drafts(torch.tensor([3, 4, 5]), [[], [], []]))
     assert seen[0] is None
     assert seen[1].shape == (3, 1, 1, 10)
     assert seen[1].is_floating_point()  # a bool mask is wrong under eager
@@ -219,7 +219,7 @@ def test_the_cache_grows_in_place_and_takes_columns_back(model: LlamaForCausalLM
     layer = session.cache.layers[0]
     assert isinstance(layer, GrowingLayer)
     before, pool, room = layer.keys.clone(), layer.all_keys.data_ptr(), layer.all_keys.shape[2]
-    draft = chains(torch.tensor([7]), [[1, 2, 3, 4]])
+    draft = chain_drafts(torch.tensor([7]), [[1, 2, 3, 4]])
     target.score(session, draft)
     assert layer.get_seq_length() == 10
     assert layer.keys.data_ptr() == pool  # nothing was copied

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmdec
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.types import Context, Plan, Scores, Verdict
 from mmdec.whisper.checkpoint import LoadedWhisper, load_whisper
 from mmdec.whisper.last_hypothesis import OLDER, UNSURE, LastHypothesis
@@ -32,7 +32,7 @@ class Run:
         """A round that gave these tokens."""
         row = torch.tensor([tokens])
         verdict = Verdict(torch.zeros(1, 1).long(), row[:, -1], torch.zeros(1).bool(), row, torch.tensor([len(tokens)]))
-        self.drafter.update(self.memory, chains(row[:, -1], [[]]), Scores(torch.zeros(1, 1, 4)), verdict)
+        self.drafter.update(self.memory, chain_drafts(row[:, -1], [[]]), Scores(torch.zeros(1, 1, 4)), verdict)
         return self
 
     def draft(self, plan: Plan = PLAN, chain: bool = True) -> list[int]:
@@ -90,7 +90,7 @@ def test_finished_rows_do_not_move_the_others() -> None:
     verdict = Verdict(
         torch.zeros(2, 1).long(), torch.tensor([6, 7]), torch.zeros(2).bool(), tokens, torch.tensor([2, 3])
     )
-    drafter.update(memory, chains(tokens[:, 0], [[], []]), Scores(torch.zeros(2, 1, 4)), verdict)
+    drafter.update(memory, chain_drafts(tokens[:, 0], [[], []]), Scores(torch.zeros(2, 1, 4)), verdict)
     drafter.select(memory, torch.tensor([1]))
     draft = drafter.propose(memory, torch.tensor([7]), PLAN)
     assert draft.tokens[0, 1 : int(draft.size[0])].tolist() == OLD[3:]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmdec.checks.devices import has_fast_bfloat16
-from mmdec.core.tree import chains
+from mmdec.core.tree import chain_drafts
 from mmdec.drafters.ctc.checkpoint import token_merges
 from mmdec.drafters.ctc.tokens import MARK, TokenPieces, frequent_tokens
 from mmdec.drafters.ctc.training.data import Distortion, StoredBatches, distort
@@ -81,7 +81,7 @@ class KnownText:
         for text, place, last in memory:
             again = [last] if last >= self.first_time and place else []
             drafts.append([*again, *text[place:]][: min(plan.nodes, plan.depth)])
-        return chains(roots, drafts)
+        return chain_drafts(roots, drafts)
 
     def update(self, memory: list[list[Any]], draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """After a round, find each row's place in its known text again: after the accepted tokens."""
