@@ -7,6 +7,7 @@ starts quickly.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -200,6 +201,7 @@ class Target(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @abstractmethod
     def prefill(self, inputs: Mapping[str, Any], needs: Needs) -> tuple[Any, Context, Draft, Scores]:
         """Run the prompt. Returns (session, context, draft, scores).
 
@@ -209,14 +211,17 @@ class Target(Protocol):
         """
         ...
 
+    @abstractmethod
     def score(self, session: Any, draft: Draft) -> Scores:
         """Run one pass over the whole tree. Nothing is accepted yet."""
         ...
 
+    @abstractmethod
     def commit(self, session: Any, verdict: Verdict) -> None:
         """Keep the keys and values of the accepted path in the cache, and remove those of the draft's other nodes."""
         ...
 
+    @abstractmethod
     def select(self, session: Any, live: Tensor) -> None:
         """Keep only the rows with the indices `live` (K,) int64, in that order. The others have ended."""
         ...

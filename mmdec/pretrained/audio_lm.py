@@ -28,7 +28,7 @@ from mmdec.io.audio import SAMPLE_RATE
 from mmdec.pretrained.language_model import LANGUAGE_MODEL_FILES, read_network
 from mmdec.pretrained.plain_text import PlainText
 from mmdec.pretrained.vlm import check_processor
-from mmdec.targets.media import AUDIO_FAMILIES
+from mmdec.targets.families import AUDIO_FAMILIES
 
 AUDIO_FAMILY_NAMES = AUDIO_FAMILIES.split()
 ADAPTER_CONFIG = "adapter_config.json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -211,7 +211,7 @@ class Prompt:
     media: MediaContext | None = None  # the prompt's images, video and sound; None: the model reads only text
 
 
-class DecoderTarget(HfTarget, ABC):
+class DecoderTarget(HfTarget):
     """Scores token trees with a decoder-only model, which is not changed; several `generate` calls may share it.
 
     Layers are counted from 0. Layer -1 stands for the last hidden states, after the final norm.

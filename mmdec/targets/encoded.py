@@ -3,7 +3,7 @@ cache, and make `generate`'s output objects."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
@@ -100,7 +100,7 @@ class EncodedSession:
     store: KVPool = field(init=False)  # the cache's keys and values; made when the cache holds the prompt
 
 
-class EncodedTarget(HfTarget, ABC):
+class EncodedTarget(HfTarget):
     """Scores token trees with the decoder of an encoder-decoder model; several `generate` calls may share it.
 
     Layers are counted from 0. Layer -1 stands for the last hidden states, after the final norm. The attention

@@ -66,12 +66,26 @@ RECURRENT_FAMILIES = """
 """
 ALIBI_CLASSES = ("BloomForCausalLM", "MptForCausalLM")  # of their positions, ALiBi's bias is all that they know
 OTHER_CLASSES = ("BertGenerationDecoder", "BertLMHeadModel", "CTRLLMHeadModel", "GPT2LMHeadModel")
-VISION_MODEL_NAMES = (
-    "LLaVA, LLaVA-NeXT, Qwen2-VL, Qwen2.5-VL and Qwen3-VL"  # supported vision-language models, for error messages
-)
+# supported models for images, as beginnings of class names; tests/exactness/test_vision.py and test_media.py test
+# each
+VISION_FAMILIES = """
+    AyaVision Cohere2Vision DeepseekVL Gemma3 Gemma4 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus
+    Kimi_K25 LightOnOcr Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL
+    Qwen3VLMoe SmolVLM Qwen2_5OmniThinker VideoLlava VipLlava
+"""
+AUDIO_FAMILIES = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
+MEDIA_FAMILIES = f"{VISION_FAMILIES} {AUDIO_FAMILIES}"
+UNSUPPORTED_CLASSES = {  # class that is not supported -> the reason, for the error message
+    "Blip2ForConditionalGeneration": "its `generate` takes the language model's part",
+    "MllamaForConditionalGeneration": "it reads pictures by cross attention, whose columns no draft may touch",
+    "Phi4MultimodalForCausalLM": "its rope changes with the text's length, and pictures and sound have adapters",
+    "Qwen2_5OmniForConditionalGeneration": "it speaks, too; its `thinker` is taken alone",
+    "Qwen3_5ForConditionalGeneration": "its language model has recurrent states beside positions of three axes",
+}
 FAMILIES = frozenset(
     [*(f"{name}ForCausalLM" for name in (ATTENTION_FAMILIES + RECURRENT_FAMILIES).split()), *OTHER_CLASSES]
 )
+MEDIA_CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in MEDIA_FAMILIES.split())
 _probing = Lock()
 
 
@@ -205,7 +219,7 @@ def _check_probe(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
         if reads_pictures(kind):
             named, works = (
                 f"{named} reads pictures in its own way, and",
-                f"Of models that do, {VISION_MODEL_NAMES} work.",
+                f"Of models that do, {', '.join(VISION_FAMILIES.split())} work.",
             )
         raise InputError(
             f"`model` must score a tree of tokens as it scores each path, but {named} {fault}. {switch}{works}"
@@ -251,3 +265,8 @@ def list_families() -> str:
     """Return a sentence that lists the supported families, for error messages."""
     names = sorted(re.sub("ForCausalLM|LMHeadModel|Decoder$", "", name) for name in FAMILIES)
     return f"These families work: {', '.join(names)}."
+
+
+def list_media_families() -> str:
+    """Return a sentence that lists the supported families that see or hear, for error messages."""
+    return f"These that see or hear work: {', '.join(MEDIA_FAMILIES.split())}."

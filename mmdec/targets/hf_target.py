@@ -4,12 +4,13 @@ hooks that record hidden states."""
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +33,11 @@ _installing = threading.Lock()
 FIRST_LAYER_INPUTS = -2  # in a list of layers to record: stands for the first layer's inputs
 
 
-class HfTarget(Target, Protocol):
-    """A target for a model of transformers. The defaults of attributes and methods are those of a language model's
-    target; other targets override them."""
+class HfTarget(Target, ABC):
+    """The base class of targets for models of transformers.
+
+    It adds what `model.generate` needs to the methods of `Target`. Defaults are those of a language model's target.
+    """
 
     # whether `model.generate` runs the decoding loop exactly once; `mmdec.generate` and `stream` require this
     decodes_once: ClassVar[bool] = True
@@ -51,6 +54,11 @@ class HfTarget(Target, Protocol):
     needs_chains: bool = False  # whether drafts must be chains, because the model has recurrent or convolutional states
     positions: int | None  # the model's maximum number of positions; None: unlimited
     model: Any
+
+    @staticmethod
+    @abstractmethod
+    def supports(model: PreTrainedModel) -> bool:
+        """Return whether this class scores drafts for the model, by its class and configuration."""
 
     @property
     def name(self) -> str:
@@ -72,23 +80,24 @@ class HfTarget(Target, Protocol):
         go to `prefill` directly (by default none)."""
         return dict(inputs), {}
 
+    @abstractmethod
     def prepare_inputs(self, ids: Tensor, config: GenerationConfig, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the inputs of `prefill`. ids: (B, P). inputs: the other inputs, prepared by `model.generate`."""
-        ...
 
     def fallback_reasons(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> list[str]:
         """Return the reasons why only transformers' own loop can decode this call, as sentences without a full stop;
         empty if mmdec's loop can decode it. inputs: prepared by `model.generate`."""
         return []
 
+    @abstractmethod
     def keeps_cache(self, inputs: Mapping[str, Any], config: GenerationConfig) -> bool:
         """Return whether `extend` must be called at the end, because the caller may read the cache."""
-        ...
 
+    @abstractmethod
     def extend(self, inputs: Mapping[str, Any], sequences: Tensor) -> None:
         """Fill the caller's cache as `model.generate` would have filled it. sequences: (B, L), finished."""
-        ...
 
+    @abstractmethod
     def output(
         self,
         inputs: Mapping[str, Any],
@@ -102,7 +111,6 @@ class HfTarget(Target, Protocol):
 
         scores, logits: (B, V) for each new token of the longest row; None: not recorded.
         """
-        ...
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -32,26 +32,10 @@ from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.timing import RoundTimer
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DECODER_INPUTS, ROPE_ATTRIBUTE, DecoderTarget, Mask, Prompt, RopeOffsets, TextPrompt
-from mmdec.targets.families import check_decoder, check_proof
+from mmdec.targets.families import MEDIA_CLASSES, check_decoder, check_proof
 from mmdec.targets.text import text_scorer
 from mmdec.types import MediaContext
 
-# supported models for images, as beginnings of class names; tests/exactness/test_vision.py and test_media.py test each
-VISION_FAMILIES = """
-    AyaVision Cohere2Vision DeepseekVL Gemma3 Gemma4 Glm4v Glm4vMoe GlmOcr GotOcr2 Idefics2 Idefics3 InternVL Janus
-    Kimi_K25 LightOnOcr Llama4 Llava LlavaNext LlavaOnevision Mistral3 Ovis2 PaliGemma Qwen2VL Qwen2_5_VL Qwen3VL
-    Qwen3VLMoe SmolVLM Qwen2_5OmniThinker VideoLlava VipLlava
-"""
-AUDIO_FAMILIES = "AudioFlamingo3 GlmAsr GraniteSpeech MusicFlamingo Qwen2Audio Qwen3ASR Voxtral"
-FAMILIES = f"{VISION_FAMILIES} {AUDIO_FAMILIES}"
-UNSUPPORTED_CLASSES = {  # class that is not supported -> the reason, for the error message
-    "Blip2ForConditionalGeneration": "its `generate` takes the language model's part",
-    "MllamaForConditionalGeneration": "it reads pictures by cross attention, whose columns no draft may touch",
-    "Phi4MultimodalForCausalLM": "its rope changes with the text's length, and pictures and sound have adapters",
-    "Qwen2_5OmniForConditionalGeneration": "it speaks, too; its `thinker` is taken alone",
-    "Qwen3_5ForConditionalGeneration": "its language model has recurrent states beside positions of three axes",
-}
-SUPPORTED_CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in FAMILIES.split())
 TOKEN_TYPE_INPUTS = (
     "token_type_ids",
     "mm_token_type_ids",
@@ -347,7 +331,7 @@ class MediaTarget(DecoderTarget):
     def supports(model: PreTrainedModel) -> bool:
         """Return whether this is a model of a family that tests cover."""
         return any(
-            kind.__name__ in SUPPORTED_CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__
+            kind.__name__ in MEDIA_CLASSES and "transformers." in kind.__module__ for kind in type(model).__mro__
         )
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -466,8 +450,3 @@ class MediaTarget(DecoderTarget):
                 f"`inputs` must be as {type(model).__name__} reads them, but {', '.join(media)} do not fit the text: "
                 f"{' '.join(str(error).split())[:200]}. Pass the output of the model's own processor."
             ) from error
-
-
-def media_families() -> str:
-    """Return the names of the supported families, for error messages."""
-    return ", ".join(FAMILIES.split())

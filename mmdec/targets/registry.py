@@ -9,15 +9,21 @@ from transformers import PreTrainedModel
 
 from mmdec.errors import InputError
 from mmdec.targets.encoder_decoder import EncoderDecoderTarget, encoder_decoders
-from mmdec.targets.families import VISION_MODEL_NAMES, check_forward, lacking_arguments, list_families
+from mmdec.targets.families import (
+    UNSUPPORTED_CLASSES,
+    check_forward,
+    lacking_arguments,
+    list_families,
+    list_media_families,
+)
 from mmdec.targets.hf_target import HfTarget
-from mmdec.targets.media import UNSUPPORTED_CLASSES, MediaTarget, media_families
+from mmdec.targets.media import MediaTarget
 from mmdec.targets.text import TextTarget
 
-WHISPER = "mmdec.whisper.target"  # a system above this floor, hence by name
+WHISPER = "mmdec.whisper.target"  # imported by name, because targets may not depend on a system
 
 
-def target_classes() -> tuple[type[Any], ...]:
+def target_classes() -> tuple[type[HfTarget], ...]:
     """List the `Target` classes in the order in which they are asked."""
     return import_module(WHISPER).WhisperTarget, EncoderDecoderTarget, MediaTarget, TextTarget
 
@@ -35,7 +41,7 @@ def target_of(model: PreTrainedModel) -> HfTarget:
         )
     for target in target_classes():
         if target.supports(model):
-            return target(cast(Any, model))  # `supports` has checked its type
+            return cast(Any, target)(model)
     if model.config.is_encoder_decoder:
         raise InputError(
             f"`model` must be an encoder-decoder of a tested family, but is {type(model).__name__}. These work: "
@@ -45,8 +51,6 @@ def target_of(model: PreTrainedModel) -> HfTarget:
     lacking = lacking_arguments(model)
     why = f", whose `forward` does not name {', '.join(lacking)}" if lacking else ""
     raise InputError(
-        f"`model` must be a Whisper, a {VISION_MODEL_NAMES.replace(' and', ' or')}, or a decoder-only language "
-        "model with a "
-        f"key-value cache, but is {type(model).__name__}{why}. {list_families()} Of models that see or hear, also "
-        f"{media_families()}."
+        "`model` must be a Whisper or a decoder-only language model with a key-value cache, but is "
+        f"{type(model).__name__}{why}. {list_families()} {list_media_families()}"
     )

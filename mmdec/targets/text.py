@@ -12,7 +12,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.errors import InputError
 from mmdec.targets.decoder import DecoderTarget, Mask, Prompt, TextPrompt
-from mmdec.targets.families import VISION_MODEL_NAMES, check_model, is_decoder_only
+from mmdec.targets.families import check_model, is_decoder_only, list_media_families
 from mmdec.targets.recurrent_cache import cache_arguments, cached_length
 from mmdec.targets.ropes import growing_ropes
 
@@ -49,7 +49,7 @@ class TextTarget(DecoderTarget):
             raise InputError(
                 f"`{seen[0]}` must be left to `model.generate` without mmdec, but is given: pictures and sound of "
                 f"{type(self.model).__name__} are not supported, and without them it would answer something else. "
-                f"Pictures of {VISION_MODEL_NAMES} are."
+                f"{list_media_families()}"
             )
         text = TextPrompt.of(inputs)
         return Prompt(text, text.positions[None, :, -text.new_ids.shape[1] :])

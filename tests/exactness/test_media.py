@@ -15,7 +15,8 @@ from transformers import DynamicCache
 import mmdec
 from mmdec.compat import CACHE_ARGUMENT, transformers_release
 from mmdec.errors import InputError
-from mmdec.targets.media import AUDIO_FAMILIES, FAMILIES, UNSUPPORTED_CLASSES, VISION_FAMILIES, MediaTarget
+from mmdec.targets.families import AUDIO_FAMILIES, MEDIA_FAMILIES, UNSUPPORTED_CLASSES, VISION_FAMILIES
+from mmdec.targets.media import MediaTarget
 from mmdec.targets.registry import target_of
 from tests.exactness.pairwise import cover
 from tests.support.audio_lm_folders import FAMILIES as LISTENING
@@ -29,7 +30,7 @@ AXES = ("Qwen2_5OmniThinker", "Qwen3VLMoe", "Glm4v", "Glm4vMoe", "GlmOcr")  # po
 ELSEWHERE = ("Llava", "LlavaNext", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")  # tests/exactness/test_vision.py
 # transformers' own `generate` fails: its `forward` reads a field that the language model's output does not have
 BROKEN = ("Llama4",) if transformers_release() == (5, 24) else ()
-NAMED = [name for name in FAMILIES.split() if name not in (*ELSEWHERE, *BROKEN)]
+NAMED = [name for name in MEDIA_FAMILIES.split() if name not in (*ELSEWHERE, *BROKEN)]
 ONE_AXIS = [name for name in NAMED if name not in AXES]
 ROWS = {"none": [0], "one": [1], "three": [3], "batch": [2, 1, 0, 1]}  # images or sounds of each row
 GRID = {

@@ -32,7 +32,7 @@ from mmdec.errors import InputError
 from mmdec.io.images import to_pil
 from mmdec.pretrained.audio_lm import load_audio_lm
 from mmdec.pretrained.vlm import load_vlm
-from mmdec.targets.media import AUDIO_FAMILIES, VISION_FAMILIES
+from mmdec.targets.families import AUDIO_FAMILIES, VISION_FAMILIES
 from tests.fuzz.adversary import options_of
 from tests.support import audio_lm_folders as hearing_folders
 from tests.support import vlm_folders as seeing_folders

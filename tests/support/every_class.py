@@ -207,7 +207,7 @@ def made(name: str) -> Any:
 def short_reason(error: BaseException) -> str:
     """Write an error as one short line."""
     text = str(error).split(" These families work:")[0].split(" Of models that do,")[0]
-    text = re.sub("must be a Whisper, .* or a decoder-only language", "must be a decoder-only language", text)
+    text = re.sub("must be a Whisper or a decoder-only language", "must be a decoder-only language", text)
     if not isinstance(error, InputError):
         text = f"{type(error).__name__}: {text}"
     return " ".join(text.split())[:LONGEST].replace("|", "/")

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging
 
-from mmdec.targets.media import AUDIO_FAMILIES
+from mmdec.targets.families import AUDIO_FAMILIES
 from tests.support.tiny_vlm_folder import sharpen
 
 VOCABULARY = 64
