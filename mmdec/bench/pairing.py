@@ -19,10 +19,10 @@ from mmdec.bench.report import WALL, Comparison, Kind
 from mmdec.checks.arguments import check_threads
 from mmdec.checks.devices import check_device
 from mmdec.checks.files import error_line
-from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import depths, int_list, int_rows
 from mmdec.drafters.registry import make_drafter
+from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.errors import MmdecError
 from mmdec.evaluation.harness import Harness, Input, Log, Measurement, Measurements, Method
 from mmdec.tasks.threads import keep_threads

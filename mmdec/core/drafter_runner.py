@@ -1,5 +1,4 @@
-"""Wrappers of drafters. `Guard` protects decoding from a faulty drafter: after an error or an invalid draft, decoding
-continues without drafts."""
+"""Protects decoding from a faulty drafter: after an error or an invalid draft, decoding continues without drafts."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from mmdec.core.tree import depths, int_list, int_rows, root_only
-from mmdec.types import Context, Draft, Drafter, Plan, Scores, Target, Verdict
+from mmdec.types import Context, Draft, Drafter, Plan, Scores, Verdict
 
 R = TypeVar("R")
 
@@ -145,35 +144,3 @@ def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft
         draft.size.new_tensor([len(nodes) for nodes in kept]),
         probs,
     )
-
-
-class ForwardingDrafter:
-    """A drafter that forwards every call to another drafter, `drafter`, and has its name. Subclasses override the calls
-    that they want to observe or change."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.needs = drafter, drafter.needs
-
-    @property
-    def name(self) -> str:
-        return self.drafter.name
-
-    def check(self, target: Target) -> None:
-        """Let the wrapped drafter check whether it can work with the target."""
-        self.drafter.check(target)
-
-    def start(self, context: Context) -> Any:
-        """Start the wrapped drafter. Returns its state for this `generate` call."""
-        return self.drafter.start(context)
-
-    def propose(self, memory: Any, roots: Tensor, plan: Plan) -> Draft:
-        """Return the wrapped drafter's draft."""
-        return self.drafter.propose(memory, roots, plan)
-
-    def update(self, memory: Any, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Tell the wrapped drafter which tokens of the draft were accepted (`verdict`)."""
-        self.drafter.update(memory, draft, scores, verdict)
-
-    def select(self, memory: Any, live: Tensor) -> None:
-        """Keep only the wrapped drafter's state of the batch rows with the indices `live` (K,), in that order."""
-        self.drafter.select(memory, live)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, final
 
-from mmdec.core.tree import HeadAccuracy
+from mmdec.core.tree_shape import HeadAccuracy
 from mmdec.types import Plan, Prior
 
 MAX_CHAIN_NODES = 31  # maximum nodes of a chain; statistics are kept for so many depths

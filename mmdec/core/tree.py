@@ -1,18 +1,16 @@
-"""Functions for trees of tokens: find depths and ancestors, make drafts from lists, choose the most probable nodes.
-In shapes, B is the number of rows, N of nodes, V the size of the vocabulary."""
+"""Functions for trees of tokens: find depths and ancestors, make drafts from lists, choose the most probable tokens.
+
+In shapes, B is the number of rows, N of nodes, V the size of the vocabulary.
+"""
 
 from __future__ import annotations
 
-import copy
-import heapq
 from collections.abc import Sequence
-from threading import Lock
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from mmdec.errors import InputError
 from mmdec.types import Draft
 
 # `top_indices` divides logits into chunks of this many, compares the chunks' maxima, and searches only the best chunks
@@ -20,13 +18,6 @@ TOP_K_CHUNK = 64
 MAX_DIRECT_TOP_K = (
     2**16
 )  # for up to this many logits, `torch.topk` over all of them is faster than the search by chunks
-OBSERVATION_DECAY = 0.995  # each observation multiplies the weight of all earlier ones by this factor
-INITIAL_WEIGHT = 20.0  # the initial chances have the weight of this many observations
-TREE_REUSE_OBSERVATIONS = (
-    32  # a computed tree is used again until this many further observations were made; the chances change slowly
-)
-Node = tuple[int, int, int]  # a node of a tree: index of its parent, depth (0 below the root), rank (k-th best token)
-Path = tuple[int, ...]  # ranks along the path from the root to a node
 
 
 def int_list(values: Tensor) -> list[int]:
@@ -144,110 +135,6 @@ def top_indices(values: Tensor, count: int) -> Tensor:
     rest = torch.arange(chunks * TOP_K_CHUNK, size, device=values.device).expand(*index.shape[:-1], -1)
     index = torch.cat([index, rest], -1)
     return index.gather(-1, values.gather(-1, index).topk(count, dim=-1).indices)
-
-
-@final
-class HeadAccuracy:
-    """Counts how often the drafter's k-th best token (rank k) was right at each depth, if the tokens above were right.
-
-    From these counts it builds trees for drafters that guess each depth independently of the tokens above (Medusa,
-    Cai et al. 2024, section 2.3.3). A node's chance is the product of the chances along its path. A tree of n nodes
-    consists of the n likeliest nodes.
-    """
-
-    def __init__(self, chances: Sequence[Sequence[float]]) -> None:
-        """chances: [depth][rank], initial chance that this rank is right; sums to at most 1 over the ranks."""
-        for depth, row in enumerate(chances):
-            if not row or min(row) < 0 or sum(row) > 1 + 1e-6 or len(row) != len(chances[0]):
-                raise InputError(
-                    f"`ranks` must hold chances that sum up to at most 1 in each row, but row {depth} is {list(row)}. "
-                    "Give one row for each head, with one chance for each rank."
-                )
-        self.width = len(chances[0])
-        self._hits = [[chance * INITIAL_WEIGHT for chance in row] for row in chances]
-        self._trials = [INITIAL_WEIGHT] * len(chances)
-        self._trees: dict[tuple[int, int], list[Node]] = {}
-        self._learned = 0
-        self._lock = Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return a snapshot of the counts for a copy, without the lock, which cannot be copied."""
-        with self._lock:
-            return copy.deepcopy({name: value for name, value in vars(self).items() if name != "_lock"})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = Lock()
-
-    @property
-    def depth(self) -> int:
-        return len(self._hits)
-
-    def chances(self) -> list[list[float]]:
-        """Return the estimated chance [depth][rank] that the drafter's token of this rank is right: hits divided by
-        trials."""
-        with self._lock:
-            return [[hit / total for hit in row] for row, total in zip(self._hits, self._trials, strict=True)]
-
-    def learn(self, depth: int, rank: int | None) -> None:
-        """Record which of the drafter's ranked tokens was right. depth: its depth in the tree, from 0. rank: its index,
-        0 is the best one; None: none was right."""
-        with self._lock:
-            self._trials[depth] = OBSERVATION_DECAY * self._trials[depth] + 1
-            hits = self._hits[depth] = [OBSERVATION_DECAY * hit for hit in self._hits[depth]]
-            if rank is not None:
-                hits[rank] += 1
-            self._learned += 1
-            if self._learned % TREE_REUSE_OBSERVATIONS == 0:
-                self._trees = {}
-
-    def tree(self, nodes: int, depth: int) -> list[Node]:
-        """Return the `nodes` likeliest nodes that are at most `depth` levels below the root; a chain if nodes <= depth.
-
-        Returns: for nodes 1, 2, ... the parent's index (0: the root), the depth (0 below the root) and the rank. The
-            likeliest path comes first: if it is accepted, no cache entry must be moved.
-        """
-        depth = min(depth, self.depth)
-        if nodes <= depth:
-            return [(index, index, 0) for index in range(nodes)]
-        if depth < 1:
-            return []
-        trees = self._trees  # a local variable, because another thread's `learn` may replace the dict meanwhile
-        if (nodes, depth) not in trees:
-            trees[nodes, depth] = self._best(nodes, depth)
-        return trees[nodes, depth]
-
-    def _best(self, nodes: int, depth: int) -> list[Node]:
-        paths = likeliest_paths(self.chances()[:depth], nodes)
-        index = {(): 0} | {path: node for node, path in enumerate(sorted(paths), 1)}
-        return [(index[path[:-1]], len(path) - 1, path[-1]) for path in index if path]
-
-
-def likeliest_paths(chances: Sequence[Sequence[float]], nodes: int) -> list[Path]:
-    """Return the `nodes` likeliest nodes of a tree, the likeliest first; parents come before their children.
-
-    A node's chance is the product of the chances along its path. Nodes with chance 0 are left out.
-
-    chances: [depth][rank], chance that the k-th best token (rank k) is right if all tokens above it are right.
-    Returns: for each node, the ranks along its path from the root.
-    """
-    if not chances or nodes <= 0:
-        return []
-    heap: list[tuple[float, Path]] = [(-chances[0][0], (0,))]
-    kept: list[Path] = []
-    while heap and len(kept) < nodes:
-        value, path = heapq.heappop(heap)
-        if not value:
-            break
-        kept.append(path)
-        *above, rank = path
-        level = len(above)
-        row = chances[level]
-        if level + 1 < len(chances):
-            heapq.heappush(heap, (value * chances[level + 1][0], (*path, 0)))
-        if rank + 1 < len(row) and row[rank] > 0:
-            heapq.heappush(heap, (value / row[rank] * row[rank + 1], (*above, rank + 1)))
-    return kept
 
 
 def sort_depth_first(

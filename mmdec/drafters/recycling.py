@@ -22,7 +22,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from mmdec.core.tree import Path, likeliest_paths, top_indices, trees_from_lists
+from mmdec.core.tree import top_indices, trees_from_lists
+from mmdec.core.tree_shape import Path, likeliest_paths
 from mmdec.drafters.lookup import FADE, NgramIndex
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Scores, Target, Verdict

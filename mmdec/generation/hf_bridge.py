@@ -35,11 +35,9 @@ from transformers import (
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.loop import Round
 from mmdec.core.sampling import (
-    BatchCollector,
     Criterion,
     ListenerProcessor,
     Processor,
-    ScoreRecorder,
     Steps,
     Stop,
     Suppression,
@@ -49,6 +47,7 @@ from mmdec.core.sampling import (
 from mmdec.core.timing import Stopwatch
 from mmdec.core.tree import bool_list, int_list
 from mmdec.errors import InputError
+from mmdec.generation.recorders import BatchCollector, ScoreRecorder
 from mmdec.targets.hf_target import HfTarget, Output
 
 # A caller sets this attribute to True on a processor, criterion or function whose result for a row depends only on that

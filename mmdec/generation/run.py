@@ -32,7 +32,6 @@ from mmdec.checks.arguments import (
 )
 from mmdec.compat import CACHE_ARGUMENT
 from mmdec.core.budget import Nodes, make_budget
-from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import KeyedSample, Sequences, most_probable, transformers_sample
 from mmdec.core.statistics import DecodingStatistics
@@ -51,6 +50,7 @@ from mmdec.drafters.registry import (
     loader_names,
     make_drafter,
 )
+from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.errors import InputError
 from mmdec.generation.auto_drafter import auto_drafter, warn_once
 from mmdec.generation.hf_bridge import (

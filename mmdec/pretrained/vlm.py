@@ -18,7 +18,6 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
 from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PROCESSOR_MAPPING,
@@ -29,10 +28,11 @@ from transformers import (
 )
 
 from mmdec.checks.devices import check_device
-from mmdec.checks.weights import read_settings, read_weights, report_damage, weight_file
+from mmdec.checks.weights import read_settings, report_damage
 from mmdec.errors import InputError
 from mmdec.hub.cache import LoadedModels, path_version
 from mmdec.hub.find import find_model, model_kind
+from mmdec.pretrained.familiar_pictures import FAMILIAR_FILE, FamiliarPictures, read_familiar
 from mmdec.pretrained.language_model import DRAFTER_WEIGHT_FILES, config_class, read_network
 from mmdec.pretrained.plain_text import PlainText
 
@@ -41,7 +41,6 @@ PACKAGES = ("torchvision", "num2words")  # packages that some processors need
 # processors that need their video processor even if they only read pictures
 NEED_VIDEO = ("Gemma4Processor", "SmolVLMProcessor", "VideoLlavaProcessor")
 SHIPPED_MODEL_TYPE = "llava"  # transformers' model_type of the shipped model
-FAMILIAR_FILE = "confidence.safetensors"
 VLM_FILES = (
     "*.json",
     "*.txt",
@@ -53,7 +52,6 @@ VLM_FILES = (
     FAMILIAR_FILE,
     *DRAFTER_WEIGHT_FILES,
 )
-MEANS, WHITENING = "means", "whitening"
 
 
 @final
@@ -253,42 +251,3 @@ def _read(directory: Path, device: torch.device, dtype: torch.dtype) -> LoadedVl
     network: Any = read_model(directory)
     processor, familiar = read_processor(directory), read_familiar(directory)
     return LoadedVlm(network.to(device, dtype), processor, directory, familiar=familiar)
-
-
-@final
-@dataclass(frozen=True)
-class FamiliarPictures:
-    """Measures how far an image is from the model's training images, in the states of the model's own vision encoder.
-    Holds the statistics of the training images.
-
-    Each kind of training image has a mean, and all kinds share one covariance. The distance of an image is the
-    Mahalanobis distance to the nearest mean. For an encoder that was trained on synthetic pictures only, photographs,
-    charts and drawings by people are far away.
-    Source: Lee et al., "A simple unified framework for detecting out-of-distribution samples and adversarial attacks",
-        2018, on one layer, with mean and standard deviation of the states.
-    """
-
-    means: Tensor  # (K, F), mean of each of K kinds of images, in F features
-    whitening: Tensor  # (F, F), the whitening matrix: multiplied by it, the images of one kind have unit covariance
-
-    def distance(self, summaries: Tensor) -> Tensor:
-        """Return each image's distance to the nearest kind of training images, (N,) float32 on the CPU. summaries: (N,
-        F), features of the images."""
-        apart = summaries.float().cpu()[:, None] - self.means
-        return (apart @ self.whitening).norm(dim=2).amin(1)
-
-
-def read_familiar(folder: Path) -> FamiliarPictures | None:
-    """Read the statistics of the training images from a model's folder; None if there are none. Raises InputError if
-    the file is damaged."""
-    if not (folder / FAMILIAR_FILE).is_file():
-        return None
-    tensors = read_weights([weight_file(folder, FAMILIAR_FILE)])
-    means, whitening = tensors.get(MEANS), tensors.get(WHITENING)
-    if means is None or whitening is None or means.dim() != 2 or whitening.shape != (means.shape[1], means.shape[1]):
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        raise InputError(
-            f"`model` must have a {FAMILIAR_FILE} with {MEANS!r} (K, F) and {WHITENING!r} (F, F), or none, but that in "
-            f"'{folder}' has {shapes}. Fetch it again, or delete it."
-        )
-    return FamiliarPictures(means.float(), whitening.float())

@@ -21,14 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.loop import Round
 from mmdec.core.summary import format_result, rounds_line
 from mmdec.core.timing import Stopwatch
+from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.generation.run import DecodingOptions, Speculation
 from mmdec.generation.speculation import rounds_of
 from mmdec.io.images import ImageSource, read_image, to_pil
-from mmdec.pretrained.vlm import FamiliarPictures, LoadedVlm
+from mmdec.pretrained.familiar_pictures import FamiliarPictures
+from mmdec.pretrained.vlm import LoadedVlm
 from mmdec.targets.media import VisionOutput
 from mmdec.tasks.batch import (
     RESERVED,

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdec.core.drafter_runner import ForwardingDrafter
 from mmdec.core.loop import Round, decode
 from mmdec.core.sampling import Sequences, Stop
 from mmdec.core.verify import MatchRule
@@ -21,6 +20,7 @@ from mmdec.drafters.eagle.training.unroll import unroll_inputs, unroll_steps
 from mmdec.drafters.flash.drafter import Flash
 from mmdec.drafters.flash.network import FlashNetwork
 from mmdec.drafters.registry import network_class
+from mmdec.drafters.wrapper import ForwardingDrafter
 from mmdec.targets.text import TextTarget
 from mmdec.types import Context, Draft, Plan, Scores, Verdict
 from tests.support.naive_dflash import naive_block

@@ -19,11 +19,11 @@ from mmdec.core.tree import (
     int_list,
     int_rows,
     level_parents,
-    likeliest_paths,
     sort_depth_first,
     top_indices,
     trees_from_lists,
 )
+from mmdec.core.tree_shape import likeliest_paths
 from mmdec.drafters.eagle.cpu_step import ColumnStep, TokenStep, Vector, quiet
 from mmdec.drafters.eagle.kv_cache import DraftState
 from mmdec.drafters.eagle.network import DraftNetwork

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from mmdec.checks.fingerprint import fingerprint
-from mmdec.core.tree import HeadAccuracy, int_rows, top_indices, trees_from_lists
+from mmdec.core.tree import int_rows, top_indices, trees_from_lists
+from mmdec.core.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa.network import DecoderLayer, KeyValues, MedusaHeads
 from mmdec.errors import InputError
 from mmdec.types import Context, Draft, Needs, Plan, Prior, Scores, Target, TreeShape, Verdict

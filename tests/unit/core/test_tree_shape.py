@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from mmdec.core.tree import TREE_REUSE_OBSERVATIONS, HeadAccuracy, likeliest_paths
+from mmdec.core.tree_shape import TREE_REUSE_OBSERVATIONS, HeadAccuracy, likeliest_paths
 from mmdec.errors import InputError
 
 

@@ -29,7 +29,7 @@ from transformers import WhisperForConditionalGeneration
 from mmdec.core.budget import Budget
 from mmdec.core.loop import decode
 from mmdec.core.sampling import Sequences, Stop
-from mmdec.core.tree import HeadAccuracy
+from mmdec.core.tree_shape import HeadAccuracy
 from mmdec.core.verify import MatchRule
 from mmdec.drafters.medusa.drafter import Medusa, default_chances
 from mmdec.errors import InputError

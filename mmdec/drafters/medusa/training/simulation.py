@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmdec.core.tree import HeadAccuracy, Node
+from mmdec.core.tree_shape import HeadAccuracy, Node
 from mmdec.drafters.medusa.drafter import MAX_RANKS, default_chances
 
 ITERATIONS = 3  # number of simulations with a tree; each measures the accuracies that shape the next tree

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import WhisperFeatureExtractor
 
 from mmdec import speculate
-from mmdec.core.tree import HeadAccuracy
+from mmdec.core.tree_shape import HeadAccuracy
 from mmdec.drafters.medusa.drafter import MAX_RANKS, Medusa, default_chances
 from mmdec.drafters.medusa.network import MedusaConfig, MedusaHeads
 from mmdec.drafters.medusa.training.data import DETECT, WindowTokenizer, decode_greedily, fingerprint
