@@ -17,8 +17,10 @@ R = TypeVar("R")
 
 
 class DrafterRunner:
-    """Calls the drafter in one `generate` call, and holds the drafter's state of this call (`memory`). After the
-    drafter's first error it warns once and drafts nothing more."""
+    """Calls the drafter in one `generate` call, and holds the drafter's state of this call (`memory`).
+
+    After the drafter's first error it warns once and drafts nothing more.
+    """
 
     def __init__(self, drafter: Drafter | None, vocab_size: int) -> None:
         self.drafter, self.vocab_size = drafter, vocab_size
@@ -32,10 +34,15 @@ class DrafterRunner:
             self.memory = self._try(self.drafter.start, context)
 
     def propose(self, roots: Tensor, plan: Plan, room: Sequence[int]) -> Draft:
-        """Return the drafter's draft below each root (B,), checked and cut to the allowed size.
+        """Return the drafter's draft below each root, checked and cut to the allowed size.
 
-        plan: the maximum size. room: how many tokens this round may add to each batch row, the bonus token included.
-        Returns: a draft within the plan, in each row at most room - 1 deep; only the roots if there is no valid draft.
+        Args:
+            roots: (B,), the pending tokens.
+            plan: The maximum size.
+            room: How many tokens this round may add to each row, the bonus token included.
+
+        Returns:
+            A draft within the plan, in each row at most room - 1 deep; only the roots if there is no valid draft.
         """
         if self.nodes_take_positions:
             plan = replace(plan, nodes=min(plan.nodes, min(room) - 1))
@@ -52,13 +59,12 @@ class DrafterRunner:
         return draft if draft.tokens.shape[1] == 1 else _prune(draft, plan, room, self.needs_chains)
 
     def update(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Tell the drafter what happened in a round: the draft, the target's scores, and which tokens were accepted
-        (`verdict`)."""
+        """Tell the drafter what was accepted of a draft, also of one that it did not make."""
         if self.drafter is not None:
             self._try(self.drafter.update, self.memory, draft, scores, verdict)
 
     def select(self, live: Tensor) -> None:
-        """Keep only the drafter's state of those batch rows whose indices are in `live` (K,) int64, in that order."""
+        """Keep only the drafter's state of the rows with the indices `live` (K,) int64, in that order."""
         if self.drafter is not None:
             self._try(self.drafter.select, self.memory, live)
 
@@ -110,11 +116,10 @@ def _indices(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _prune(draft: Draft, plan: Plan, room: Sequence[int], chains: bool) -> Draft:
-    """Drop the nodes that exceed the plan or a batch row's `room`, and renumber the remaining nodes without gaps.
+    """Drop the nodes that exceed the plan or a row's `room`, and renumber the remaining nodes without gaps.
 
-    room: how many tokens this round may add to each row, the bonus token included. A draft has at most room - 1 levels,
-        because the model may have no positions for deeper nodes.
-    chains: whether to reduce each tree to a chain, which follows the first child of each node.
+    A draft has at most room - 1 levels, because the model may have no positions for deeper nodes. If the target needs
+    `chains`, each tree becomes the chain that follows the first child of each node.
     """
     parents, sizes = int_rows(draft.parents), int_list(draft.size)
     kept: list[list[int]] = []

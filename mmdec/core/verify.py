@@ -42,16 +42,17 @@ class RowTree:
     likeliest: Callable[[], list[int]]  # each node's most probable next token; needs `Sequences.only_suppresses`
 
     def draft_distribution(self, node: int) -> Tensor | None:
-        """Return the probabilities (V,) float64 from which the drafter sampled the children of a node; zeros if the
-        node has no children. None if the draft was not sampled."""
+        """Return the distribution (V,) float64 that the children of a node were sampled from.
+
+        Zeros if the node has no children; None if the draft was not sampled.
+        """
         if self.probs is None:
             return None
         q = self.probs[node].double()
         return q / q.sum().clamp(min=1e-300)
 
     def match(self, node: int, token: int) -> Step:
-        """Find the child of `node` that holds `token`. Returns: the token, and the child's index; -1 if no child holds
-        it."""
+        """Return `token` and the index of the child of `node` that holds it, -1 if none does."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return token, child
@@ -62,21 +63,25 @@ Step = tuple[int, int]  # (token chosen after a node, index of the child that ho
 
 
 class Rule(Protocol):
-    """Decides which drafted tokens are accepted.
-
-    `walk` visits one batch row's tree and appends the new tokens to `text`. It returns the accepted nodes below the
-    root, and whether the row ended.
-    """
+    """Decides which drafted tokens are accepted."""
 
     @property
     def name(self) -> RuleName: ...
 
     def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
-        """Return `plan`, the instructions for the drafter, changed for this rule. Rules that need sampled drafts add a
-        temperature and a random generator on `device`; other rules return the plan unchanged."""
+        """Return the plan for the drafter.
+
+        A rule that needs sampled drafts adds a temperature and a random generator on `device`; others change nothing.
+        """
         ...
 
-    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]: ...
+    def walk(self, branch: RowTree, text: Sequences) -> tuple[list[int], bool]:
+        """Walk down one row's tree and append the new tokens to `text`.
+
+        Returns:
+            The accepted nodes below the root, and whether the row ended.
+        """
+        ...
 
 
 def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict:
@@ -84,7 +89,11 @@ def verify(draft: Draft, scores: Scores, rule: Rule, text: Sequences) -> Verdict
 
     The same draft, scores, rule and text give the same verdict.
 
-    draft: B trees of N nodes. rule: the acceptance rule.
+    Args:
+        draft: B trees of N nodes.
+        scores: The target's logits after each node.
+        rule: The acceptance rule.
+        text: The texts of the batch; its `live` rows are those of the draft.
     """
     tokens, parents, sizes = int_rows(draft.tokens), int_rows(draft.parents), int_list(draft.size)
     # the most probable token of every node, computed at once and only when a rule first asks for it
@@ -182,8 +191,7 @@ class SamplingState:
     generator: torch.Generator | None = None
 
     def drafting_plan(self, plan: Plan, device: torch.device) -> Plan:
-        """Return `plan`, the instructions for the drafter, with this rule's temperature and the drafter's random
-        generator on `device`."""
+        """Return the plan with this rule's temperature and the drafter's random generator on `device`."""
         if self.generator is None:
             self.generator = keyed_generator(device, self.seed, "draft")
         return replace(plan, temperature=self.temperature, generator=self.generator)
@@ -191,9 +199,13 @@ class SamplingState:
 
 @dataclass(frozen=True)
 class ResidualRule:
-    """Rejection sampling without replacement (Leviathan et al. 2023; trees as in Sequoia, Chen et al. 2024).
+    """Rejection sampling without replacement.
 
     If the drafter returned no probabilities, q is one-hot: a child with token x is then accepted with probability p(x).
+
+    References:
+        Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023; trees as in Sequoia, Chen
+        et al., 2024.
     """
 
     stream: SamplingState
@@ -230,10 +242,13 @@ class ResidualRule:
 
 @dataclass(frozen=True)
 class TypicalRule:
-    """Typical acceptance (Medusa, Cai et al. 2024, section 2.3.1): LOSSY, the output's distribution differs.
+    """Typical acceptance. LOSSY: the output's distribution differs.
 
     Accepts the most probable child if its probability exceeds min(epsilon, delta * exp(-entropy)). Else it takes the
     token that plain decoding would choose.
+
+    References:
+        Medusa, Cai et al., 2024, section 2.3.1.
     """
 
     choice: Choice = most_probable
